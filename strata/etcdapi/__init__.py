@@ -1,0 +1,1 @@
+"""Generated from proto/strata/etcdapi by scripts/gen-proto; do not edit."""
