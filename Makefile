@@ -1,0 +1,48 @@
+# Every target works as the only command in a fresh clone. Nothing is left outside the clone but what
+# package managers cache.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+PY := $(BIN)/python
+export TMPDIR := $(CURDIR)/.strata/tmp
+SOURCES := $(wildcard strata examples benchmarks tests scripts)
+
+.PHONY: help test check demo bench proto fmt clean distclean ready
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+ready: ## set up .venv and etcd (the other targets do this themselves)
+	@scripts/bootstrap
+
+test: ready ## run all tests (ARGS="-k name" for some of them)
+	@$(PY) -m pytest $(ARGS)
+
+check: ready ## format, lint, types, floors, generated code, house rules
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy $(SOURCES)
+	@$(BIN)/lint-imports --no-logo --no-cache
+	@scripts/gen-proto --check
+	@$(PY) scripts/check_tree.py
+
+demo: ready ## train on three coordinators and etcd members while processes are killed
+	@$(PY) examples/demo/run.py $(ARGS)
+
+bench: ready ## run the benchmarks
+	@$(PY) -m benchmarks $(ARGS)
+
+proto: ready ## regenerate strata/v1 and strata/etcdapi from proto/
+	@scripts/gen-proto
+
+fmt: ready ## format the code and fix what ruff can fix
+	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+clean: ## remove caches and temporary files
+	@rm -rf .strata/tmp .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv, .tools and the data below .strata
+	@rm -rf .venv .tools .strata

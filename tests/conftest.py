@@ -1,0 +1,69 @@
+"""What every test shares: where temporary files go, what a machine may lack, hypothesis profiles.
+
+Nothing here starts a process: helpers that do take theirs from `strata.launch.children`, whose
+children die with the test that started them, also when that test is killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Files of tests stay in the clone. pytest keeps its own three last folders there, numbered, so that
+# several runs do not disturb each other. The path is short: a Unix socket's has at most 107 bytes.
+_temporary = ROOT / ".strata" / "tmp"
+_temporary.mkdir(parents=True, exist_ok=True)
+os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_temporary)
+tempfile.tempdir = None
+
+# gRPC reads it once, at import: without it a forked child of a process with grpc.aio crashes.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a
+# night's search: HYPOTHESIS_PROFILE=thorough make test
+hypothesis.settings.register_profile("default", deadline=None, database=None, derandomize=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5_000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+Need = Callable[[str, bool, str], None]
+
+
+def need(capability: str, present: bool, hint: str) -> None:
+    """Go on if `present`; else skip, or fail where STRATA_REQUIRE lists the capability.
+
+    CI names there what its machine has, so that a test cannot quietly stop running.
+    """
+    if present:
+        return
+    reason = f"needs {capability}: {hint}"
+    if capability in os.environ.get("STRATA_REQUIRE", "").split(","):
+        pytest.fail(f"STRATA_REQUIRE lists it, but the test {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(name="need")
+def _need() -> Need:
+    """`need("docker", reachable, "start a container engine")` as a fixture."""
+    return need
+
+
+@pytest.fixture(scope="session")
+def etcd_bin() -> Path:
+    """The folder that holds etcd, etcdctl and etcdutl, as `scripts/fetch-etcd` made it."""
+    folder = ROOT / ".tools" / "etcd" / "bin"
+    need("etcd", (folder / "etcd").exists(), "run scripts/fetch-etcd")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def torch_installed() -> None:
+    """Ask for it in a test that imports torch in a child process."""
+    need("torch", importlib.util.find_spec("torch") is not None, "run scripts/bootstrap")
