@@ -24,7 +24,9 @@ BANNED = {
 
 def tracked() -> list[str]:
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=True,
     )
     return sorted(name for name in listed.stdout.decode().split("\0") if name and Path(name).is_file())
 
