@@ -1,0 +1,51 @@
+"""Loopback ports for processes that are about to start."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+_LOWEST = 15_000
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
+    """Return `count` different TCP ports that nobody listens on at this moment.
+
+    They lie below the range the kernel takes outgoing ports from, where it can be avoided. A port
+    in that range may be taken, while its server is restarting, by any outgoing connection, even by
+    a client that tries to reach this very server and so connects to itself.
+
+    Nothing keeps the ports free until they are used; be ready to try others.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for candidate in _candidates():
+            if len(ports) == count:
+                return ports
+            taken = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                taken.bind((host, candidate))
+            except OSError:
+                continue
+            ports.append(taken.getsockname()[1])
+    raise OSError(f"no {count} free ports on {host}")
+
+
+def free_port(*, host: str = "127.0.0.1") -> int:
+    """Return one port; see `free_ports`."""
+    return free_ports(1, host=host)[0]
+
+
+def _candidates() -> list[int]:
+    try:
+        first_ephemeral = int(_EPHEMERAL_RANGE.read_text().split()[0])
+    except (OSError, ValueError):
+        first_ephemeral = 32_768
+    if first_ephemeral < _LOWEST + 1_000:
+        return [0] * 1_000
+    return random.sample(range(_LOWEST, first_ephemeral), 1_000)
