@@ -8,15 +8,18 @@ PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
 SOURCES := $(wildcard strata examples benchmarks tests scripts)
 
-.PHONY: help test check demo bench proto fmt clean distclean ready
+.PHONY: help test check demo bench proto fmt clean distclean ready etcd
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-ready: ## set up .venv and etcd (the other targets do this themselves)
+ready: ## set up .venv (the other targets do this themselves)
 	@scripts/bootstrap
 
-test: ready ## run all tests (ARGS="-k name" for some of them)
+etcd: ## put etcd into .tools (likewise)
+	@scripts/fetch-etcd
+
+test: ready etcd ## run all tests (ARGS="-k name" for some of them)
 	@$(PY) -m pytest $(ARGS)
 
 check: ready ## format, lint, types, floors, generated code, house rules
@@ -27,10 +30,10 @@ check: ready ## format, lint, types, floors, generated code, house rules
 	@scripts/gen-proto --check
 	@$(PY) scripts/check_tree.py
 
-demo: ready ## train on three coordinators and etcd members while processes are killed
+demo: ready etcd ## train on three coordinators and etcd members while processes are killed
 	@$(PY) examples/demo/run.py $(ARGS)
 
-bench: ready ## run the benchmarks
+bench: ready etcd ## run the benchmarks
 	@$(PY) -m benchmarks $(ARGS)
 
 proto: ready ## regenerate strata/v1 and strata/etcdapi from proto/
