@@ -1,0 +1,39 @@
+"""The kinds of identifier, so that a type checker tells one from another, and their syntax."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from strata.errors import InvalidArgument
+
+JobId = NewType("JobId", str)
+WorkerId = NewType("WorkerId", str)
+ReplicaId = NewType("ReplicaId", str)
+InstanceId = NewType("InstanceId", str)
+"""The random uuid of one run of a replica; names are never compared, instances are."""
+BootId = NewType("BootId", str)
+"""The random uuid of one run of a member's process."""
+AttemptId = NewType("AttemptId", str)
+Uid = NewType("Uid", str)
+"""The random uuid of the cluster's data: epochs, revisions and generations belong to it."""
+
+Revision = NewType("Revision", int)
+Epoch = NewType("Epoch", int)
+"""create_revision of the leader key: the fence of every controller write."""
+Incarnation = NewType("Incarnation", int)
+"""create_revision of a worker key: tells a process from its replacement."""
+Generation = NewType("Generation", int)
+Rank = NewType("Rank", int)
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+
+
+def checked_id(what: str, value: str) -> str:
+    """Return `value` if it may name a `what` in a key; else raise `InvalidArgument`."""
+    if not _ID.match(value):
+        raise InvalidArgument(
+            f"{value[:140]!r} cannot name a {what}",
+            hint="use 1 to 128 of A-Z a-z 0-9 . _ - beginning with a letter or a digit",
+        )
+    return value

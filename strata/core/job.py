@@ -1,0 +1,118 @@
+"""One job as a view shows it: typed access to its keys, and the facts that decisions share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata.core.keys import ClusterKeys, JobKeys
+from strata.core.records import (
+    CheckpointRecord,
+    JobPhase,
+    JobSpec,
+    Latest,
+    Member,
+    MembersChunk,
+    Phase,
+    RankDone,
+    RankFailed,
+    Restored,
+    Worker,
+    WorldHead,
+)
+from strata.core.view import Entry, View
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The head of a world with its members, in the order of their group ranks."""
+
+    head: WorldHead
+    members: tuple[Member, ...]
+
+    def member_of(self, rank: int) -> Member:
+        """Return the member that runs `rank`; `LookupError` when no rank is that."""
+        for member in self.members:
+            if member.first_rank <= rank < member.first_rank + member.slots:
+                return member
+        raise LookupError(f"no rank {rank} in a world of {self.head.size}")
+
+    def find(self, worker: str, incarnation: int) -> Member | None:
+        """Return the member that this incarnation of `worker` is, or None."""
+        for member in self.members:
+            if member.worker == worker and member.incarnation == incarnation:
+                return member
+        return None
+
+
+class JobView:
+    """What one revision says of one job. Cheap to make; holds no state of its own."""
+
+    def __init__(self, view: View, keys: JobKeys) -> None:
+        self.view = view
+        self.keys = keys
+
+    @property
+    def exists(self) -> bool:
+        return self.view.get(self.keys.spec) is not None
+
+    def spec(self) -> Entry[JobSpec] | None:
+        return self.view.entry(self.keys.spec, JobSpec)
+
+    def phase(self) -> Phase:
+        """Return where the job stands; RUNNING until somebody wrote otherwise."""
+        record = self.view.record(self.keys.phase, JobPhase)
+        return record.phase if record is not None else Phase.RUNNING
+
+    # -- members and the world
+
+    def workers(self) -> list[Entry[Worker]]:
+        return list(self.view.entries(self.keys.workers, Worker))
+
+    def worker(self, worker: str) -> Entry[Worker] | None:
+        return self.view.entry(self.keys.worker(worker), Worker)
+
+    def head(self) -> Entry[WorldHead] | None:
+        return self.view.entry(self.keys.head, WorldHead)
+
+    def world(self) -> World | None:
+        """Return the current world, or None before the first one."""
+        head = self.head()
+        if head is None:
+            return None
+        chunks = self.view.entries(
+            self.keys.members(head.record.generation, head.record.epoch), MembersChunk
+        )
+        return World(head.record, tuple(m for chunk in chunks for m in chunk.record.members))
+
+    def failed(self, generation: int) -> dict[int, RankFailed]:
+        """Return the ranks of `generation` that ended before their time, with the reason."""
+        entries = self.view.entries(self.keys.failed(generation), RankFailed)
+        return {int(e.name): e.record for e in entries}
+
+    def done(self, generation: int) -> set[int]:
+        """Return the ranks of `generation` that finished."""
+        return {int(e.name) for e in self.view.entries(self.keys.done(generation), RankDone)}
+
+    def restored(self, generation: int) -> int | None:
+        """Return the step that `generation` began from, or None when from none."""
+        record = self.view.record(self.keys.restored(generation), Restored)
+        return record.step if record is not None else None
+
+    # -- checkpoints
+
+    def latest(self) -> Entry[Latest] | None:
+        return self.view.entry(self.keys.latest, Latest)
+
+    def checkpoint(self, step: int, generation: int) -> Entry[CheckpointRecord] | None:
+        return self.view.entry(self.keys.checkpoint(step, generation), CheckpointRecord)
+
+    def checkpoints(self) -> Iterator[Entry[CheckpointRecord]]:
+        """Yield every record of the catalog, by step, then by generation."""
+        for step in self.view.names(self.keys.checkpoints):
+            yield from self.view.entries(f"{self.keys.checkpoints}{step}/", CheckpointRecord)
+
+
+def job_names(view: View, keys: ClusterKeys) -> list[str]:
+    """Return the names of all jobs, in order."""
+    return view.names(keys.jobs)

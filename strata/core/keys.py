@@ -1,0 +1,232 @@
+"""Every key of the keyspace is built here, and only here.
+
+The tree is the one of `docs/keyspace.md`. Numbers are written with leading zeros, so that the
+order of keys is the order of numbers. Names are checked where they enter, by `ids.checked_id`;
+no key can therefore hold a `/` that is not ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core.ids import checked_id
+
+_WIDTH = 12
+
+
+def number(value: int) -> str:
+    """Return `value` as a key component whose order is the numeric order."""
+    if not 0 <= value < 10**_WIDTH:
+        raise ValueError(f"{value} is not in 0 .. 10^{_WIDTH}")
+    return f"{value:0{_WIDTH}d}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKeys:
+    """The keys of one cluster: `P` in the protocols."""
+
+    cluster: str
+
+    def __post_init__(self) -> None:
+        checked_id("cluster", self.cluster)
+
+    @property
+    def root(self) -> str:
+        """The prefix of everything, with its closing slash."""
+        return f"/strata/v1/{self.cluster}/"
+
+    @property
+    def uid(self) -> str:
+        return f"{self.root}uid"
+
+    @property
+    def leader(self) -> str:
+        return f"{self.root}leader"
+
+    @property
+    def replicas(self) -> str:
+        return f"{self.root}replicas/"
+
+    def replica(self, replica: str) -> str:
+        return self.replicas + checked_id("replica", replica)
+
+    @property
+    def ops(self) -> str:
+        return f"{self.root}ops/"
+
+    def op(self, request_id: str) -> str:
+        return self.ops + checked_id("request", request_id)
+
+    @property
+    def ops_floor(self) -> str:
+        return f"{self.root}ops-floor"
+
+    @property
+    def jobs(self) -> str:
+        return f"{self.root}jobs/"
+
+    def job(self, job: str) -> JobKeys:
+        """Return the keys of one job; `InvalidArgument` when the name cannot be one."""
+        return JobKeys(self.jobs + checked_id("job", job) + "/")
+
+    def job_of(self, key: str) -> str | None:
+        """Return the job that `key` belongs to, or None."""
+        if not key.startswith(self.jobs):
+            return None
+        return key[len(self.jobs) :].partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """The keys of one job: `J` in the protocols. `root` ends with a slash."""
+
+    root: str
+
+    @property
+    def name(self) -> str:
+        return self.root.rstrip("/").rpartition("/")[2]
+
+    @property
+    def spec(self) -> str:
+        return f"{self.root}spec"
+
+    @property
+    def standbys(self) -> str:
+        return f"{self.root}standbys"
+
+    @property
+    def phase(self) -> str:
+        return f"{self.root}phase"
+
+    # -- members and worlds
+
+    @property
+    def workers(self) -> str:
+        return f"{self.root}workers/"
+
+    def worker(self, worker: str) -> str:
+        return self.workers + checked_id("worker", worker)
+
+    @property
+    def head(self) -> str:
+        """The world's head, Put once a generation."""
+        return f"{self.root}world"
+
+    @property
+    def worlds(self) -> str:
+        return f"{self.root}worlds/"
+
+    def generation(self, generation: int) -> str:
+        return f"{self.worlds}{number(generation)}/"
+
+    def members(self, generation: int, epoch: int) -> str:
+        return f"{self.generation(generation)}{number(epoch)}/members/"
+
+    def members_chunk(self, generation: int, epoch: int, index: int) -> str:
+        return self.members(generation, epoch) + number(index)
+
+    def failed(self, generation: int) -> str:
+        return f"{self.generation(generation)}failed/"
+
+    def failed_rank(self, generation: int, rank: int) -> str:
+        return self.failed(generation) + number(rank)
+
+    def done(self, generation: int) -> str:
+        return f"{self.generation(generation)}done/"
+
+    def done_rank(self, generation: int, rank: int) -> str:
+        return self.done(generation) + number(rank)
+
+    def restored(self, generation: int) -> str:
+        return f"{self.generation(generation)}restored"
+
+    # -- barriers
+
+    @property
+    def barriers(self) -> str:
+        return f"{self.root}barriers/"
+
+    def barrier_name(self, name: str) -> str:
+        return f"{self.barriers}{checked_id('barrier', name)}/"
+
+    def barrier_generation(self, name: str, generation: int) -> str:
+        return f"{self.barrier_name(name)}{number(generation)}/"
+
+    def barrier_floor(self, name: str, generation: int) -> str:
+        return f"{self.barrier_generation(name, generation)}floor"
+
+    def barrier_round(self, name: str, generation: int, round_: int) -> str:
+        return f"{self.barrier_generation(name, generation)}{number(round_)}/"
+
+    def outcome(self, name: str, generation: int, round_: int) -> str:
+        return f"{self.barrier_round(name, generation, round_)}outcome"
+
+    def payload_chunk(self, name: str, generation: int, round_: int, index: int) -> str:
+        return f"{self.barrier_round(name, generation, round_)}payloads/{number(index)}"
+
+    def arrived(self, name: str, generation: int, round_: int) -> str:
+        return f"{self.barrier_round(name, generation, round_)}arrived"
+
+    # -- datasets
+
+    @property
+    def datasets(self) -> str:
+        return f"{self.root}datasets/"
+
+    def dataset(self, name: str) -> str:
+        return f"{self.datasets}{checked_id('dataset', name)}/"
+
+    def dataset_spec(self, name: str) -> str:
+        return f"{self.dataset(name)}spec"
+
+    def assignment(self, name: str) -> str:
+        return f"{self.dataset(name)}assignment"
+
+    # -- checkpoints
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.root}checkpoints/"
+
+    def checkpoint_step(self, step: int) -> str:
+        return f"{self.checkpoints}{number(step)}/"
+
+    def checkpoint(self, step: int, generation: int) -> str:
+        """The record of the slot (step, generation)."""
+        return f"{self.checkpoint_step(step)}{number(generation)}"
+
+    def attempt(self, step: int, generation: int, attempt: str) -> str:
+        return f"{self.checkpoint(step, generation)}/{checked_id('attempt', attempt)}/"
+
+    def acks(self, step: int, generation: int, attempt: str) -> str:
+        return f"{self.attempt(step, generation, attempt)}acks/"
+
+    def ack(self, step: int, generation: int, attempt: str, rank: int) -> str:
+        return self.acks(step, generation, attempt) + number(rank)
+
+    def seal(self, step: int, generation: int, attempt: str) -> str:
+        return f"{self.acks(step, generation, attempt)}seal"
+
+    def refs(self, step: int, generation: int, attempt: str) -> str:
+        return f"{self.attempt(step, generation, attempt)}refs/"
+
+    def readers(self, step: int, generation: int, attempt: str) -> str:
+        return f"{self.attempt(step, generation, attempt)}readers/"
+
+    def reader(self, step: int, generation: int, attempt: str, reader: str) -> str:
+        return self.readers(step, generation, attempt) + checked_id("reader", reader)
+
+    @property
+    def latest(self) -> str:
+        return f"{self.root}latest"
+
+    @property
+    def pins(self) -> str:
+        return f"{self.root}pins/"
+
+    def pin(self, step: int, attempt: str) -> str:
+        return f"{self.pins}{number(step)}/{checked_id('attempt', attempt)}"
+
+    @property
+    def importing(self) -> str:
+        return f"{self.root}import"

@@ -1,0 +1,403 @@
+"""What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
+
+`encode` and `decode` are the only way in and out. Unknown fields are ignored, missing ones take
+their default, so that replicas of neighbouring versions read each other's records.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
+from strata.errors import QuotaExceeded, StrataError
+
+SCHEMA = 1
+MAX_VALUE_BYTES = 64 * 1024
+
+R = TypeVar("R")
+
+
+class PoisonRecord(StrataError):
+    """A value in the keyspace is not what its key says; somebody wrote it by hand."""
+
+    code = "POISON_RECORD"
+
+
+class Phase(Enum):
+    """Where a job stands."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class CheckpointType(Enum):
+    """Which part of the state a checkpoint holds, and against what."""
+
+    FULL = "full"
+    INCREMENTAL = "incremental"
+    OPTIMIZER_ONLY = "optimizer_only"
+    MODEL_ONLY = "model_only"
+
+
+class CheckpointState(Enum):
+    """OPEN ends as COMMITTED or ABORTED; COMMITTED may turn CORRUPT or DELETING."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    DELETING = "deleting"
+    CORRUPT = "corrupt"
+    PREPARED = "prepared"
+
+
+class BarrierResult(Enum):
+    """How a round of a barrier ended."""
+
+    RELEASED = "released"
+    TIMED_OUT = "timed_out"
+    BROKEN = "broken"
+
+
+_record = dataclass(frozen=True, slots=True, kw_only=True)
+
+
+@_record
+class ClusterUid:
+    uid: str
+
+
+@_record
+class Leader:
+    instance: InstanceId
+    replica: ReplicaId
+    address: str
+
+
+@_record
+class Replica:
+    """One running coordinator. `address` is its gRPC address for clients and peers."""
+
+    instance: InstanceId
+    address: str
+    http_address: str = ""
+    version: str = ""
+
+
+@_record
+class JobSpec:
+    """The limits of a job. Workers are members: supervisors, or lone trainers."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    settle_s: float = 2.0
+    max_fruitless_generations: int = 3
+
+
+@_record
+class Standbys:
+    """Registered members that the world has no place for."""
+
+    workers: tuple[WorkerId, ...] = ()
+    epoch: int = 0
+
+
+@_record
+class JobPhase:
+    phase: Phase
+    reason: str
+    epoch: int = 0
+
+
+@_record
+class Worker:
+    """A member. Its incarnation is the create_revision of its key."""
+
+    boot: BootId
+    served_by: InstanceId
+    host: str = ""
+    slots: int = 1
+    devices: tuple[str, ...] = ()
+    pid: int = 0
+
+
+@_record
+class Member:
+    """A worker's place in one generation: ranks first_rank .. first_rank + slots - 1."""
+
+    worker: WorkerId
+    incarnation: int
+    group_rank: int
+    slots: int
+    first_rank: int
+
+
+@_record
+class MembersChunk:
+    members: tuple[Member, ...]
+
+
+@_record
+class RestorePoint:
+    """The committed checkpoint that a generation begins from."""
+
+    step: int
+    attempt: AttemptId
+    record_generation: int
+
+
+@_record
+class WorldHead:
+    """The current generation. `size` counts ranks; `members` 0 is a forming world.
+
+    `epoch` names the chunks that belong to it. `fruitless` counts the generations in a row,
+    this one excluded, that a failure ended before they committed a checkpoint.
+    """
+
+    generation: int
+    epoch: int
+    members: int
+    size: int
+    reason: str
+    chunks: int = 0
+    restore: RestorePoint | None = None
+    fruitless: int = 0
+
+    @property
+    def forming(self) -> bool:
+        return self.members == 0
+
+
+@_record
+class RankFailed:
+    """Why a rank ended before its time: exit code, or minus the signal."""
+
+    reason: str
+    worker: WorkerId
+    code: int | None = None
+
+
+@_record
+class RankDone:
+    worker: WorkerId
+
+
+@_record
+class Restored:
+    step: int
+
+
+@_record
+class BarrierOutcome:
+    """How the round ended. `payloads` maps a rank to base64; chunked beside it when large."""
+
+    generation: int
+    round: int
+    result: BarrierResult
+    digest: str
+    reason: str
+    missing: tuple[int, ...] = ()
+    payloads: Mapping[str, str] = field(default_factory=dict)
+    payload_chunks: int = 0
+
+
+@_record
+class PayloadChunk:
+    payloads: Mapping[str, str]
+
+
+@_record
+class BarrierFloor:
+    """The lowest round that may still be open is the one after `round`."""
+
+    round: int
+
+
+@_record
+class BarrierArrived:
+    """A hint for people: who is still missing. No decision reads it."""
+
+    arrived: int
+    expected: int
+    missing: tuple[int, ...]
+
+
+@_record
+class DatasetSpec:
+    """A dataset is `shards` numbered files; `uri` names one when formatted with `shard=i`."""
+
+    shards: int
+    uri: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@_record
+class Assignment:
+    """Whose shards are whose, as of one assignment epoch.
+
+    The owners follow from `workers`, `shards` and the published ring (`core.ring`), so that the
+    record stays small and any client in any language can compute them.
+    """
+
+    assign_epoch: int
+    epoch: int
+    generation: int
+    shards: int
+    workers: tuple[WorkerId, ...]
+    ring: str = "ring-v1"
+
+
+@_record
+class CheckpointRecord:
+    """One slot of the catalog: (step, generation). `path` is the URI of its folder.
+
+    `ranks` is the number of acks that complete it, besides the seal.
+    """
+
+    attempt: AttemptId
+    step: int
+    generation: int
+    type: CheckpointType
+    state: CheckpointState
+    ranks: int
+    path: str
+    epoch: int = 0
+    size_bytes: int = 0
+    model_hash: str = ""
+    manifest_digest: str = ""
+    created_unix_ms: int = 0
+    base_step: int | None = None
+    base_attempt: AttemptId | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+@_record
+class Ack:
+    """A rank's part is durable: the digest of its manifest and the bytes it wrote."""
+
+    digest: str
+    size_bytes: int
+    worker: WorkerId
+    incarnation: int
+
+
+@_record
+class Seal:
+    """The global manifest is durable: its digest and the sum of all bytes."""
+
+    digest: str
+    size_bytes: int
+    worker: WorkerId
+    incarnation: int
+    model_hash: str = ""
+
+
+@_record
+class Latest:
+    """The newest checkpoint by (generation, step), as the protocols order them.
+
+    `generation` is the one it counts under: that of its record, or of the later world that
+    restored from it.
+    """
+
+    generation: int
+    step: int
+    attempt: AttemptId
+    record_generation: int
+
+
+@_record
+class Pin:
+    who: str
+    why: str
+
+
+# -- the codec --------------------------------------------------------------------------------
+
+
+def encode(record: Any) -> bytes:
+    """Return the record as JSON; `QuotaExceeded` above `MAX_VALUE_BYTES`."""
+    body = {"v": SCHEMA, **_plain(record)}
+    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(data) > MAX_VALUE_BYTES:
+        raise QuotaExceeded(
+            f"a {type(record).__name__} record of {len(data)} bytes is above {MAX_VALUE_BYTES}",
+            hint="shorten its metadata or payload",
+        )
+    return data
+
+
+def decode(cls: type[R], data: bytes) -> R:
+    """Return the record that `data` holds; `PoisonRecord` when it is not one."""
+    try:
+        body = json.loads(data)
+        if not isinstance(body, dict):
+            raise TypeError(f"an object was expected, not {type(body).__name__}")
+        return typing.cast(R, _build(cls, body))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PoisonRecord(f"not a {cls.__name__} record: {error}: {data[:80]!r}") from error
+
+
+def b64(data: bytes) -> str:
+    """Return bytes as the text that JSON can carry."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def unb64(text: str) -> bytes:
+    """Return the bytes that `b64` made `text` of."""
+    return base64.b64decode(text, validate=True)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _build(hint: Any, value: Any) -> Any:
+    """Return `value`, read from JSON, as an instance of the type `hint`."""
+    hint = getattr(hint, "__supertype__", hint)
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (inner,) = (a for a in typing.get_args(hint) if a is not type(None))
+        return _build(inner, value)
+    if origin is tuple:
+        (item, _ellipsis) = typing.get_args(hint)
+        return tuple(_build(item, v) for v in value)
+    if origin is not None and issubclass(origin, Mapping):
+        (_key, item) = typing.get_args(hint)
+        return {k: _build(item, v) for k, v in value.items()}
+    if dataclasses.is_dataclass(hint):
+        hints = _hints(typing.cast(type[Any], hint))
+        return hint(**{k: _build(hints[k], v) for k, v in value.items() if k in hints})  # type: ignore[operator]  # is_dataclass narrows to an instance or a class
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    if hint is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise TypeError(f"{value!r} is not a {hint.__name__}")
+    return value

@@ -1,0 +1,177 @@
+"""Every error a caller of Strata can see.
+
+Each error says whose fault it is and what to do next (`hint`), and whether the same call may
+simply be made again (`retryable`). Errors of grpc, of a storage library or of the operating
+system never escape bare: the floor that meets them turns them into one of these.
+
+`strata.wire.status` maps every class here to a gRPC status and back, by `code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class StrataError(Exception):
+    """The base of all errors that Strata raises on purpose.
+
+    `code` is stable, travels over the wire, and names the class on the other side.
+    """
+
+    code: ClassVar[str] = "STRATA"
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.default_hint if hint is None else hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(StrataError):
+    """The configuration or the environment is wrong; nothing was started."""
+
+    code = "CONFIG"
+
+
+class InvalidArgument(StrataError):
+    """The request itself is malformed: no state of the cluster would make it right."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFound(StrataError):
+    """What the request names does not exist."""
+
+    code = "NOT_FOUND"
+
+
+class Refused(StrataError):
+    """The request is well formed, and the state of the cluster forbids it."""
+
+    code = "REFUSED"
+
+
+class Conflict(Refused):
+    """Somebody else already holds what the request asks for (an id alive elsewhere, say)."""
+
+    code = "CONFLICT"
+
+
+class QuotaExceeded(Refused):
+    """A stated limit would be passed: a value, a message, a count or etcd's own quota."""
+
+    code = "QUOTA_EXCEEDED"
+
+
+class StaleGeneration(Refused):
+    """The caller belongs to a generation that has ended."""
+
+    code = "STALE_GENERATION"
+    default_hint = "a newer world exists; rejoin it"
+
+
+class StaleIncarnation(Refused):
+    """The caller's place was taken by a newer process with the same name."""
+
+    code = "STALE_INCARNATION"
+    default_hint = "another process runs under this name; stop one of the two"
+
+
+class ClusterReplaced(StrataError):
+    """The cluster behind the endpoints is not the one this session began with."""
+
+    code = "CLUSTER_REPLACED"
+    default_hint = "etcd was restored or replaced; restart the job to join the new cluster"
+
+
+class NotLeader(StrataError):
+    """This replica does not lead, and the request needs the leader's fence."""
+
+    code = "NOT_LEADER"
+    retryable = True
+
+
+class Unavailable(StrataError):
+    """Nobody could answer in time. The request may or may not have taken effect."""
+
+    code = "UNAVAILABLE"
+    retryable = True
+    default_hint = "check that a coordinator and an etcd majority are reachable"
+
+
+class OutcomeUnknown(StrataError):
+    """The request may have taken effect, and it is too late to find out by asking again."""
+
+    code = "OUTCOME_UNKNOWN"
+    default_hint = "read the current state before you repeat the request"
+
+
+class BarrierBroken(StrataError):
+    """The barrier ended without being released: a participant died or left."""
+
+    code = "BARRIER_BROKEN"
+
+    def __init__(
+        self, message: str, *, missing: Iterable[str] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = tuple(missing)
+
+
+class BarrierTimeout(BarrierBroken):
+    """The barrier ended because `missing` did not arrive within its time."""
+
+    code = "BARRIER_TIMEOUT"
+
+
+class StorageError(StrataError):
+    """Reading or writing a storage root failed."""
+
+    code = "STORAGE"
+
+
+class CheckpointError(StrataError):
+    """A checkpoint could not be saved or restored."""
+
+    code = "CHECKPOINT"
+
+
+class CheckpointNotFound(CheckpointError):
+    """No checkpoint of that description exists."""
+
+    code = "CHECKPOINT_NOT_FOUND"
+
+
+class CheckpointCorrupt(CheckpointError):
+    """The bytes read differ from the bytes saved; they were not handed out."""
+
+    code = "CHECKPOINT_CORRUPT"
+
+
+class CheckpointAborted(CheckpointError):
+    """The save was given up before it was complete; `latest` is unchanged."""
+
+    code = "CHECKPOINT_ABORTED"
+
+
+class JobFailed(StrataError):
+    """The job has ended in failure and takes no more members."""
+
+    code = "JOB_FAILED"
+    default_hint = "start it again under a new name, or with --resume"
+
+
+def _subclasses(cls: type[StrataError]) -> Iterable[type[StrataError]]:
+    yield cls
+    for sub in cls.__subclasses__():
+        yield from _subclasses(sub)
+
+
+def by_code() -> dict[str, type[StrataError]]:
+    """Return every error class under its `code`."""
+    return {cls.code: cls for cls in _subclasses(StrataError)}
