@@ -1,0 +1,156 @@
+"""Which versions of etcd Strata may stand on, and what is wrong with the others.
+
+A table of etcd's bugs that break a promise of ours, each with the first release of every line that
+is free of it. From it follow the two bounds people remember: everything before 3.4 is refused,
+everything before 3.5.28 (of 3.6: 3.6.9) gets a warning that names the bugs.
+
+Sources: etcd's CHANGELOG, and the record of its robustness tests (tests/robustness/README.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+_NUMBERS = re.compile(r"(?:etcd Version:\s*|^\s*v?)(\d+)\.(\d+)\.(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EtcdVersion:
+    """A released version; what follows the numbers (`-rc.1`, `+ds`) is left out."""
+
+    major: int
+    minor: int
+    patch: int
+
+    @classmethod
+    def parse(cls, text: str) -> EtcdVersion:
+        """Read `3.5.30`, `v3.6.0-rc.1` or what `etcd --version` prints; else `ValueError`."""
+        found = _NUMBERS.search(text)
+        if found is None:
+            raise ValueError(f"no etcd version in {text[:80]!r}")
+        return cls(*(int(number) for number in found.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    @property
+    def line(self) -> tuple[int, int]:
+        """The minor release it belongs to."""
+        return self.major, self.minor
+
+
+def _v(text: str) -> EtcdVersion:
+    return EtcdVersion.parse(text)
+
+
+OLDEST_SPOKEN = _v("3.4.0")
+"""Below it etcd lacks what the client uses (watch progress requests, fragments)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """A defect of etcd. `fixed` holds the first good release of each line that ever had it."""
+
+    issue: int
+    summary: str
+    fixed: tuple[EtcdVersion, ...]
+    since: EtcdVersion = OLDEST_SPOKEN
+    splits_members: bool = False
+    """Members of one cluster may come to hold different data, for good."""
+
+    def affects(self, version: EtcdVersion) -> bool:
+        """Tell whether a member of this version has the defect.
+
+        A line that the table does not know is good if it is newer than those it knows.
+        """
+        if version < self.since:
+            return False
+        for fix in self.fixed:
+            if fix.line == version.line:
+                return version < fix
+        return version < min(self.fixed)
+
+    def __str__(self) -> str:
+        return f"{self.summary} (etcd#{self.issue})"
+
+
+BUGS = (
+    Bug(
+        issue=13766,
+        summary="members can become inconsistent after a crash under load",
+        fixed=(_v("3.5.3"),),
+        since=_v("3.5.0"),
+        splits_members=True,
+    ),
+    Bug(
+        issue=15271,
+        summary="a watch can travel back in time after a partition",
+        fixed=(_v("3.4.25"), _v("3.5.8")),
+    ),
+    Bug(issue=15247, summary="renewed leases can be revoked", fixed=(_v("3.5.13"),)),
+    Bug(
+        issue=17529,
+        summary="a starved watch can lose events",
+        fixed=(_v("3.4.31"), _v("3.5.13")),
+    ),
+    Bug(
+        issue=18089,
+        summary="a watch can lose a delete that was compacted",
+        fixed=(_v("3.4.34"), _v("3.5.16")),
+    ),
+    Bug(
+        issue=19179,
+        summary="a watch opened at the compacted revision can miss a delete",
+        fixed=(_v("3.5.18"),),
+    ),
+    Bug(
+        issue=20418,
+        summary="linearizable reads can be stale after a pause",
+        fixed=(_v("3.5.28"), _v("3.6.9")),
+    ),
+)
+
+
+class Fitness(Enum):
+    """What Strata does about a version."""
+
+    GOOD = "good"
+    SUSPECT = "suspect"
+    """It runs, with a warning; `strata doctor` fails."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judgement on one version and the sentence that says why (empty when it is good)."""
+
+    version: EtcdVersion
+    fitness: Fitness
+    reason: str = ""
+    one_member_only: bool = False
+    """A cluster of several members must not run this version."""
+
+
+def judge(version: EtcdVersion) -> Verdict:
+    """Say whether Strata may use a member of this version, naming every known bug that matters."""
+    if version < OLDEST_SPOKEN:
+        reason = f"etcd {version} is too old: Strata needs {OLDEST_SPOKEN} or newer"
+        return Verdict(version=version, fitness=Fitness.REFUSED, reason=reason)
+    bugs = [bug for bug in BUGS if bug.affects(version)]
+    if not bugs:
+        return Verdict(version=version, fitness=Fitness.GOOD)
+    return Verdict(
+        version=version,
+        fitness=Fitness.SUSPECT,
+        reason=f"etcd {version} has known bugs, update to {_advised(version)} or newer: "
+        + "; ".join(map(str, bugs)),
+        one_member_only=any(bug.splits_members for bug in bugs),
+    )
+
+
+def _advised(version: EtcdVersion) -> EtcdVersion:
+    """Return the first release that is free of all bugs, on the same line if it has one."""
+    good = [fix for bug in BUGS for fix in bug.fixed if not any(b.affects(fix) for b in BUGS)]
+    return min(good, key=lambda fix: (fix.line != version.line, fix))
