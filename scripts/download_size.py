@@ -15,7 +15,17 @@ from pathlib import Path
 
 def planned_files(requirement: str) -> list[str]:
     """URLs of the files that pip would take, the requirement's own dependencies included."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--report",
+        "-",
+        requirement,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     return [item["download_info"]["url"] for item in report["install"]]
@@ -34,7 +44,14 @@ def main() -> None:
     try:
         files = planned_files(sys.argv[1])
         total = sum(size_bytes(url) for url in files)
-    except (subprocess.CalledProcessError, urllib.error.URLError, OSError, ValueError, TypeError, KeyError):
+    except (
+        subprocess.CalledProcessError,
+        urllib.error.URLError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ):
         print("size unknown; a CPU build is about 200 MB, one with CUDA several GB")
         return
     print(f"{total / 1e6:,.0f} MB in {len(files)} files")
