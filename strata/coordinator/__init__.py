@@ -1,0 +1,1 @@
+"""One coordinator replica: a view of the keyspace, leadership, the controllers, and its servers."""

@@ -1,0 +1,78 @@
+"""What every part of one replica shares: made once by `Replica`, handed to whoever serves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from strata.core.ids import InstanceId, ReplicaId
+from strata.core.keys import ClusterKeys
+from strata.core.store import Store
+
+if TYPE_CHECKING:  # they import nothing of this module; only names are needed here
+    from strata.config import CoordinatorConfig
+    from strata.coordinator.election import Election
+    from strata.coordinator.executor import Executor
+    from strata.coordinator.mirror import Mirror
+    from strata.core.timing import Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdMember:
+    """One etcd member as its own status call describes it; `error` says why it did not answer."""
+
+    endpoint: str
+    version: str = ""
+    healthy: bool = False
+    leader: bool = False
+    db_size_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaContext:
+    """One running replica. Everything in it lives as long as `Replica.run`.
+
+    `is_ready` says whether members may be sent here, and if not, why. `etcd_members` asks every
+    etcd member for its status, each with a limit of its own, and never raises for one of them.
+    `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
+    uses the loop's time.
+    """
+
+    config: CoordinatorConfig
+    keys: ClusterKeys
+    store: Store
+    mirror: Mirror
+    executor: Executor
+    election: Election
+    timing: Timing
+    replica: ReplicaId
+    instance: InstanceId
+    is_ready: Callable[[], tuple[bool, str]]
+    etcd_members: Callable[[], Awaitable[Sequence[EtcdMember]]]
+    unix_now: Callable[[], float]
+    rng: random.Random
+
+
+class Serving(Protocol):
+    """The serving half of a replica, as `Replica` drives it: start, run, stop, in this order."""
+
+    async def start(self) -> str:
+        """Bind and serve; return the `host:port` that clients and peers connect to.
+
+        `ConfigError` when the port is taken. When this returns, the port answers.
+        """
+        ...
+
+    async def run(self) -> None:
+        """Do what serving needs in the background (ticks, links to peers) until cancelled."""
+        ...
+
+    async def stop(self) -> None:
+        """Take no new session, end those there are so that they move on, close the port."""
+        ...
+
+
+ServingFactory = Callable[[ReplicaContext], Serving]
