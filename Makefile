@@ -8,7 +8,8 @@ PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
 SOURCES := $(wildcard strata examples benchmarks tests scripts)
 
-.PHONY: help test check demo bench proto fmt clean distclean ready etcd
+.PHONY: help test check demo bench proto fmt clean distclean ready etcd \
+  format lint types floors generated house
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,12 +23,24 @@ etcd: ## put etcd into .tools (likewise)
 test: ready etcd ## run all tests (ARGS="-k name" for some of them)
 	@$(PY) -m pytest $(ARGS)
 
-check: ready ## format, lint, types, floors, generated code, house rules
+check: format lint types floors generated house ## format, lint, types, floors, generated code, house rules
+
+format: ready
 	@$(BIN)/ruff format --check $(SOURCES)
+
+lint: ready
 	@$(BIN)/ruff check $(SOURCES)
+
+types: ready
 	@$(BIN)/mypy $(SOURCES)
+
+floors: ready
 	@$(BIN)/lint-imports --no-logo --no-cache
+
+generated: ready
 	@scripts/gen-proto --check
+
+house: ready
 	@$(PY) scripts/check_tree.py
 
 demo: ready etcd ## train on three coordinators and etcd members while processes are killed
