@@ -1,0 +1,12 @@
+"""A thin asynchronous client of etcd: the only user of its API.
+
+`EtcdStore` is the `Store` protocol; `EtcdStore.cluster` knows members, status and alarms. Its files
+by concept: `endpoint` (one member), `connection` (which one takes a call), `guard` (which answers
+are believed), `login`, `errors`, `codec`, and the services `kv`, `lease`, `watch`, `cluster`.
+"""
+
+from strata.etcd.cluster import Alarm, Cluster, Member, MemberStatus
+from strata.etcd.options import Timing, TlsConfig
+from strata.etcd.store import EtcdStore
+
+__all__ = ["Alarm", "Cluster", "EtcdStore", "Member", "MemberStatus", "Timing", "TlsConfig"]

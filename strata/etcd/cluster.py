@@ -1,0 +1,187 @@
+"""etcd's members: who they are, how they are, and changing them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.errors import NotFound, StrataError
+from strata.etcd.connection import Connection
+from strata.etcd.endpoint import Endpoint
+from strata.etcdapi import cluster_pb2, maintenance_pb2
+
+SLOW_S = 60.0
+"""For what works through a whole database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One member as the cluster knows it; `name` is empty until it has started once."""
+
+    id: int
+    name: str
+    peer_urls: tuple[str, ...]
+    client_urls: tuple[str, ...]
+    learner: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStatus:
+    """One endpoint's own view; `leader_id` 0 means that it knows none."""
+
+    endpoint: str
+    cluster_id: int
+    member_id: int
+    version: str
+    leader_id: int
+    raft_term: int
+    raft_index: int
+    revision: int
+    db_bytes: int
+    db_bytes_in_use: int
+    learner: bool
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """An alarm that a member raised: NOSPACE or CORRUPT."""
+
+    member_id: int
+    kind: str
+
+
+class Cluster:
+    """etcd's Cluster and Maintenance services."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def members(self) -> tuple[Member, ...]:
+        """Return every member, from a linearizable read."""
+        request = cluster_pb2.MemberListRequest(linearizable=True)
+        answer = await self._connection.repeated(lambda at: at.cluster.MemberList, request)
+        return tuple(_member(member) for member in answer.members)
+
+    async def status(self) -> MemberStatus:
+        """Return the status of whichever endpoint answers first."""
+        answer, endpoint = await self._connection.first_answer()
+        return _read_status(endpoint, answer)
+
+    async def statuses(self) -> dict[str, MemberStatus | StrataError]:
+        """Return the status of every endpoint, or why it has none."""
+        found: dict[str, MemberStatus | StrataError] = {}
+        for endpoint in self._connection.endpoints:
+            try:
+                answer = await self._connection.at(
+                    endpoint, lambda at: at.maintenance.Status, maintenance_pb2.StatusRequest()
+                )
+            except StrataError as error:
+                found[endpoint.name] = error
+            else:
+                found[endpoint.name] = _read_status(endpoint.name, answer)
+        return found
+
+    async def add(self, peer_url: str, *, learner: bool) -> Member:
+        """Add a member that is to be started next; not repeated, so look before trying again."""
+        request = cluster_pb2.MemberAddRequest(peerURLs=[peer_url], isLearner=learner)
+        answer = await self._connection.once(lambda at: at.cluster.MemberAdd, request, SLOW_S)
+        return _member(answer.member)
+
+    async def promote(self, member_id: int) -> None:
+        """Make a learner a voting member; `Refused` while it has not caught up."""
+        request = cluster_pb2.MemberPromoteRequest(ID=member_id)
+        await self._connection.once(lambda at: at.cluster.MemberPromote, request, SLOW_S)
+
+    async def remove(self, member_id: int) -> None:
+        """Remove a member; one that is gone already is no error."""
+        request = cluster_pb2.MemberRemoveRequest(ID=member_id)
+        try:
+            await self._connection.once(lambda at: at.cluster.MemberRemove, request, SLOW_S)
+        except NotFound:
+            return
+
+    async def move_leader(self, member_id: int) -> None:
+        """Hand etcd's leadership to a member; asked of the leader, the only one that can."""
+        for name, status in (await self.statuses()).items():
+            if isinstance(status, MemberStatus) and status.leader_id == status.member_id:
+                request = maintenance_pb2.MoveLeaderRequest(targetID=member_id)
+                await self._connection.at(
+                    self._endpoint(name), lambda at: at.maintenance.MoveLeader, request, SLOW_S
+                )
+                return
+        raise NotFound("none of the etcd endpoints leads")
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """Return every alarm that is on."""
+        request = maintenance_pb2.AlarmRequest(action=maintenance_pb2.AlarmRequest.GET)
+        answer = await self._connection.repeated(lambda at: at.maintenance.Alarm, request)
+        return tuple(
+            Alarm(member_id=alarm.memberID, kind=maintenance_pb2.AlarmType.Name(alarm.alarm))
+            for alarm in answer.alarms
+        )
+
+    async def disarm(self, alarm: Alarm) -> None:
+        """Switch an alarm off, after its cause is gone."""
+        request = maintenance_pb2.AlarmRequest(
+            action=maintenance_pb2.AlarmRequest.DEACTIVATE,
+            memberID=alarm.member_id,
+            alarm=maintenance_pb2.AlarmType.Value(alarm.kind),
+        )
+        await self._connection.repeated(lambda at: at.maintenance.Alarm, request)
+
+    async def defragment(self, endpoint: str) -> None:
+        """Give the free space of one member's database back; that member stalls meanwhile."""
+        await self._connection.at(
+            self._endpoint(endpoint),
+            lambda at: at.maintenance.Defragment,
+            maintenance_pb2.DefragmentRequest(),
+            SLOW_S,
+        )
+
+    async def hash_kv(self, endpoint: str, revision: int) -> tuple[int, int]:
+        """Return (hash, compact revision) of one member's keys up to `revision`.
+
+        Members whose compact revisions are equal must have equal hashes.
+        """
+        answer = await self._connection.at(
+            self._endpoint(endpoint),
+            lambda at: at.maintenance.HashKV,
+            maintenance_pb2.HashKVRequest(revision=revision),
+            SLOW_S,
+        )
+        return answer.hash, answer.compact_revision
+
+    def _endpoint(self, name: str) -> Endpoint:
+        for endpoint in self._connection.endpoints:
+            if endpoint.name == name:
+                return endpoint
+        raise NotFound(f"{name} is not one of the etcd endpoints")
+
+
+def _member(member: cluster_pb2.Member) -> Member:
+    return Member(
+        id=member.ID,
+        name=member.name,
+        peer_urls=tuple(member.peerURLs),
+        client_urls=tuple(member.clientURLs),
+        learner=member.isLearner,
+    )
+
+
+def _read_status(endpoint: str, answer: maintenance_pb2.StatusResponse) -> MemberStatus:
+    return MemberStatus(
+        endpoint=endpoint,
+        cluster_id=answer.header.cluster_id,
+        member_id=answer.header.member_id,
+        version=answer.version,
+        leader_id=answer.leader,
+        raft_term=answer.raftTerm,
+        raft_index=answer.raftIndex,
+        revision=answer.header.revision,
+        db_bytes=answer.dbSize,
+        db_bytes_in_use=answer.dbSizeInUse,
+        learner=answer.isLearner,
+        errors=tuple(answer.errors),
+    )

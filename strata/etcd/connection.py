@@ -1,0 +1,299 @@
+"""Calls to whichever member can answer.
+
+One endpoint is current and takes every call. A call without a clear answer blames its endpoint, and
+the next call goes to the ready endpoint that was blamed longest ago. Two kinds of calls:
+
+- `once`: sent at most once (a transaction). Only what is certain not to have been sent, or to have
+  been refused for a stale token, is sent again.
+- `repeated`: may be sent any number of times (reads, and writes that are idempotent): each attempt
+  gets `request_s`, all together `read_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from grpc.aio import AioRpcError, Metadata, UnaryUnaryMultiCallable
+
+from strata.errors import ConfigError, StrataError, Unavailable
+from strata.etcd import errors
+from strata.etcd.endpoint import Endpoint
+from strata.etcd.guard import Guard, Header
+from strata.etcd.login import Credentials, Login
+from strata.etcd.options import Address, Timing, TlsConfig
+from strata.etcdapi import auth_pb2, maintenance_pb2
+
+
+class Answer(Protocol):
+    """Any answer of etcd's: it has a header."""
+
+    @property
+    def header(self) -> Header: ...
+
+
+Request = TypeVar("Request")
+AnswerT = TypeVar("AnswerT", bound=Answer)
+Method = Callable[[Endpoint], UnaryUnaryMultiCallable[Request, AnswerT]]
+
+
+class Connection:
+    """A set of endpoints, one of them current. `guard` and `login` may be shared."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        tls: TlsConfig | None,
+        timing: Timing,
+        *,
+        guard: Guard,
+        login: Login,
+        purpose: str,
+    ) -> None:
+        self.timing = timing
+        self.guard = guard
+        self.login = login
+        self.endpoints = [Endpoint(address, tls) for address in addresses]
+        self._current = self.endpoints[int(timing.chance() * len(self.endpoints))]
+        self._some_ready = asyncio.Event()
+        self.closed = False
+        self._tasks = [
+            asyncio.create_task(
+                endpoint.keep_connected(self._ready_changed), name=f"etcd-{purpose}-{endpoint.name}"
+            )
+            for endpoint in self.endpoints
+        ]
+
+    async def close(self) -> None:
+        """Drop every connection; calls in flight end with `Unavailable`. Idempotent."""
+        self.closed = True
+        self._some_ready.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for endpoint in self.endpoints:
+            await endpoint.close()
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def _ready_changed(self, _endpoint: Endpoint) -> None:
+        if any(endpoint.ready for endpoint in self.endpoints):
+            self._some_ready.set()
+        else:
+            self._some_ready.clear()
+
+    def blame(self, endpoint: Endpoint) -> None:
+        """Send the next calls elsewhere, if there is a ready elsewhere."""
+        endpoint.blamed_at = self.timing.now()
+        if endpoint is self._current:
+            self._choose()
+
+    def _choose(self) -> Endpoint | None:
+        ready = [endpoint for endpoint in self.endpoints if endpoint.ready]
+        if not ready:
+            return None
+        # among equals the next in the ring, so that clients of a lost member spread
+        start = self.endpoints.index(self._current)
+        size = len(self.endpoints)
+        self._current = min(
+            ready,
+            key=lambda endpoint: (
+                endpoint.blamed_at,
+                (self.endpoints.index(endpoint) - start) % size,
+            ),
+        )
+        return self._current
+
+    async def ready_endpoint(self, timeout_s: float) -> Endpoint:
+        """Return an endpoint whose connection stands; `Unavailable` if none does in time."""
+        current = self._current
+        if current.ready:
+            return current
+        if (chosen := self._choose()) is not None:
+            return chosen
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.closed:
+                    await self._some_ready.wait()
+                    if (chosen := self._choose()) is not None:
+                        return chosen
+        except TimeoutError:
+            names = ", ".join(endpoint.name for endpoint in self.endpoints)
+            raise Unavailable(f"no etcd endpoint accepts connections: {names}") from None
+        raise Unavailable("the etcd client is closed", hint="")
+
+    # -- calling --------------------------------------------------------------------------------
+
+    async def once(
+        self, method: Method[Request, AnswerT], request: Request, timeout_s: float | None = None
+    ) -> AnswerT:
+        """Return the answer to a request that is sent at most once."""
+        if timeout_s is None:
+            timeout_s = self.timing.request_s
+        metadata = self.login.plain
+        try:
+            return await self._send(method, request, timeout_s, metadata)
+        except errors.StaleTokenError as stale:
+            if not self.login.possible:
+                raise stale.meaning from None
+        # refused before anything was written: log in again, and send it with the new token
+        await self.login.renew(metadata)
+        try:
+            return await self._send(method, request, timeout_s, self.login.plain)
+        except errors.StaleTokenError as stale:
+            raise stale.meaning from None
+
+    async def at(
+        self,
+        endpoint: Endpoint,
+        method: Method[Request, AnswerT],
+        request: Request,
+        timeout_s: float | None = None,
+    ) -> AnswerT:
+        """Return one particular member's answer; sent once, whether it seems ready or not."""
+        if timeout_s is None:
+            timeout_s = self.timing.request_s
+        for last in (False, True):
+            metadata = self.login.plain
+            try:
+                return await self._send_to(endpoint, method, request, timeout_s, metadata)
+            except errors.StaleTokenError as stale:
+                if last or not self.login.possible:
+                    raise stale.meaning from None
+            await self.login.renew(metadata)
+        raise AssertionError("unreachable")
+
+    async def _send(
+        self,
+        method: Method[Request, AnswerT],
+        request: Request,
+        timeout_s: float,
+        metadata: Metadata | None,
+    ) -> AnswerT:
+        endpoint = self._current
+        if not endpoint.ready:
+            endpoint = await self.ready_endpoint(timeout_s)
+        return await self._send_to(endpoint, method, request, timeout_s, metadata)
+
+    async def _send_to(
+        self,
+        endpoint: Endpoint,
+        method: Method[Request, AnswerT],
+        request: Request,
+        timeout_s: float,
+        metadata: Metadata | None,
+    ) -> AnswerT:
+        floor = self.guard.term
+        try:
+            answer = await method(endpoint)(request, timeout=timeout_s, metadata=metadata)
+        except AioRpcError as error:
+            raise self.failed(error, endpoint) from error
+        except asyncio.CancelledError:
+            if cancelled_by_caller():
+                raise
+            raise Unavailable("the etcd client was closed during the call") from None
+        self.admit(answer.header, floor, endpoint)
+        return answer
+
+    async def repeated(
+        self, method: Method[Request, AnswerT], request: Request, *, anonymous: bool = False
+    ) -> AnswerT:
+        """Return the answer to a request that may be sent any number of times.
+
+        An `anonymous` one carries no token, and cannot cause a login.
+        """
+        timing = self.timing
+        deadline = timing.now() + timing.read_s
+        failures = 0
+        while True:
+            timeout_s = min(timing.request_s, max(0.01, deadline - timing.now()))
+            try:
+                if anonymous:
+                    return await self._send(method, request, timeout_s, None)
+                return await self.once(method, request, timeout_s)
+            except Unavailable:
+                failures += 1
+                # every endpoint is tried at once before the first pause
+                pause_s = timing.pause_s(failures - len(self.endpoints) + 1)
+                if self.closed or timing.now() + pause_s >= deadline:
+                    raise
+            if pause_s:
+                await timing.sleep(pause_s)
+
+    def failed(self, error: AioRpcError, endpoint: Endpoint) -> Exception:
+        """Return what a failed call means, and blame the endpoint if that is not clear."""
+        meaning = errors.translate(error, endpoint.name)
+        if errors.is_stale_token(error):
+            return errors.StaleTokenError(meaning)
+        if isinstance(meaning, Unavailable):
+            self.blame(endpoint)
+        return meaning
+
+    def admit(self, header: Header, floor: int, endpoint: Endpoint) -> None:
+        """Let the guard judge an answer, and blame the endpoint of a refused one."""
+        try:
+            self.guard.admit(header, floor, endpoint.name)
+        except StrataError:
+            self.blame(endpoint)
+            raise
+
+    # -- beginning ------------------------------------------------------------------------------
+
+    async def first_answer(self) -> tuple[maintenance_pb2.StatusResponse, str]:
+        """Return some member's status and its endpoint, or say of each why it has none."""
+        timing = self.timing
+        deadline = timing.now() + timing.connect_s
+        while True:
+            try:
+                endpoint = await self.ready_endpoint(max(0.01, deadline - timing.now()))
+            except Unavailable as error:
+                raise await self._why_none() from error
+            try:
+                request = maintenance_pb2.StatusRequest()
+                return await self.at(endpoint, lambda at: at.maintenance.Status, request), endpoint.name
+            except Unavailable:
+                if timing.now() >= deadline:
+                    raise
+            await timing.sleep(timing.pause_s(2))
+
+    async def _why_none(self) -> StrataError:
+        """Ask every endpoint once, only to learn how it fails: the channel's state has no words."""
+        found: list[StrataError] = []
+        for endpoint in self.endpoints:
+            try:
+                await endpoint.maintenance.Status(
+                    maintenance_pb2.StatusRequest(), timeout=self.timing.request_s
+                )
+            except AioRpcError as error:
+                found.append(errors.translate(error, endpoint.name))
+        for meaning in found:
+            if isinstance(meaning, ConfigError):
+                return meaning
+        reasons = "; ".join(meaning.message for meaning in found) or "they came too late"
+        return Unavailable(f"no etcd endpoint answers: {reasons}")
+
+
+def authenticator(connection: Callable[[], Connection], who: Credentials) -> Login:
+    """Return a login that authenticates `who` over a connection that may not exist yet."""
+    request = auth_pb2.AuthenticateRequest(name=who.user, password=who.password)
+
+    async def authenticate() -> str:
+        try:
+            answer = await connection().repeated(lambda at: at.auth.Authenticate, request, anonymous=True)
+        except StrataError as error:
+            if "authentication is not enabled" in error.message:
+                return ""
+            raise
+        return answer.token
+
+    return Login(authenticate)
+
+
+def cancelled_by_caller() -> bool:
+    """Tell a cancellation of this task from one of grpc.aio's own.
+
+    It also raises `CancelledError` when a call or its channel is closed under the task.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

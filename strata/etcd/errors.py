@@ -1,0 +1,113 @@
+"""What a failed call means, told from etcd's answer.
+
+Three kinds must never be confused (PROTOCOLS 2.3):
+
+- *refused*: etcd said no before it wrote anything. Known by its own texts and by gRPC codes that
+  only a server that looked at the request gives.
+- *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal,
+  and codes nobody expects. All become `Unavailable`.
+- *stale token*: refused before anything was written, because etcd forgot our login (it restarted,
+  the token expired, users changed). The connection logs in again and repeats the call.
+
+One trap: "database space exceeded" is *not* a refusal. When the quota is crossed between the check
+at the door and the apply, etcd applies the transaction and then answers with that error (its
+`quotaApplierV3`; tests/integration/test_etcd_quota.py shows one). So it is indeterminate, with a
+hint that says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+from grpc.aio import AioRpcError
+
+from strata.errors import (
+    ConfigError,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    StrataError,
+    Unavailable,
+)
+
+Code = grpc.StatusCode
+
+COMPACTED_TEXT: Final = "etcdserver: mvcc: required revision has been compacted"
+
+STALE_TOKEN_TEXTS: Final = frozenset(
+    {
+        "etcdserver: invalid auth token",
+        "etcdserver: revision of auth store is old",
+        # no token was sent: login was not asked for when we connected, and is now
+        "etcdserver: user name is empty",
+    }
+)
+
+_FULL_HINT: Final = "etcd is full: compact it, defragment every member, then disarm the NOSPACE alarm"
+_LOGIN_HINT: Final = "check the user and the password for etcd"
+
+_BY_TEXT: Final[dict[str, tuple[type[StrataError], str]]] = {
+    "etcdserver: request is too large": (QuotaExceeded, "etcd's --max-request-bytes"),
+    "etcdserver: mvcc: database space exceeded": (Unavailable, _FULL_HINT),
+    "etcdserver: authentication failed, invalid user ID or password": (ConfigError, _LOGIN_HINT),
+    "etcdserver: user name is empty": (ConfigError, "this etcd asks for a user and a password"),
+    "etcdserver: permission denied": (Refused, "etcd's role of this user does not cover the key"),
+    "etcdserver: too many requests": (Unavailable, "etcd is overloaded"),
+}
+
+_BY_CODE: Final[dict[Code, type[StrataError]]] = {
+    Code.INVALID_ARGUMENT: InvalidArgument,
+    Code.OUT_OF_RANGE: InvalidArgument,
+    Code.NOT_FOUND: NotFound,
+    Code.ALREADY_EXISTS: Refused,
+    Code.FAILED_PRECONDITION: Refused,
+    Code.PERMISSION_DENIED: Refused,
+    Code.UNAUTHENTICATED: ConfigError,
+    Code.UNIMPLEMENTED: ConfigError,
+}
+
+
+class StaleTokenError(Exception):
+    """Refused for want of a valid token; `meaning` is the error for who cannot get a new one.
+
+    It never leaves this package, and so stands outside the tree of Strata's errors.
+    """
+
+    def __init__(self, meaning: StrataError) -> None:
+        super().__init__(meaning.message)
+        self.meaning = meaning
+
+
+def is_stale_token(error: AioRpcError) -> bool:
+    """Hold when etcd refused the call only because it does not know our token (any more)."""
+    return error.details() in STALE_TOKEN_TEXTS
+
+
+def is_compacted(error: AioRpcError) -> bool:
+    """Hold when the revision asked for is gone."""
+    return error.details() == COMPACTED_TEXT
+
+
+def translate(error: AioRpcError, endpoint: str) -> StrataError:
+    """Return Strata's error for a failed call at `endpoint`."""
+    return translate_text(error.code(), error.details() or "", endpoint)
+
+
+def translate_text(code: Code, text: str, endpoint: str) -> StrataError:
+    """As `translate`, for an error that came inside a message of a stream."""
+    if (known := _BY_TEXT.get(text)) is not None:
+        kind, hint = known
+        return kind(f"etcd {endpoint}: {text}", hint=hint)
+    if code is Code.RESOURCE_EXHAUSTED and "larger than max" in text:
+        # the server's transport refused the message before etcd saw it
+        return QuotaExceeded(f"etcd {endpoint}: {text}", hint="etcd's --max-request-bytes")
+    if (certain := _BY_CODE.get(code)) is not None:
+        return certain(f"etcd {endpoint}: {text}")
+    if "CERTIFICATE_VERIFY_FAILED" in text or "Ssl handshake failed" in text:
+        return ConfigError(
+            f"etcd {endpoint}: the TLS handshake failed: {text}",
+            hint="check the authority, the certificate's names, and whether etcd asks for ours",
+        )
+    return Unavailable(f"etcd {endpoint}: {code.name}: {text}")

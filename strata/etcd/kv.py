@@ -1,0 +1,85 @@
+"""Reading, transactions and compaction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from grpc.aio import UnaryUnaryMultiCallable
+
+from strata.core.store import Compacted
+from strata.core.txn import Range, RangeResult, Txn, TxnResult
+from strata.errors import InvalidArgument
+from strata.etcd import codec, errors
+from strata.etcd.connection import Connection
+from strata.etcd.endpoint import Endpoint
+from strata.etcdapi import kv_pb2
+
+PAGE_KEYS: Final = 2_000
+"""An unlimited range is read in pages of this many keys, so that none outlives its deadline."""
+
+
+class KeyValues:
+    """etcd's KV service in terms of `core.txn`."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def read(self, request: Range) -> RangeResult:
+        """Return the keys of the range, all from one revision; tried until `read_s` is over."""
+        if request.range_end is None or request.limit:
+            return await self._page(request)
+        page = await self._page(replace(request, limit=PAGE_KEYS))
+        revision, kvs = page.revision, list(page.kvs)
+        while page.more:
+            # the further pages come from the revision of the first
+            rest = replace(
+                request,
+                key=kvs[-1].key + "\0",
+                revision=request.revision or revision,
+                limit=PAGE_KEYS,
+            )
+            page = await self._page(rest)
+            kvs.extend(page.kvs)
+        return RangeResult(revision=revision, kvs=tuple(kvs))
+
+    async def _page(self, request: Range) -> RangeResult:
+        try:
+            answer = await self._connection.repeated(_range, codec.encode_range(request))
+        except InvalidArgument as error:
+            if errors.COMPACTED_TEXT in error.message:
+                # etcd's refusal of a read does not say what is left; this much is certain
+                raise Compacted(error.message, compact_revision=request.revision + 1) from error
+            raise
+        return codec.decode_range(answer, answer.header.revision)
+
+    async def execute(self, txn: Txn) -> TxnResult:
+        """Apply one transaction; sent at most once."""
+        return codec.decode_txn(await self._connection.once(_txn, codec.encode_txn(txn)))
+
+    async def compact(self, revision: int) -> None:
+        """Drop history before `revision`; a revision compacted already is no error."""
+        request = kv_pb2.CompactionRequest(revision=revision)
+        try:
+            await self._connection.repeated(_compact, request)
+        except InvalidArgument as error:
+            if errors.COMPACTED_TEXT not in error.message:
+                raise
+
+
+def _range(
+    endpoint: Endpoint,
+) -> UnaryUnaryMultiCallable[kv_pb2.RangeRequest, kv_pb2.RangeResponse]:
+    return endpoint.kv.Range
+
+
+def _txn(endpoint: Endpoint) -> UnaryUnaryMultiCallable[kv_pb2.TxnRequest, kv_pb2.TxnResponse]:
+    return endpoint.kv.Txn
+
+
+def _compact(
+    endpoint: Endpoint,
+) -> UnaryUnaryMultiCallable[kv_pb2.CompactionRequest, kv_pb2.CompactionResponse]:
+    return endpoint.kv.Compact

@@ -1,0 +1,51 @@
+"""The token that etcd's user authentication asks for, and its renewal.
+
+A token lives in the members' memory: it expires when unused, and dies with a restart and with every
+change of users and roles. So none is renewed ahead of time; the call that finds it stale logs in
+again, once for all calls that found the same one stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from grpc.aio import Metadata
+
+_REQUIRE_LEADER: Final = ("hasleader", "true")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user of etcd. The password shows in no log."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+class Login:
+    """The metadata of calls (`plain`) and of streams that need a leader (`streams`)."""
+
+    __slots__ = ("_authenticate", "_lock", "possible", "plain", "streams")
+
+    def __init__(self, authenticate: Callable[[], Awaitable[str]] | None) -> None:
+        """`authenticate` returns a new token, empty if etcd asks for none; None: no user."""
+        self._authenticate = authenticate
+        self._lock = asyncio.Lock()
+        self.possible = authenticate is not None
+        self.plain = Metadata()
+        self.streams = Metadata(_REQUIRE_LEADER)
+
+    async def renew(self, stale: Metadata) -> None:
+        """Log in, unless somebody replaced the `plain` metadata `stale` meanwhile."""
+        if self._authenticate is None:
+            return
+        async with self._lock:
+            if self.plain is not stale:
+                return
+            token = await self._authenticate()
+            parts = (("token", token),) if token else ()
+            self.plain = Metadata(*parts)
+            self.streams = Metadata(_REQUIRE_LEADER, *parts)

@@ -1,0 +1,122 @@
+"""How to reach etcd: addresses, certificates, and the times this client keeps.
+
+Every time and every source of chance is a field here, so that a test may bring its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import grpc
+
+from strata.errors import ConfigError
+
+DEFAULT_PORT: Final = 2379
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """Files in PEM form: who may speak for etcd, and who we are.
+
+    Without `ca_file` the system's authorities count. `server_name` replaces the endpoint's host
+    in the check of etcd's certificate.
+    """
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    server_name: str | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files; `ConfigError` names the one that cannot be read."""
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ConfigError("a client certificate for etcd needs both cert_file and key_file")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.ca_file),
+            private_key=_read(self.key_file),
+            certificate_chain=_read(self.cert_file),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of PROTOCOLS 3, in seconds, and the clock that measures them."""
+
+    request_s: float = 1.0
+    """One RPC at one endpoint."""
+    read_s: float = 10.0
+    """A read, or anything else that may be repeated, over all endpoints and attempts."""
+    connect_s: float = 5.0
+    """From `connect` to the first answer of any endpoint."""
+    open_s: float = 3.0
+    """Until a new watch is confirmed, and until a suspected endpoint has answered on one."""
+    progress_s: float = 5.0
+    """How often an idle watch asks for its progress."""
+    silence_s: float = 15.0
+    """How long a watch may stay silent before it is opened elsewhere."""
+    backoff_s: float = 0.05
+    backoff_cap_s: float = 2.0
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    chance: Callable[[], float] = random.random
+    """Uniform in [0, 1): where rotation starts, and the jitter of every pause."""
+
+    def pause_s(self, failures: int) -> float:
+        """Return how long to wait after that many failures in a row: none after the first."""
+        if failures <= 1:
+            return 0.0
+        ceiling = min(self.backoff_cap_s, self.backoff_s * 2.0 ** min(failures - 2, 16))
+        return ceiling * (0.5 + 0.5 * self.chance())
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One endpoint as a gRPC target."""
+
+    target: str
+    tls: bool | None
+    """What the URL's scheme says; None when it says nothing."""
+
+
+def parse_endpoints(endpoints: Sequence[str]) -> list[Address]:
+    """Return the addresses of `host:port`, `http://host:port` and `https://host:port` texts."""
+    if isinstance(endpoints, str):
+        endpoints = endpoints.split(",")
+    addresses = [_parse(text.strip()) for text in endpoints if text.strip()]
+    if not addresses:
+        raise ConfigError("no etcd endpoint was given", hint="name at least one host:port")
+    if len({address.target for address in addresses}) != len(addresses):
+        raise ConfigError(f"an etcd endpoint is named twice: {', '.join(endpoints)}")
+    return addresses
+
+
+def _parse(text: str) -> Address:
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        scheme, text = "", f"//{text}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise ConfigError(f"not an etcd endpoint: {text!r}: {error}") from None
+    if not host or scheme not in {"", "http", "https"} or parts.path.strip("/") or parts.username:
+        raise ConfigError(f"not an etcd endpoint: {text!r}", hint="host:port or http(s)://host:port")
+    bracketed = f"[{host}]" if ":" in host else host
+    return Address(f"{bracketed}:{port}", {"http": False, "https": True}.get(scheme))
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,133 @@
+"""`EtcdStore`: the `Store` protocol over a real etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from strata.core.etcd_version import Bug, EtcdVersion, Fitness, Verdict, judge
+from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
+from strata.errors import ConfigError
+from strata.etcd.cluster import Cluster, MemberStatus
+from strata.etcd.connection import Connection, authenticator
+from strata.etcd.guard import Guard
+from strata.etcd.kv import KeyValues
+from strata.etcd.lease import Leases
+from strata.etcd.login import Credentials, Login
+from strata.etcd.options import Timing, TlsConfig, parse_endpoints
+from strata.etcd.watch import Watch
+
+EARLY_PROGRESS = Bug(
+    issue=15220,
+    summary="a progress answer can run ahead of the events",
+    fixed=(EtcdVersion(3, 4, 25), EtcdVersion(3, 5, 8)),
+)
+
+
+class EtcdStore:
+    """A linearizable, revisioned key-value store with leases and watches: etcd itself.
+
+    Made by `connect`, ended by `close` or by leaving it as a context. `status` is the first
+    answering member's at the time of connecting, `verdict` what its version is good for.
+    """
+
+    def __init__(
+        self, connection: Connection, renewals: Connection, status: MemberStatus, verdict: Verdict
+    ) -> None:
+        self._connection = connection
+        self._renewals = renewals
+        self._kv = KeyValues(connection)
+        self._leases = Leases(connection, renewals)
+        self._trust_progress = not EARLY_PROGRESS.affects(verdict.version)
+        self.cluster = Cluster(connection)
+        self.status = status
+        self.verdict = verdict
+
+    @classmethod
+    async def connect(
+        cls,
+        endpoints: Sequence[str],
+        *,
+        tls: TlsConfig | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        timing: Timing | None = None,
+    ) -> Self:
+        """Return a store once some member has answered.
+
+        `Unavailable` says of every endpoint why it did not; `ConfigError` means that trying again
+        will not help: certificates, user, password, or something that is not etcd.
+        """
+        timing = Timing() if timing is None else timing
+        addresses = parse_endpoints(endpoints)
+        if (user is None) != (password is None):
+            raise ConfigError("etcd's user authentication needs both a user and a password")
+        guard = Guard()
+        login = Login(None)
+        if user is not None and password is not None:
+            login = authenticator(lambda: connection, Credentials(user, password))
+        connection = Connection(addresses, tls, timing, guard=guard, login=login, purpose="calls")
+        try:
+            await login.renew(login.plain)
+            status = await Cluster(connection).status()
+            verdict = _fit(status)
+        except BaseException:
+            await connection.close()
+            raise
+        renewals = Connection(addresses, tls, timing, guard=guard, login=login, purpose="renewals")
+        return cls(connection, renewals, status, verdict)
+
+    async def close(self) -> None:
+        """Drop every connection; calls in flight and watches end with `Unavailable`."""
+        self._leases.close()
+        await self._renewals.close()
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def read(self, request: Range) -> RangeResult:
+        return await self._kv.read(request)
+
+    async def execute(self, txn: Txn) -> TxnResult:
+        return await self._kv.execute(txn)
+
+    def watch(self, key: str, range_end: str | None, *, start_revision: int) -> Watch:
+        return Watch(
+            self._connection,
+            key,
+            range_end,
+            start_revision=start_revision,
+            trust_progress=self._trust_progress,
+        )
+
+    async def grant(self, ttl_s: int) -> Lease:
+        return await self._leases.grant(ttl_s)
+
+    async def keep_alive(self, lease_id: int) -> int:
+        return await self._leases.keep_alive(lease_id)
+
+    async def revoke(self, lease_id: int) -> None:
+        await self._leases.revoke(lease_id)
+
+    async def compact(self, revision: int) -> None:
+        await self._kv.compact(revision)
+
+
+def _fit(status: MemberStatus) -> Verdict:
+    try:
+        verdict = judge(EtcdVersion.parse(status.version))
+    except ValueError as error:
+        raise ConfigError(f"etcd {status.endpoint}: {error}") from None
+    if verdict.fitness is Fitness.REFUSED:
+        raise ConfigError(f"etcd {status.endpoint}: {verdict.reason}")
+    return verdict
