@@ -1,0 +1,16 @@
+"""Configuration: flag > environment `STRATA_*` > TOML file > default, checked at the entrance."""
+
+from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, split_address
+from strata.config.loading import Setting, load, read_file, setting, settings
+
+__all__ = [
+    "CoordinatorConfig",
+    "EtcdConfig",
+    "LogConfig",
+    "Setting",
+    "load",
+    "read_file",
+    "setting",
+    "settings",
+    "split_address",
+]

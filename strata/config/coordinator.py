@@ -1,0 +1,144 @@
+"""What `strata coordinator` can be told."""
+
+# ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strata.config.loading import load, read_file, setting
+from strata.errors import ConfigError
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdConfig:
+    """How coordinators reach etcd."""
+
+    endpoints: tuple[str, ...] = setting(
+        "etcd.endpoints", default=("127.0.0.1:2379",), doc="etcd members, comma-separated"
+    )
+    ca_file: Path | None = setting("etcd.ca_file", default=None, doc="authorities that sign etcd")
+    cert_file: Path | None = setting("etcd.cert_file", default=None, doc="our certificate")
+    key_file: Path | None = setting("etcd.key_file", default=None, doc="its private key")
+    server_name: str = setting(
+        "etcd.server_name", default="", doc="the name in etcd's certificate, if not the host's"
+    )
+    username: str = setting("etcd.username", default="", doc="etcd user, where etcd asks for one")
+    password_file: Path | None = setting(
+        "etcd.password_file", default=None, doc="file with that user's password"
+    )
+    wait_s: float = setting("etcd.wait_s", default=30.0, doc="how long to wait for etcd at the start")
+    quota_bytes: int = setting(
+        "etcd.quota_bytes",
+        default=2 * _GIB,
+        doc="etcd's --quota-backend-bytes; a warning comes at 70 % of it",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ConfigError("no etcd endpoint is given", hint="set etcd.endpoints")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ConfigError("etcd.cert_file and etcd.key_file need each other")
+        if bool(self.username) != (self.password_file is not None):
+            raise ConfigError("etcd.username and etcd.password_file need each other")
+        if self.wait_s < 0:
+            raise ConfigError("etcd.wait_s cannot be negative")
+        if self.quota_bytes <= 0:
+            raise ConfigError("etcd.quota_bytes must be above 0")
+
+    def password(self) -> str:
+        """Return the password, without the file's closing newline; "" when none is needed."""
+        if self.password_file is None:
+            return ""
+        try:
+            return self.password_file.read_text().rstrip("\r\n")
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.password_file}: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How a process reports."""
+
+    format: str = setting("log.format", default="auto", doc="json, plain, or auto: plain on a terminal")
+    level: str = setting("log.level", default="info", doc="debug, info, warning or error")
+
+    def __post_init__(self) -> None:
+        _one_of("log.format", self.format, ("auto", "json", "plain"))
+        _one_of("log.level", self.level, ("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """One replica. `replica` empty: made of the host's name and the port."""
+
+    cluster: str = setting("cluster", default="default", doc="the cluster's name in etcd")
+    replica: str = setting(
+        "coordinator.replica",
+        default="",
+        doc="this replica's name, by default <host>-<port>",
+        env="STRATA_REPLICA",
+    )
+    listen: str = setting(
+        "coordinator.listen",
+        default="127.0.0.1:50051",
+        doc="where clients and peers are served",
+        env="STRATA_LISTEN",
+    )
+    advertise: str = setting(
+        "coordinator.advertise",
+        default="",
+        doc="the address that others connect to, by default the one listened at",
+        env="STRATA_ADVERTISE",
+    )
+    detect_s: float = setting(
+        "detect_s", default=5.0, doc="how fast a frozen or lost member is found, in seconds"
+    )
+    etcd: EtcdConfig = field(default_factory=EtcdConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        host, _port = split_address("coordinator.listen", self.listen)
+        if self.advertise:
+            _advertised, port = split_address("coordinator.advertise", self.advertise)
+            if port == 0:
+                raise ConfigError("coordinator.advertise needs a port that is not 0")
+        elif host in ("0.0.0.0", "::"):  # noqa: S104  # refused here, not bound
+            raise ConfigError(
+                f"others cannot connect to {host}", hint="set coordinator.advertise to host:port"
+            )
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        flags: Mapping[str, Any],
+        env: Mapping[str, str],
+        path: Path | None = None,
+    ) -> CoordinatorConfig:
+        """Return the configuration of flags, environment and the file at `path` or its default."""
+        body, name = read_file(path)
+        return load(cls, flags=flags, env=env, file=body, file_name=name)
+
+
+def split_address(what: str, address: str) -> tuple[str, int]:
+    """Return host and port of `host:port` or `[v6]:port`; `ConfigError` names `what` it is."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isdecimal() or (":" in host and not bracketed):
+        raise ConfigError(
+            f"{what}: {address!r} is not an address",
+            hint="write host:port, and [::1]:port for IPv6",
+        )
+    if int(port) > 65535:
+        raise ConfigError(f"{what}: {port} is not a port")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{what} cannot be {value!r}", hint=f"one of {', '.join(allowed)}")

@@ -1,0 +1,207 @@
+"""One way to a setting: flag > environment > TOML file > default.
+
+A configuration is a frozen dataclass whose fields are made by `setting`, which names the place
+of the field in the file and in the environment. `load` fills it, and says of anything wrong
+where it came from. Fields are `str`, `int`, `float`, `bool`, `Path | None`, `tuple[str, ...]`,
+or another such dataclass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from strata.errors import ConfigError
+
+C = TypeVar("C")
+
+FILES: Final = (Path("strata.toml"), Path("/etc/strata/strata.toml"))
+"""Where a file is looked for when none is named: the first that exists counts, alone."""
+
+SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s"})
+"""What may stand at the top of the file: facts that more than one command reads."""
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def setting(toml: str, *, default: Any, doc: str, env: str | None = None) -> Any:
+    """Return a dataclass field read from `toml` (`table.key`) and from `env`.
+
+    The variable is `STRATA_` and the field's place in capitals unless `env` names another.
+    """
+    name = env or "STRATA_" + toml.replace(".", "_").upper()
+    return dataclasses.field(default=default, metadata={"toml": toml, "env": name, "doc": doc})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting, as the documentation and `--help` show it."""
+
+    toml: str
+    env: str
+    doc: str
+    default: Any
+
+
+def settings(cls: type[Any]) -> Iterator[Setting]:
+    """Yield every setting of `cls` in the order of its fields, nested ones included."""
+    for field in dataclasses.fields(cls):
+        nested = _nested(_hint(cls, field.name))
+        if nested is not None:
+            yield from settings(nested)
+        else:
+            yield Setting(
+                toml=field.metadata["toml"],
+                env=field.metadata["env"],
+                doc=field.metadata["doc"],
+                default=field.default,
+            )
+
+
+def read_file(path: Path | None) -> tuple[Mapping[str, Any], str]:
+    """Return what the file says and its name: `path`, or the first of `FILES` that exists.
+
+    No file is no error unless `path` names it; `ConfigError` when it cannot be read.
+    """
+    candidates = FILES if path is None else (path,)
+    for candidate in candidates:
+        try:
+            with candidate.open("rb") as file:
+                return tomllib.load(file), str(candidate)
+        except FileNotFoundError:
+            if path is not None:
+                raise ConfigError(f"there is no file {path}", hint="check --config") from None
+        except OSError as error:
+            raise ConfigError(f"cannot read {candidate}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{candidate} is not TOML: {error}") from None
+    return {}, ""
+
+
+def load(
+    cls: type[C],
+    *,
+    flags: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: Mapping[str, Any] | None = None,
+    file_name: str = "strata.toml",
+) -> C:
+    """Return a `cls` of the given sources; `ConfigError` names the setting and its source.
+
+    `flags` are by field name (`etcd.endpoints` for a nested one); a flag of None was not given.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    _refuse_unknown(cls, file or {}, file_name)
+    config = _fill(cls, "", _Sources(given, env or {}, file or {}, file_name))
+    if given:
+        raise ConfigError(f"there is no setting {min(given)!r}")
+    return config
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sources:
+    flags: dict[str, Any]
+    """Those taken are removed."""
+    env: Mapping[str, str]
+    file: Mapping[str, Any]
+    file_name: str
+
+
+def _fill(cls: type[C], prefix: str, sources: _Sources) -> C:
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every C is a dataclass
+        name, hint = prefix + field.name, _hint(cls, field.name)
+        nested = _nested(hint)
+        if nested is not None:
+            values[field.name] = _fill(nested, f"{name}.", sources)
+            continue
+        toml, variable = field.metadata["toml"], field.metadata["env"]
+        if name in sources.flags:
+            values[field.name] = _convert(hint, sources.flags.pop(name), f"--{field.name}")
+        elif sources.env.get(variable):
+            values[field.name] = _convert(hint, sources.env[variable], variable)
+        elif (value := _lookup(sources, toml)) is not None:
+            values[field.name] = _convert(hint, value, f"{toml} in {sources.file_name}")
+    return cls(**values)
+
+
+def _lookup(sources: _Sources, place: str) -> Any:
+    table, _, key = place.rpartition(".")
+    if not table:
+        return sources.file.get(key)
+    body = sources.file.get(table, {})
+    if not isinstance(body, Mapping):
+        raise ConfigError(f"{table} in {sources.file_name} must be a table", hint=f"write [{table}]")
+    return body.get(key)
+
+
+def _refuse_unknown(cls: type[Any], file: Mapping[str, Any], file_name: str) -> None:
+    """A misspelt name must not be ignored; another command's table must be."""
+    known = {entry.toml for entry in settings(cls)}
+    tables = {place.partition(".")[0] for place in known if "." in place}
+    names = {key for key, value in file.items() if not isinstance(value, Mapping)} - SHARED
+    for table in tables:
+        body = file.get(table)
+        names |= {f"{table}.{key}" for key in body} if isinstance(body, Mapping) else set()
+    for name in sorted(names - known):
+        near = ", ".join(sorted(k for k in known if k.partition(".")[0] == name.partition(".")[0]))
+        raise ConfigError(
+            f"there is no setting {name} ({file_name})", hint=f"known: {near}" if near else None
+        )
+
+
+def _convert(hint: Any, value: Any, source: str) -> Any:
+    """Return `value`, of text or of TOML, as the type `hint` asks for."""
+    try:
+        return _converted(hint, value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _converted(hint: Any, value: Any) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        (hint,) = (a for a in typing.get_args(hint) if a is not type(None))
+    if typing.get_origin(hint) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise TypeError(f"a list is needed, not {value!r}")
+        return tuple(_converted(str, i).strip() for i in items if not isinstance(i, str) or i.strip())
+    if hint is bool:
+        return _boolean(value)
+    if hint in (int, float):
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise TypeError(f"a number is needed, not {value!r}")
+        number = hint(value)
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"a finite number is needed, not {value!r}")
+        if hint is int and isinstance(value, float) and number != value:
+            raise ValueError(f"a whole number is needed, not {value!r}")
+        return number
+    if hint is Path and isinstance(value, str | Path):
+        return Path(value).expanduser()
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"a text is needed, not {value!r}")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    raise ValueError(f"true or false is needed, not {value!r}")
+
+
+def _hint(cls: type[Any], name: str) -> Any:
+    return typing.get_type_hints(cls)[name]
+
+
+def _nested(hint: Any) -> type[Any] | None:
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None

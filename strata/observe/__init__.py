@@ -1,0 +1,5 @@
+"""What a process tells about itself: structured logs."""
+
+from strata.observe.logs import Logger, configure, get_logger
+
+__all__ = ["Logger", "configure", "get_logger"]

@@ -1,0 +1,51 @@
+"""Logs: a static event name and fields, as JSON lines on stderr, plain on a terminal.
+
+Fields that hold for a whole task and its children (which replica speaks) are bound with
+`structlog.contextvars`, so that no logger needs to be handed around.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO, cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+Logger = FilteringBoundLogger
+
+
+def get_logger() -> Logger:
+    """Return a logger; what `configure` says later holds for it too."""
+    return cast("Logger", structlog.get_logger())
+
+
+def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None = None) -> None:
+    """Send logs of `level` and above to `stream` (stderr) as `json`, `plain`, or by its kind."""
+    out = sys.stderr if stream is None else stream
+    plain = fmt == "plain" or (fmt == "auto" and out.isatty())
+    renderer: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        if plain
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=False,
+    )
+
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
