@@ -152,8 +152,13 @@ class Child:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Freeze the whole group (SIGSTOP)."""
+        """Freeze the whole group (SIGSTOP); return once the child does nothing any more.
+
+        The signal alone promises little: threads that run on other cores go on for a moment.
+        """
         self.send_signal(signal.SIGSTOP, group=True)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a frozen group run again (SIGCONT)."""

@@ -114,6 +114,20 @@ def test_stop_reaches_a_frozen_child(tmp_path: Path) -> None:
     assert child.stop(LIMIT_S) == 3
 
 
+def test_a_frozen_child_does_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+    child = run_in_shell("while :; do echo x; done", tmp_path / "log")
+    first_words(child)
+    for _ in range(10):
+        child.pause()
+        size = (tmp_path / "log").stat().st_size
+        with pytest.raises(TimeoutError):
+            child.join(0.01)
+        assert (tmp_path / "log").stat().st_size == size
+        child.resume()
+    child.kill()
+    child.pause()  # of one that has ended: nothing
+
+
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_what_a_child_leaves_behind_ends_with_it(tmp_path: Path, how: str) -> None:
     rest = "; wait" if how == "killed" else ""

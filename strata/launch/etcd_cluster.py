@@ -1,0 +1,228 @@
+"""An etcd cluster of 1 or 3 members on this machine, for development and tests.
+
+    with EtcdCluster.start(folder, members=3) as cluster:
+        print(cluster.endpoints)
+        cluster.leader().kill()
+
+The calls block; from asyncio use `asyncio.to_thread`. What is asked of etcd here goes over its
+HTTP port: launch may not import the etcd client, so that workers cannot come to speak etcd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from strata.errors import ConfigError, Unavailable
+from strata.launch.etcd_binary import EtcdBinary, find_etcd
+from strata.launch.etcd_http import EtcdTls, MemberStatus
+from strata.launch.etcd_member import HOST, EtcdMember, MemberPlan
+from strata.launch.ports import free_ports
+
+_PLAN = "cluster.json"
+_ATTEMPTS = 3
+_POLL_S = 0.02
+
+_T = TypeVar("_T")
+
+
+class EtcdCluster:
+    """Members that run; make one with `EtcdCluster.start`, end it with `stop` or `kill`."""
+
+    def __init__(self, folder: Path, members: Sequence[EtcdMember], binary: EtcdBinary) -> None:
+        self.folder = folder
+        self.members = tuple(members)
+        self.binary = binary
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        *,
+        members: int = 1,
+        binary: EtcdBinary | None = None,
+        tls: EtcdTls | None = None,
+        extra_args: Sequence[str] = (),
+        fsync: bool = True,
+        timeout_s: float = 30.0,
+    ) -> Self:
+        """Return a cluster in which every member is healthy.
+
+        A folder that holds a cluster already is started again with its data and ports. Without
+        `fsync` a power cut may lose what etcd acknowledged: for tests only.
+        """
+        if members not in {1, 3}:
+            raise ConfigError(f"a local etcd has 1 or 3 members, not {members}")
+        found = binary or find_etcd(members=members)
+        folder = folder.absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        old = _read_plan(folder, members)
+        flags = (*extra_args, *(() if fsync else ("--unsafe-no-fsync",)))
+        for attempts_left in reversed(range(1 if old else _ATTEMPTS)):
+            plans, token = old or _new_plan(folder, members)
+            common = (
+                f"--initial-cluster={_peers(plans, tls)}",
+                f"--initial-cluster-token={token}",
+                *flags,
+            )
+            cluster = cls(folder, [EtcdMember(plan, folder, found, tls, common) for plan in plans], found)
+            try:
+                for member in cluster.members:
+                    member.start()
+                cluster.wait_healthy(timeout_s)
+            except BaseException as error:
+                cluster.kill()
+                if not attempts_left or not isinstance(error, Unavailable) or not cluster._port_was_taken():
+                    raise
+                cluster.erase()
+            else:
+                return cluster
+        raise AssertionError("unreachable")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The members' URLs for clients, running or not."""
+        return tuple(member.endpoint for member in self.members)
+
+    def wait_healthy(self, timeout_s: float = 30.0) -> None:
+        """Return once every member that is not frozen answers linearizable reads.
+
+        `Unavailable`, with the end of its log, if one ended or none answered in time.
+        """
+        waiting = [member for member in self.members if not member.paused]
+
+        def all_healthy() -> bool:
+            while waiting:
+                if not waiting[0].running:
+                    raise Unavailable(
+                        f"etcd {waiting[0].name} {waiting[0].child.describe()}:\n{waiting[0].child.tail(40)}"
+                    )
+                if not waiting[0].healthy():
+                    return False
+                waiting.pop(0)
+            return True
+
+        if not _until(all_healthy, timeout_s):
+            raise Unavailable(
+                f"etcd {waiting[0].name} is not healthy after {timeout_s} s:\n{waiting[0].child.tail()}"
+            )
+
+    def leader(self, timeout_s: float = 30.0) -> EtcdMember:
+        """Return the member that leads, once one does; `Unavailable` if none does in time.
+
+        Frozen members do not count, even while the others still believe in one.
+        """
+        found = _until(self._leader_now, timeout_s)
+        if found is None:
+            raise Unavailable(f"no etcd member leads after {timeout_s} s")
+        return found
+
+    def followers(self, timeout_s: float = 30.0) -> tuple[EtcdMember, ...]:
+        """Return the running members that do not lead."""
+        leader = self.leader(timeout_s)
+        return tuple(m for m in self.members if m is not leader and m.running and not m.paused)
+
+    def _leader_now(self) -> EtcdMember | None:
+        answers: list[tuple[MemberStatus, EtcdMember]] = []
+        for member in self.members:
+            if member.running and not member.paused:
+                with contextlib.suppress(Unavailable):
+                    answers.append((member.status(), member))
+        if not answers:
+            return None
+        status, member = max(answers, key=lambda answer: (answer[0].term, answer[0].leads))
+        return member if status.leads else None
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """End all members in order, the leader last.
+
+        Told all at once, the leader would try for seconds to hand over to one that is ending.
+        """
+        deadline = time.monotonic() + grace_s
+        leader = self._leader_now()
+        for last in (False, True):
+            wave = [m.child for m in self.members if m.running and (m is leader) is last]
+            for child in wave:
+                child.ask_to_stop()
+            for child in wave:
+                try:
+                    child.join(max(0.0, deadline - time.monotonic()))
+                except TimeoutError:
+                    child.kill()
+                    child.join()
+
+    def kill(self) -> None:
+        """SIGKILL all members and wait until they are gone: fast, and what a power cut does."""
+        alive = [member for member in self.members if member.running]
+        for member in alive:
+            member.child.kill()
+        for member in alive:
+            member.child.join()
+
+    def erase(self) -> None:
+        """Remove data, logs and ports of a cluster that does not run."""
+        for member in self.members:
+            assert not member.running, f"{member.name} runs"
+            shutil.rmtree(member.data, ignore_errors=True)
+            member.log.unlink(missing_ok=True)
+        (self.folder / _PLAN).unlink(missing_ok=True)
+
+    def _port_was_taken(self) -> bool:
+        return any("address already in use" in member.child.tail(50) for member in self.members)
+
+
+def _peers(plans: Sequence[MemberPlan], tls: EtcdTls | None) -> str:
+    return ",".join(f"{plan.name}={plan.peer_url(tls)}" for plan in plans)
+
+
+def _read_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str] | None:
+    try:
+        stored = json.loads((folder / _PLAN).read_text())
+    except FileNotFoundError:
+        return None
+    plans = [MemberPlan(**plan) for plan in stored["members"]]
+    if len(plans) != members:
+        raise ConfigError(
+            f"{folder} holds a cluster of {len(plans)} members, not {members}",
+            hint="ask for as many, or use another folder",
+        )
+    return plans, stored["token"]
+
+
+def _new_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str]:
+    ports = free_ports(2 * members, host=HOST)
+    plans = [
+        MemberPlan(name=f"etcd-{i + 1}", client_port=ports[2 * i], peer_port=ports[2 * i + 1])
+        for i in range(members)
+    ]
+    token = secrets.token_hex(8)  # so that members of a cluster that had these ports stay strangers
+    stored = {"members": [asdict(plan) for plan in plans], "token": token}
+    (folder / _PLAN).write_text(json.dumps(stored, indent=1))
+    return plans, token
+
+
+def _until(condition: Callable[[], _T], timeout_s: float) -> _T:
+    """Return the first true answer of `condition`, or the last one when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := condition()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return answer

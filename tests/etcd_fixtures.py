@@ -1,0 +1,79 @@
+"""Real etcd for tests: registered in `tests/conftest.py`, so every test may ask for these.
+
+`etcd` is one member shared by the whole run: keep to keys of your own. `etcd_cluster` is three
+members for one test alone, to be killed and frozen at will. `start_etcd` makes any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from strata.launch.etcd_binary import EtcdBinary, find_etcd
+from strata.launch.etcd_cluster import EtcdCluster
+from strata.launch.etcd_http import EtcdTls
+
+
+class StartEtcd(Protocol):
+    """The `start_etcd` fixture: a cluster that ends with the test."""
+
+    def __call__(
+        self,
+        members: int = 1,
+        *,
+        tls: EtcdTls | None = None,
+        extra_args: tuple[str, ...] = (),
+        fsync: bool = False,
+    ) -> EtcdCluster: ...
+
+
+@pytest.fixture(scope="session")
+def etcd_binary(etcd_bin: Path) -> EtcdBinary:
+    """The etcd that all tests run with."""
+    return find_etcd(flag=etcd_bin)
+
+
+@pytest.fixture(scope="session")
+def etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One member for the whole run; use keys that no other test uses, compact nothing."""
+    cluster = EtcdCluster.start(tmp_path_factory.mktemp("etcd"), binary=etcd_binary, fsync=False)
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def start_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[StartEtcd]:
+    """A function that starts a cluster for this test alone."""
+    number = itertools.count(1)
+    with contextlib.ExitStack() as running:
+
+        def start(
+            members: int = 1,
+            *,
+            tls: EtcdTls | None = None,
+            extra_args: tuple[str, ...] = (),
+            fsync: bool = False,
+        ) -> EtcdCluster:
+            cluster = EtcdCluster.start(
+                tmp_path / f"cluster-{next(number)}",
+                members=members,
+                binary=etcd_binary,
+                tls=tls,
+                extra_args=extra_args,
+                fsync=fsync,
+            )
+            running.callback(cluster.kill)
+            return cluster
+
+        yield start
+
+
+@pytest.fixture
+def etcd_cluster(start_etcd: StartEtcd) -> EtcdCluster:
+    """Three members for this test alone, healthy, with etcd's default timing."""
+    return start_etcd(3)
