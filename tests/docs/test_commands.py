@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -57,10 +56,13 @@ def test_scripts_exist(page: str, words: list[str]) -> None:
 
 
 def cli_commands() -> dict[str, str]:
-    """Every command of `strata`, with its help; empty while there is no CLI."""
-    if importlib.util.find_spec("strata.cli") is None or not (ROOT / "strata/cli/__init__.py").exists():
+    """Every command of `strata`, with its help; empty while the command line is not whole yet."""
+    try:
+        app = importlib.import_module("strata.cli.app").app
+    except ImportError as error:
+        if not (error.name or "").startswith("strata"):
+            raise
         return {}
-    app = importlib.import_module("strata.cli").app
     found: dict[str, str] = {}
 
     def visit(prefix: str, group: object) -> None:
