@@ -69,22 +69,19 @@ class BarrierResult(Enum):
     BROKEN = "broken"
 
 
-_record = dataclass(frozen=True, slots=True, kw_only=True)
-
-
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUid:
     uid: str
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
     instance: InstanceId
     replica: ReplicaId
     address: str
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One running coordinator. `address` is its gRPC address for clients and peers."""
 
@@ -94,7 +91,7 @@ class Replica:
     version: str = ""
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """The limits of a job. Workers are members: supervisors, or lone trainers."""
 
@@ -104,7 +101,7 @@ class JobSpec:
     max_fruitless_generations: int = 3
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standbys:
     """Registered members that the world has no place for."""
 
@@ -112,14 +109,14 @@ class Standbys:
     epoch: int = 0
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPhase:
     phase: Phase
     reason: str
     epoch: int = 0
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """A member. Its incarnation is the create_revision of its key."""
 
@@ -131,7 +128,7 @@ class Worker:
     pid: int = 0
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A worker's place in one generation: ranks first_rank .. first_rank + slots - 1."""
 
@@ -142,12 +139,12 @@ class Member:
     first_rank: int
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MembersChunk:
     members: tuple[Member, ...]
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePoint:
     """The committed checkpoint that a generation begins from."""
 
@@ -156,7 +153,7 @@ class RestorePoint:
     record_generation: int
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
     """The current generation. `size` counts ranks; `members` 0 is a forming world.
 
@@ -178,7 +175,7 @@ class WorldHead:
         return self.members == 0
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed:
     """Why a rank ended before its time: exit code, or minus the signal."""
 
@@ -187,17 +184,17 @@ class RankFailed:
     code: int | None = None
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankDone:
     worker: WorkerId
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
     step: int
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierOutcome:
     """How the round ended. `payloads` maps a rank to base64; chunked beside it when large."""
 
@@ -211,19 +208,19 @@ class BarrierOutcome:
     payload_chunks: int = 0
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadChunk:
     payloads: Mapping[str, str]
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierFloor:
     """The lowest round that may still be open is the one after `round`."""
 
     round: int
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierArrived:
     """A hint for people: who is still missing. No decision reads it."""
 
@@ -232,7 +229,7 @@ class BarrierArrived:
     missing: tuple[int, ...]
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
     """A dataset is `shards` numbered files; `uri` names one when formatted with `shard=i`."""
 
@@ -241,7 +238,7 @@ class DatasetSpec:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """Whose shards are whose, as of one assignment epoch.
 
@@ -257,7 +254,7 @@ class Assignment:
     ring: str = "ring-v1"
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """One slot of the catalog: (step, generation). `path` is the URI of its folder.
 
@@ -282,7 +279,7 @@ class CheckpointRecord:
     reason: str = ""
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
     """A rank's part is durable: the digest of its manifest and the bytes it wrote."""
 
@@ -292,7 +289,7 @@ class Ack:
     incarnation: int
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
     """The global manifest is durable: its digest and the sum of all bytes."""
 
@@ -303,7 +300,7 @@ class Seal:
     model_hash: str = ""
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
     """The newest checkpoint by (generation, step), as the protocols order them.
 
@@ -317,7 +314,7 @@ class Latest:
     record_generation: int
 
 
-@_record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     who: str
     why: str
@@ -372,7 +369,7 @@ def _plain(value: Any) -> Any:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -392,7 +389,7 @@ def _build(hint: Any, value: Any) -> Any:
         (_key, item) = typing.get_args(hint)
         return {k: _build(item, v) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
-        hints = _hints(typing.cast(type[Any], hint))
+        hints = _hints(hint)
         return hint(**{k: _build(hints[k], v) for k, v in value.items() if k in hints})  # type: ignore[operator]  # is_dataclass narrows to an instance or a class
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
