@@ -1,0 +1,139 @@
+"""One attempt at a save: what a view says of it, who may act on it, and how it is given up."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from strata.core.ids import WorkerId
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, Seal, encode
+from strata.core.txn import Compare, Decision, Delete, Put, Txn, created_at, unchanged
+from strata.core.view import Entry
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointNotFound,
+    Refused,
+    StaleGeneration,
+    StaleIncarnation,
+    StrataError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Author:
+    """Who asks: one rank of a member, in the generation it believes in."""
+
+    worker: WorkerId
+    incarnation: int
+    generation: int
+    rank: int
+
+
+# -- what a view says of one record -----------------------------------------------------------
+
+
+def folder_name(step: int, generation: int, attempt: str) -> str:
+    """Return the name of an attempt's folder; the attempt makes it unique for ever."""
+    return f"step-{step:012d}-gen-{generation:06d}-{attempt}"
+
+
+def acked(job: JobView, record: CheckpointRecord) -> set[int]:
+    """Return the ranks whose part of this attempt is durable."""
+    acks = job.keys.acks(record.step, record.generation, record.attempt)
+    return {int(name) for name in job.view.names(acks) if name != "seal"}
+
+
+def sealed(job: JobView, record: CheckpointRecord) -> Seal | None:
+    """Return the seal of this attempt, or None."""
+    return job.view.record(job.keys.seal(record.step, record.generation, record.attempt), Seal)
+
+
+def missing(job: JobView, record: CheckpointRecord) -> list[int]:
+    """Return the ranks that have not acked this attempt, in order."""
+    return sorted(set(range(record.ranks)) - acked(job, record))
+
+
+def complete(job: JobView, record: CheckpointRecord) -> bool:
+    """Tell whether all ranks and the seal have acked."""
+    return sealed(job, record) is not None and not missing(job, record)
+
+
+def uses(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
+    """Tell whether the attempt `user` has a reference under `used`."""
+    refs = job.keys.refs(used.step, used.generation, used.attempt)
+    return job.view.get(refs + user.attempt) is not None
+
+
+def attempt_of(
+    job: JobView, generation: int, step: int, attempt: str
+) -> Entry[CheckpointRecord] | StrataError:
+    """Return the slot while it holds `attempt`; else why it does not."""
+    held = job.checkpoint(step, generation)
+    if held is None:
+        return CheckpointNotFound(f"no save of step {step} was begun in generation {generation}")
+    if held.record.attempt != attempt:
+        return CheckpointAborted(
+            f"attempt {attempt} of step {step} was given up; {held.record.attempt} took its place"
+        )
+    return held
+
+
+# -- who may act on it ------------------------------------------------------------------------
+
+
+def authorised(job: JobView, author: Author) -> tuple[Compare, ...] | StrataError:
+    """Return what a write on the author's behalf compares, or why there can be none."""
+    head, world = job.head(), job.world()
+    if head is None or world is None:
+        return Refused("the job has no world yet", hint="wait until the world has formed")
+    current = head.record.generation
+    if author.generation < current:
+        return StaleGeneration(f"generation {author.generation} has ended; {current} is current")
+    if author.generation > current:
+        return Refused(f"generation {author.generation} does not exist yet; {current} is current")
+    member = world.find(author.worker, author.incarnation)
+    if member is None:
+        if any(m.worker == author.worker for m in world.members):
+            return StaleIncarnation(f"{author.worker} is another incarnation in this world")
+        return Refused(f"{author.worker} has no place in generation {current}")
+    if not member.first_rank <= author.rank < member.first_rank + member.slots:
+        return Refused(f"rank {author.rank} does not belong to {author.worker}")
+    key = job.keys.worker(author.worker)
+    worker = job.worker(author.worker)
+    if worker is None:
+        return StaleIncarnation(f"{author.worker} was declared dead", hint="it must register again")
+    if worker.create_revision != author.incarnation:
+        return StaleIncarnation(f"another process took the place of {author.worker}")
+    return unchanged(head.key, head.mod_revision), created_at(key, author.incarnation)
+
+
+def refuse(refusal: StrataError) -> Decision:
+    """Return the decision that nothing can be done, for this reason."""
+    return Decision(reason=refusal.message, refusal=refusal)
+
+
+# -- giving it up -----------------------------------------------------------------------------
+
+
+def release_references(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:
+    """Return what takes back this attempt's references to the checkpoints it builds on."""
+    return tuple(
+        Delete(key=job.keys.refs(e.record.step, e.record.generation, e.record.attempt) + record.attempt)
+        for e in job.checkpoints()
+        if uses(job, record, e.record)
+    )
+
+
+def abort_attempt(
+    job: JobView, held: Entry[CheckpointRecord], reason: str, guards: tuple[Compare, ...]
+) -> Decision:
+    """Turn the record to ABORTED. Its acks stay for people, until it is replaced or deleted."""
+    record = dataclasses.replace(held.record, state=CheckpointState.ABORTED, reason=reason)
+    return Decision(
+        reason=f"step {record.step} is given up: {reason}",
+        txn=Txn(
+            compares=(*guards, unchanged(held.key, held.mod_revision)),
+            success=(Put(key=held.key, value=encode(record)), *release_references(job, record)),
+        ),
+    )

@@ -1,0 +1,175 @@
+"""Opening the slot of a checkpoint, or joining the attempt that holds it (PROTOCOLS 8.1, 8.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from strata.core.checkpoint_attempt import Author, authorised, folder_name, refuse, uses
+from strata.core.checkpoint_order import find
+from strata.core.ids import AttemptId, checked_id
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Latest, encode
+from strata.core.txn import Decision, Operation, Put, Txn, delete_prefix, unchanged
+from strata.core.view import Entry
+from strata.errors import (
+    CheckpointNotFound,
+    InvalidArgument,
+    QuotaExceeded,
+    Refused,
+    StrataError,
+)
+
+MAX_REFERENCES = 32
+"""How many attempts an Incremental may use; beyond them a Full is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginRequest:
+    """Open the slot (step, the author's generation), or join the attempt that holds it.
+
+    `replaces` names the ABORTED attempt whose slot is to be used again. Without it a rank that
+    comes late learns that its save was given up, and no attempt is opened that nobody joins.
+    """
+
+    author: Author
+    step: int
+    type: CheckpointType
+    root: str
+    attempt: AttemptId
+    epoch: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    base_step: int | None = None
+    base_attempt: AttemptId | None = None
+    replaces: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The slot of an Incremental that uses chunks of the attempt this lies under."""
+
+    step: int
+    generation: int
+
+
+def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> Decision:
+    """Open the slot, or find the attempt that holds it; the view then shows the record.
+
+    Settled once the slot holds a record: OPEN or COMMITTED, or an ABORTED one that the request
+    does not replace. Whoever reads the result looks at `attempt` and `state`.
+    """
+    guards = authorised(job, request.author)
+    if isinstance(guards, StrataError):
+        return refuse(guards)
+    author, step = request.author, request.step
+    if step < 0:
+        return refuse(InvalidArgument(f"step {step} is below 0"))
+    checked_id("attempt", request.attempt)
+    key = job.keys.checkpoint(step, author.generation)
+    held = job.checkpoint(step, author.generation)
+    if held is not None and not _replaceable(held.record, request):
+        return _joined(held.record)
+    latest = job.latest()
+    if latest is not None and _behind(latest.record, author.generation, step):
+        return refuse(
+            Refused(
+                f"step {step} lies before step {latest.record.step}, which generation"
+                f" {author.generation} has reached",
+                hint="going back takes a new generation that restores from the older step",
+            )
+        )
+    bases = _bases(job, request)
+    if isinstance(bases, StrataError):
+        return refuse(bases)
+    head = job.head()
+    assert head is not None  # _authorised
+    record = CheckpointRecord(
+        attempt=request.attempt,
+        step=step,
+        generation=author.generation,
+        type=request.type,
+        state=CheckpointState.OPEN,
+        ranks=head.record.size,
+        path=_path(request.root, job.keys.name, step, author.generation, request.attempt),
+        epoch=request.epoch,
+        created_unix_ms=now_unix_ms,
+        base_step=request.base_step,
+        base_attempt=request.base_attempt,
+        metadata=dict(request.metadata),
+    )
+    reference = encode(Reference(step=step, generation=author.generation))
+    operations: list[Operation] = [Put(key=key, value=encode(record))]
+    operations += [
+        Put(
+            key=job.keys.refs(b.record.step, b.record.generation, b.record.attempt) + request.attempt,
+            value=reference,
+        )
+        for b in bases
+    ]
+    if held is not None:
+        operations.append(delete_prefix(job.keys.attempt(step, author.generation, held.record.attempt)))
+    return Decision(
+        reason=f"rank {author.rank} opens step {step} as attempt {request.attempt}",
+        txn=Txn(
+            compares=(
+                *guards,
+                unchanged(key, held.mod_revision if held is not None else 0),
+                unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
+                *(unchanged(b.key, b.mod_revision) for b in bases),
+            ),
+            success=tuple(operations),
+        ),
+    )
+
+
+def _replaceable(record: CheckpointRecord, request: BeginRequest) -> bool:
+    return (
+        record.state is CheckpointState.ABORTED
+        and record.attempt == request.replaces
+        and record.attempt != request.attempt
+    )
+
+
+def _joined(record: CheckpointRecord) -> Decision:
+    if record.state is CheckpointState.DELETING:
+        return refuse(
+            Refused(
+                f"step {record.step} of generation {record.generation} is being deleted",
+                hint="save it again once the deletion is finished",
+            )
+        )
+    return Decision(reason=f"step {record.step} is attempt {record.attempt}, {record.state.value}")
+
+
+def _behind(latest: Latest, generation: int, step: int) -> bool:
+    """A save behind this generation's own progress: somebody went back without a new world."""
+    return latest.generation == generation and step < latest.step
+
+
+def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]] | StrataError:
+    """Return every record whose chunks the new attempt may use; none unless it is Incremental."""
+    if request.type is not CheckpointType.INCREMENTAL:
+        return []
+    if request.base_step is None or request.base_attempt is None:
+        return InvalidArgument("an Incremental names the step and the attempt it builds on")
+    base = find(job, request.base_step, request.base_attempt)
+    if base is None:
+        return CheckpointNotFound(
+            f"no attempt {request.base_attempt} of step {request.base_step} to build on"
+        )
+    bases = [base, *(e for e in job.checkpoints() if uses(job, base.record, e.record))]
+    if len(bases) > MAX_REFERENCES:
+        return QuotaExceeded(
+            f"the base uses {len(bases) - 1} earlier checkpoints already", hint="save a Full"
+        )
+    for entry in bases:
+        if entry.record.state is not CheckpointState.COMMITTED:
+            return Refused(
+                f"step {entry.record.step}, which the base needs, is {entry.record.state.value}",
+                hint="build on a committed checkpoint, or save a Full",
+            )
+    return bases
+
+
+def _path(root: str, job: str, step: int, generation: int, attempt: str) -> str:
+    return f"{root.rstrip('/')}/{job}/{folder_name(step, generation, attempt)}"

@@ -1,0 +1,119 @@
+"""Which checkpoint is newer, and which one a world begins from (PROTOCOLS 8.4).
+
+The order is (generation, step): what a later world saved counts as newer, whatever its step. A
+world that restores from step s takes that record over: `latest` names it under the new
+generation. What older generations had saved beyond s is thereby *superseded*: it belongs to a
+history that was given up, never counts as newer, and is restored only by explicit request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strata.core.job import JobView
+from strata.core.records import (
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    Latest,
+    RestorePoint,
+)
+from strata.core.view import Entry
+
+RESTORABLE_TYPES = frozenset({CheckpointType.FULL, CheckpointType.INCREMENTAL})
+"""The types that hold the whole state; only they move `latest`."""
+
+
+def order(record: CheckpointRecord) -> tuple[int, int]:
+    """Return the key by which records are compared: (generation, step)."""
+    return record.generation, record.step
+
+
+def restorations(job: JobView) -> Iterator[tuple[int, int]]:
+    """Yield (generation, step) for every world that began from a checkpoint."""
+    for name in job.view.names(job.keys.worlds):
+        step = job.restored(int(name))
+        if step is not None:
+            yield int(name), step
+
+
+def superseded(job: JobView, record: CheckpointRecord) -> bool:
+    """Tell whether a later world went back behind this record."""
+    return any(g > record.generation and record.step > s for g, s in restorations(job))
+
+
+def supersedes_any(job: JobView, generation: int) -> bool:
+    """Tell whether `worlds/<generation>/restored` still gives a record up.
+
+    While it does, housekeeping keeps that key: without it the record would count again.
+    """
+    step = job.restored(generation)
+    return step is not None and any(
+        e.record.generation < generation and e.record.step > step for e in job.checkpoints()
+    )
+
+
+def find(job: JobView, step: int, attempt: str = "") -> Entry[CheckpointRecord] | None:
+    """Return the record of that attempt at `step`; without an attempt, the newest at `step`."""
+    entries = [
+        e
+        for e in job.view.entries(job.keys.checkpoint_step(step), CheckpointRecord)
+        if attempt in {"", e.record.attempt}
+    ]
+    return max(entries, key=lambda e: e.record.generation, default=None)
+
+
+def is_latest(latest: Latest | None, record: CheckpointRecord) -> bool:
+    """Tell whether `latest` names this very record."""
+    return (
+        latest is not None
+        and (latest.step, latest.record_generation) == (record.step, record.generation)
+        and latest.attempt == record.attempt
+    )
+
+
+def newest(job: JobView) -> Entry[CheckpointRecord] | None:
+    """Return the newest committed record that holds a whole state and is not superseded.
+
+    That is the one `latest` names, as long as it is COMMITTED; the best of the others once it
+    has turned out to be CORRUPT.
+    """
+    latest = job.latest()
+    if latest is not None:
+        named = job.checkpoint(latest.record.step, latest.record.record_generation)
+        if (
+            named is not None
+            and is_latest(latest.record, named.record)
+            and named.record.state is CheckpointState.COMMITTED
+        ):
+            return named
+    good = (
+        e
+        for e in job.checkpoints()
+        if e.record.state is CheckpointState.COMMITTED
+        and e.record.type in RESTORABLE_TYPES
+        and not superseded(job, e.record)
+    )
+    return max(good, key=lambda e: order(e.record), default=None)
+
+
+def restore_point(job: JobView) -> RestorePoint | None:
+    """Return where the next world begins, or None when nothing was committed yet."""
+    entry = newest(job)
+    if entry is None:
+        return None
+    return RestorePoint(
+        step=entry.record.step,
+        attempt=entry.record.attempt,
+        record_generation=entry.record.generation,
+    )
+
+
+def latest_under(generation: int, point: RestorePoint) -> Latest:
+    """Return `latest` as the head of a world that begins from `point` writes it."""
+    return Latest(
+        generation=generation,
+        step=point.step,
+        attempt=point.attempt,
+        record_generation=point.record_generation,
+    )

@@ -1,0 +1,300 @@
+"""The life of a checkpoint in the catalog: begin, ack, seal, commit or abort (PROTOCOLS 8).
+
+    begin ──▶ OPEN ──(every rank acked, sealed)──▶ COMMITTED ──▶ DELETING ──▶ gone
+                └──(abort, or a second digest)──▶ ABORTED ──▶ replaced, or DELETING
+
+One slot exists per (step, generation). Its record names one *attempt*; ranks that begin the same
+slot join it. Acks are create-once below the attempt and stay while the record is OPEN, so that
+"all ranks acked" is a stable predicate: it ends only by a change of the record, and the record is
+compared. A commit therefore needs no compare per rank, however large the world.
+
+Every decision is level-triggered: it recognises its own effect, and its result is read from the
+view afterwards. A refusal holds only from a view that is as new as a linearizable read begun
+after the request came; `Executor.settle` sees to that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata.core.checkpoint_attempt import (
+    Author,
+    abort_attempt,
+    acked,
+    attempt_of,
+    authorised,
+    complete,
+    folder_name,
+    missing,
+    refuse,
+    sealed,
+)
+from strata.core.checkpoint_begin import BeginRequest, Reference, decide_begin
+from strata.core.checkpoint_order import (
+    RESTORABLE_TYPES,
+    find,
+    is_latest,
+    latest_under,
+    newest,
+    order,
+    restore_point,
+    superseded,
+    supersedes_any,
+)
+from strata.core.checkpoint_retention import decide_delete, decide_pin, decide_unpin
+from strata.core.job import JobView
+from strata.core.records import (
+    Ack,
+    CheckpointRecord,
+    CheckpointState,
+    Latest,
+    Seal,
+    encode,
+)
+from strata.core.txn import (
+    Decision,
+    Operation,
+    Put,
+    Txn,
+    absent,
+    unchanged,
+)
+from strata.core.view import Entry
+from strata.errors import (
+    CheckpointAborted,
+    Conflict,
+    Refused,
+    StrataError,
+)
+
+__all__ = [
+    "RESTORABLE_TYPES",
+    "AckRequest",
+    "Author",
+    "BeginRequest",
+    "Reference",
+    "SealRequest",
+    "acked",
+    "complete",
+    "decide_abort",
+    "decide_ack",
+    "decide_begin",
+    "decide_close",
+    "decide_commit",
+    "decide_delete",
+    "decide_pin",
+    "decide_seal",
+    "decide_unpin",
+    "find",
+    "folder_name",
+    "is_latest",
+    "latest_under",
+    "missing",
+    "newest",
+    "order",
+    "restore_point",
+    "sealed",
+    "superseded",
+    "supersedes_any",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckRequest:
+    """One rank's part is durable: `digest` is that of its manifest."""
+
+    author: Author
+    step: int
+    attempt: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealRequest:
+    """The global manifest is durable; `size_bytes` is the sum of all images."""
+
+    author: Author
+    step: int
+    attempt: str
+    digest: str
+    size_bytes: int
+    model_hash: str = ""
+
+
+# -- acks and the seal ------------------------------------------------------------------------
+
+
+def decide_ack(job: JobView, request: AckRequest) -> Decision:
+    """Record that one rank's part is durable, once; a second digest ends the attempt."""
+    author = request.author
+    held = attempt_of(job, author.generation, request.step, request.attempt)
+    if isinstance(held, StrataError):
+        return refuse(held)
+    key = job.keys.ack(request.step, author.generation, request.attempt, author.rank)
+    ack = job.view.record(key, Ack)
+    if ack is not None and ack.digest == request.digest:
+        return Decision(reason=f"rank {author.rank} acked step {request.step}")
+    who = f"rank {author.rank}"
+    if held.record.state is not CheckpointState.OPEN:
+        return refuse(_ended(held.record, who))
+    guards = authorised(job, author)
+    if isinstance(guards, StrataError):
+        return refuse(guards)
+    if ack is not None:
+        return abort_attempt(job, held, f"{who} acked two different digests", guards)
+    record = Ack(
+        digest=request.digest,
+        size_bytes=request.size_bytes,
+        worker=author.worker,
+        incarnation=author.incarnation,
+    )
+    return Decision(
+        reason=f"{who} acks step {request.step}",
+        txn=Txn(
+            compares=(*guards, unchanged(held.key, held.mod_revision), absent(key)),
+            success=(Put(key=key, value=encode(record)),),
+        ),
+    )
+
+
+def decide_seal(job: JobView, request: SealRequest) -> Decision:
+    """Record that the global manifest is durable, once, and only after every rank's ack."""
+    author = request.author
+    held = attempt_of(job, author.generation, request.step, request.attempt)
+    if isinstance(held, StrataError):
+        return refuse(held)
+    seal = sealed(job, held.record)
+    if seal is not None and seal.digest == request.digest:
+        return Decision(reason=f"step {request.step} is sealed")
+    who = f"rank {author.rank} as sealer"
+    if held.record.state is not CheckpointState.OPEN:
+        return refuse(_ended(held.record, who))
+    guards = authorised(job, author)
+    if isinstance(guards, StrataError):
+        return refuse(guards)
+    if seal is not None:
+        return abort_attempt(job, held, f"step {request.step} was sealed with two digests", guards)
+    waiting = missing(job, held.record)
+    if waiting:
+        return refuse(
+            Refused(
+                f"step {request.step} cannot be sealed: {len(waiting)} of {held.record.ranks}"
+                f" ranks have not acked, the first is rank {waiting[0]}"
+            )
+        )
+    key = job.keys.seal(request.step, author.generation, request.attempt)
+    record = Seal(
+        digest=request.digest,
+        size_bytes=request.size_bytes,
+        worker=author.worker,
+        incarnation=author.incarnation,
+        model_hash=request.model_hash,
+    )
+    return Decision(
+        reason=f"rank {author.rank} seals step {request.step}",
+        txn=Txn(
+            compares=(*guards, unchanged(held.key, held.mod_revision), absent(key)),
+            success=(Put(key=key, value=encode(record)),),
+        ),
+    )
+
+
+def _ended(record: CheckpointRecord, who: str) -> StrataError:
+    if record.state is CheckpointState.ABORTED:
+        return CheckpointAborted(f"the save of step {record.step} was given up: {record.reason}")
+    return Conflict(f"step {record.step} is {record.state.value} already, without this digest of {who}")
+
+
+# -- the end: commit or abort -----------------------------------------------------------------
+
+
+def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
+    """Commit this OPEN record if its world is current and everybody acked; else do nothing.
+
+    Any replica decides this on every view change and at its start. It refuses nothing: who waits
+    for a commit waits on the record.
+    """
+    record = entry.record
+    if record.state is not CheckpointState.OPEN:
+        return Decision(reason=f"step {record.step} is {record.state.value}")
+    head = job.head()
+    if head is None or head.record.generation != record.generation:
+        return Decision(reason=f"generation {record.generation} of step {record.step} has ended")
+    waiting = missing(job, record)
+    if waiting:
+        return Decision(
+            reason=f"step {record.step}: {record.ranks - len(waiting)} of {record.ranks} ranks"
+            f" acked; waiting for rank {waiting[0]}"
+        )
+    seal = sealed(job, record)
+    if seal is None:
+        return Decision(reason=f"step {record.step}: all ranks acked; waiting for the seal")
+    committed = dataclasses.replace(
+        record,
+        state=CheckpointState.COMMITTED,
+        size_bytes=seal.size_bytes,
+        model_hash=seal.model_hash,
+        manifest_digest=seal.digest,
+    )
+    latest = job.latest()
+    operations: list[Operation] = [Put(key=entry.key, value=encode(committed))]
+    newer = latest is None or order(record) > (latest.record.generation, latest.record.step)
+    if newer and record.type in RESTORABLE_TYPES:
+        moved = Latest(
+            generation=record.generation,
+            step=record.step,
+            attempt=record.attempt,
+            record_generation=record.generation,
+        )
+        operations.append(Put(key=job.keys.latest, value=encode(moved)))
+    return Decision(
+        reason=f"step {record.step}: all {record.ranks} ranks and the seal acked",
+        txn=Txn(
+            compares=(
+                unchanged(entry.key, entry.mod_revision),
+                unchanged(head.key, head.mod_revision),
+                unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
+            ),
+            success=tuple(operations),
+        ),
+    )
+
+
+def decide_abort(job: JobView, *, author: Author, step: int, attempt: str, reason: str) -> Decision:
+    """Give the attempt up for all ranks; settled when it is over, refused once it is committed."""
+    held = attempt_of(job, author.generation, step, attempt)
+    if isinstance(held, CheckpointAborted):
+        return Decision(reason=held.message)
+    if isinstance(held, StrataError):
+        return refuse(held)
+    if held.record.state is CheckpointState.ABORTED:
+        return Decision(reason=f"step {step} was given up: {held.record.reason}")
+    if held.record.state is not CheckpointState.OPEN:
+        return refuse(Conflict(f"step {step} is {held.record.state.value} already"))
+    guards = authorised(job, author)
+    if isinstance(guards, StrataError):
+        return refuse(guards)
+    return abort_attempt(job, held, reason, guards)
+
+
+def decide_close(job: JobView, *, through_generation: int, reason: str) -> Decision:
+    """Leave no save of these generations OPEN: commit the complete ones, then abort the others.
+
+    For the leader, which adds its fence: before it writes a new head with the current
+    generation, after it with the one before (a save may have begun in between).
+    """
+    opened = [e for e in _open(job) if e.record.generation <= through_generation]
+    for entry in opened:
+        decision = decide_commit(job, entry)
+        if decision.txn is not None:
+            return decision
+    if opened:
+        return abort_attempt(job, opened[0], reason, ())
+    return Decision(reason="no save is open")
+
+
+def _open(job: JobView) -> Iterator[Entry[CheckpointRecord]]:
+    return (e for e in job.checkpoints() if e.record.state is CheckpointState.OPEN)
