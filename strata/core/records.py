@@ -389,7 +389,7 @@ def _build(hint: Any, value: Any) -> Any:
         (_key, item) = typing.get_args(hint)
         return {k: _build(item, v) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
-        hints = _hints(hint)
+        hints = _hints(typing.cast(Any, hint))
         return hint(**{k: _build(hints[k], v) for k, v in value.items() if k in hints})  # type: ignore[operator]  # is_dataclass narrows to an instance or a class
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
