@@ -235,6 +235,7 @@ class BeginCheckpointRequest(_message.Message):
     BASE_STEP_FIELD_NUMBER: _builtins.int
     BASE_ATTEMPT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    REPLACES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     epoch: _builtins.int
@@ -245,6 +246,10 @@ class BeginCheckpointRequest(_message.Message):
     """Proposed by the caller, random: the winner's becomes the attempt's id."""
     base_step: _builtins.int
     base_attempt: _builtins.str
+    replaces: _builtins.str
+    """The ABORTED attempt whose slot shall be used again. Without it the answer shows that attempt,
+    so that a rank which comes late learns that the save was given up.
+    """
     @_builtins.property
     def author(self) -> Global___Author: ...
     @_builtins.property
@@ -265,10 +270,11 @@ class BeginCheckpointRequest(_message.Message):
         base_step: _builtins.int = ...,
         base_attempt: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        replaces: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "base_attempt", b"base_attempt", "base_step", b"base_step", "epoch", b"epoch", "job", b"job", "metadata", b"metadata", "root", b"root", "step", b"step", "token", b"token", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "base_attempt", b"base_attempt", "base_step", b"base_step", "epoch", b"epoch", "job", b"job", "metadata", b"metadata", "replaces", b"replaces", "root", b"root", "step", b"step", "token", b"token", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
