@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.errors import NotFound, StrataError
+from strata.etcd.begin import first_answer
 from strata.etcd.connection import Connection
 from strata.etcd.endpoint import Endpoint
 from strata.etcdapi import cluster_pb2, maintenance_pb2
@@ -66,13 +67,13 @@ class Cluster:
 
     async def status(self) -> MemberStatus:
         """Return the status of whichever endpoint answers first."""
-        answer, endpoint = await self._connection.first_answer()
+        answer, endpoint = await first_answer(self._connection)
         return _read_status(endpoint, answer)
 
     async def statuses(self) -> dict[str, MemberStatus | StrataError]:
         """Return the status of every endpoint, or why it has none."""
         found: dict[str, MemberStatus | StrataError] = {}
-        for endpoint in self._connection.endpoints:
+        for endpoint in sorted(self._connection.endpoints, key=lambda each: each.name):
             try:
                 answer = await self._connection.at(
                     endpoint, lambda at: at.maintenance.Status, maintenance_pb2.StatusRequest()

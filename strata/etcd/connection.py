@@ -12,18 +12,19 @@ the next call goes to the ready endpoint that was blamed longest ago. Two kinds 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from grpc.aio import AioRpcError, Metadata, UnaryUnaryMultiCallable
 
-from strata.errors import ConfigError, StrataError, Unavailable
+from strata.errors import StrataError, Unavailable
 from strata.etcd import errors
-from strata.etcd.endpoint import Endpoint
+from strata.etcd.endpoint import Endpoint, Health
 from strata.etcd.guard import Guard, Header
-from strata.etcd.login import Credentials, Login
+from strata.etcd.login import Login
 from strata.etcd.options import Address, Timing, TlsConfig
-from strata.etcdapi import auth_pb2, maintenance_pb2
 
 
 class Answer(Protocol):
@@ -38,24 +39,32 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 Method = Callable[[Endpoint], UnaryUnaryMultiCallable[Request, AnswerT]]
 
 
-class Connection:
-    """A set of endpoints, one of them current. `guard` and `login` may be shared."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all connections of one store have in common."""
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        tls: TlsConfig | None,
-        timing: Timing,
-        *,
-        guard: Guard,
-        login: Login,
-        purpose: str,
-    ) -> None:
-        self.timing = timing
-        self.guard = guard
-        self.login = login
-        self.endpoints = [Endpoint(address, tls) for address in addresses]
-        self._current = self.endpoints[int(timing.chance() * len(self.endpoints))]
+    addresses: Sequence[Address]
+    tls: TlsConfig | None
+    timing: Timing
+    login: Login
+    guard: Guard = field(default_factory=Guard)
+    health: defaultdict[str, Health] = field(default_factory=lambda: defaultdict(Health))
+
+
+class Connection:
+    """A channel to every endpoint, one of them current."""
+
+    def __init__(self, shared: Shared, *, purpose: str) -> None:
+        self.timing = timing = shared.timing
+        self.guard = shared.guard
+        self.login = shared.login
+        # where the ring starts is chance, so that the clients of one cluster spread over it
+        start = int(timing.chance() * len(shared.addresses))
+        self.endpoints = [
+            Endpoint(address, shared.tls, shared.health[address.target])
+            for address in (*shared.addresses[start:], *shared.addresses[:start])
+        ]
+        self._current = self.endpoints[0]
         self._some_ready = asyncio.Event()
         self.closed = False
         self._tasks = [
@@ -78,31 +87,22 @@ class Connection:
     # -- choosing -------------------------------------------------------------------------------
 
     def _ready_changed(self, _endpoint: Endpoint) -> None:
-        if any(endpoint.ready for endpoint in self.endpoints):
-            self._some_ready.set()
-        else:
+        if self._choose() is None:
             self._some_ready.clear()
+        else:
+            self._some_ready.set()
 
     def blame(self, endpoint: Endpoint) -> None:
         """Send the next calls elsewhere, if there is a ready elsewhere."""
-        endpoint.blamed_at = self.timing.now()
-        if endpoint is self._current:
-            self._choose()
+        endpoint.health.blamed_at = self.timing.now()
+        self._choose()
 
     def _choose(self) -> Endpoint | None:
+        """Make the ready endpoint current that was blamed longest ago, the first of equals."""
         ready = [endpoint for endpoint in self.endpoints if endpoint.ready]
         if not ready:
             return None
-        # among equals the next in the ring, so that clients of a lost member spread
-        start = self.endpoints.index(self._current)
-        size = len(self.endpoints)
-        self._current = min(
-            ready,
-            key=lambda endpoint: (
-                endpoint.blamed_at,
-                (self.endpoints.index(endpoint) - start) % size,
-            ),
-        )
+        self._current = min(ready, key=lambda endpoint: endpoint.health.blamed_at)
         return self._current
 
     async def ready_endpoint(self, timeout_s: float) -> Endpoint:
@@ -237,57 +237,6 @@ class Connection:
         except StrataError:
             self.blame(endpoint)
             raise
-
-    # -- beginning ------------------------------------------------------------------------------
-
-    async def first_answer(self) -> tuple[maintenance_pb2.StatusResponse, str]:
-        """Return some member's status and its endpoint, or say of each why it has none."""
-        timing = self.timing
-        deadline = timing.now() + timing.connect_s
-        while True:
-            try:
-                endpoint = await self.ready_endpoint(max(0.01, deadline - timing.now()))
-            except Unavailable as error:
-                raise await self._why_none() from error
-            try:
-                request = maintenance_pb2.StatusRequest()
-                return await self.at(endpoint, lambda at: at.maintenance.Status, request), endpoint.name
-            except Unavailable:
-                if timing.now() >= deadline:
-                    raise
-            await timing.sleep(timing.pause_s(2))
-
-    async def _why_none(self) -> StrataError:
-        """Ask every endpoint once, only to learn how it fails: the channel's state has no words."""
-        found: list[StrataError] = []
-        for endpoint in self.endpoints:
-            try:
-                await endpoint.maintenance.Status(
-                    maintenance_pb2.StatusRequest(), timeout=self.timing.request_s
-                )
-            except AioRpcError as error:
-                found.append(errors.translate(error, endpoint.name))
-        for meaning in found:
-            if isinstance(meaning, ConfigError):
-                return meaning
-        reasons = "; ".join(meaning.message for meaning in found) or "they came too late"
-        return Unavailable(f"no etcd endpoint answers: {reasons}")
-
-
-def authenticator(connection: Callable[[], Connection], who: Credentials) -> Login:
-    """Return a login that authenticates `who` over a connection that may not exist yet."""
-    request = auth_pb2.AuthenticateRequest(name=who.user, password=who.password)
-
-    async def authenticate() -> str:
-        try:
-            answer = await connection().repeated(lambda at: at.auth.Authenticate, request, anonymous=True)
-        except StrataError as error:
-            if "authentication is not enabled" in error.message:
-                return ""
-            raise
-        return answer.token
-
-    return Login(authenticate)
 
 
 def cancelled_by_caller() -> bool:

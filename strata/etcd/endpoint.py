@@ -49,14 +49,24 @@ READY: Final = grpc.ChannelConnectivity.READY
 SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 
 
+class Health:
+    """What is known of one member, shared by every connection to it."""
+
+    __slots__ = ("blamed_at",)
+
+    def __init__(self) -> None:
+        self.blamed_at = float("-inf")
+        """When a call there last failed without a clear answer."""
+
+
 class Endpoint:
     """A channel to one member, its services, and what we know of its health."""
 
     __slots__ = (
         "auth",
-        "blamed_at",
         "channel",
         "cluster",
+        "health",
         "kv",
         "lease",
         "maintenance",
@@ -65,11 +75,12 @@ class Endpoint:
         "watch",
     )
 
-    def __init__(self, address: Address, tls: TlsConfig | None) -> None:
+    def __init__(self, address: Address, tls: TlsConfig | None, health: Health) -> None:
         if address.tls is not None and address.tls != (tls is not None):
             scheme, have = ("https", "no TLS files") if address.tls else ("http", "TLS files")
             raise ConfigError(f"etcd endpoint {scheme}://{address.target}, but {have} are configured")
         self.name = address.target
+        self.health = health
         options = list(_OPTIONS)
         if tls is None:
             self.channel = grpc.aio.insecure_channel(self.name, options=options)
@@ -84,8 +95,6 @@ class Endpoint:
         self.maintenance = MaintenanceStub(self.channel)
         self.auth = AuthStub(self.channel)
         self.ready = False
-        self.blamed_at = float("-inf")
-        """When a call here last failed without a clear answer, on the connection's clock."""
 
     async def keep_connected(self, changed: Callable[[Endpoint], None]) -> None:
         """Reconnect for ever, and call `changed` whenever `ready` has changed."""

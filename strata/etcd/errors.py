@@ -36,7 +36,7 @@ Code = grpc.StatusCode
 
 COMPACTED_TEXT: Final = "etcdserver: mvcc: required revision has been compacted"
 
-STALE_TOKEN_TEXTS: Final = frozenset(
+_STALE_TOKEN_TEXTS: Final = frozenset(
     {
         "etcdserver: invalid auth token",
         "etcdserver: revision of auth store is old",
@@ -82,7 +82,12 @@ class StaleTokenError(Exception):
 
 def is_stale_token(error: AioRpcError) -> bool:
     """Hold when etcd refused the call only because it does not know our token (any more)."""
-    return error.details() in STALE_TOKEN_TEXTS
+    return is_stale_token_text(error.details() or "")
+
+
+def is_stale_token_text(text: str) -> bool:
+    """As `is_stale_token`, for the reason that came inside a message of a stream."""
+    return text in _STALE_TOKEN_TEXTS
 
 
 def is_compacted(error: AioRpcError) -> bool:

@@ -9,9 +9,9 @@ from typing import Self
 from strata.core.etcd_version import Bug, EtcdVersion, Fitness, Verdict, judge
 from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
 from strata.errors import ConfigError
+from strata.etcd.begin import authenticator
 from strata.etcd.cluster import Cluster, MemberStatus
-from strata.etcd.connection import Connection, authenticator
-from strata.etcd.guard import Guard
+from strata.etcd.connection import Connection, Shared
 from strata.etcd.kv import KeyValues
 from strata.etcd.lease import Leases
 from strata.etcd.login import Credentials, Login
@@ -63,20 +63,20 @@ class EtcdStore:
         addresses = parse_endpoints(endpoints)
         if (user is None) != (password is None):
             raise ConfigError("etcd's user authentication needs both a user and a password")
-        guard = Guard()
         login = Login(None)
         if user is not None and password is not None:
             login = authenticator(lambda: connection, Credentials(user, password))
-        connection = Connection(addresses, tls, timing, guard=guard, login=login, purpose="calls")
+        shared = Shared(addresses=addresses, tls=tls, timing=timing, login=login)
+        connection = Connection(shared, purpose="calls")
         try:
-            await login.renew(login.plain)
+            anonymous = login.plain
             status = await Cluster(connection).status()
+            await login.renew(anonymous)
             verdict = _fit(status)
         except BaseException:
             await connection.close()
             raise
-        renewals = Connection(addresses, tls, timing, guard=guard, login=login, purpose="renewals")
-        return cls(connection, renewals, status, verdict)
+        return cls(connection, Connection(shared, purpose="renewals"), status, verdict)
 
     async def close(self) -> None:
         """Drop every connection; calls in flight and watches end with `Unavailable`."""

@@ -19,132 +19,23 @@ What is trusted (PROTOCOLS 3.2):
 - *Any end is a break*: the stream is reopened elsewhere, with jittered pauses. Only
   three ends are the caller's: the revision was compacted away, the user may not read the keys, the
   cluster was replaced.
-- *Silence* is a break as well: progress is asked for every 5 s, and after 15 s without a word the
-  stream moves. If calls to its member fail meanwhile, it is asked at once and given 3 s.
+- *Silence* is a break as well; see `watch_stream`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import grpc
-from grpc.aio import AioRpcError, StreamStreamCall
 
 from strata.core.store import Compacted
-from strata.core.txn import Event, WatchBatch
-from strata.errors import ClusterReplaced, ConfigError, InvalidArgument, Refused, Unavailable
-from strata.etcd import codec, errors
+from strata.core.txn import WatchBatch
+from strata.errors import InvalidArgument, Unavailable
+from strata.etcd import codec
 from strata.etcd.connection import Connection
-from strata.etcd.endpoint import Endpoint
+from strata.etcd.watch_stream import BrokenError, WatchStream
 from strata.etcdapi import mvcc_pb2, watch_pb2
-
-WatchCall = StreamStreamCall[watch_pb2.WatchRequest, watch_pb2.WatchResponse]
-
-_ASK: Final = watch_pb2.WatchRequest(progress_request=watch_pb2.WatchProgressRequest())
-
-
-class BrokenError(Exception):
-    """This stream is of no use any more; another may be."""
-
-
-class Stream:
-    """One attempt at a watch: a stream to one endpoint, from its opening to its break."""
-
-    def __init__(self, connection: Connection, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self._connection = connection
-        self._timing = connection.timing
-        self._floor = connection.guard.term
-        self._metadata = connection.login.plain
-        self._call: WatchCall = endpoint.watch.Watch(metadata=connection.login.streams)
-        self._reading: asyncio.Task[object] | None = None
-        self._heard_at = self._asked_at = self._timing.now()
-        self._confirmed = False
-
-    async def create(self, request: watch_pb2.WatchCreateRequest) -> None:
-        """Open the watch; return once etcd has confirmed it."""
-        try:
-            async with asyncio.timeout(self._timing.open_s):
-                await self._write(watch_pb2.WatchRequest(create_request=request))
-                answer = await self.receive()
-        except TimeoutError:
-            raise BrokenError("not confirmed in time") from None
-        if not answer.created:
-            raise BrokenError("etcd sent something else before its confirmation")
-        self._confirmed = True
-
-    async def receive(self) -> watch_pb2.WatchResponse:
-        """Return the next answer; `BrokenError` when there will be none."""
-        # Cancelling a read cancels the whole call. A task of its own lets the caller time out.
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._call.read())
-            self._heard_at = self._timing.now()
-        while not self._reading.done():
-            await asyncio.wait((self._reading,), timeout=await self._tick())
-        reading, self._reading = self._reading, None
-        try:
-            answer = reading.result()
-        except AioRpcError as error:
-            await self._explain(error)
-        except asyncio.CancelledError:
-            raise BrokenError("the call was closed") from None
-        else:
-            if isinstance(answer, watch_pb2.WatchResponse):
-                self._heard_at = self._timing.now()
-                try:
-                    self._connection.guard.admit(answer.header, self._floor, self.endpoint.name)
-                except Unavailable as error:
-                    raise BrokenError(error.message) from error
-                return answer
-        raise BrokenError("etcd ended the stream")
-
-    async def _tick(self) -> float:
-        """Ask for progress when it is time, and return how long to wait for an answer."""
-        timing, now = self._timing, self._timing.now()
-        silent_s = now - self._heard_at
-        # a call to this member failed since it was last heard on this stream
-        suspected = self.endpoint.blamed_at > self._heard_at
-        if silent_s >= timing.silence_s or (
-            suspected and now - max(self.endpoint.blamed_at, self._asked_at) >= timing.open_s
-        ):
-            raise BrokenError(f"silent for {silent_s:.1f} s")
-        if not self._confirmed:
-            return timing.open_s
-        if now - max(self._asked_at, self._heard_at) >= timing.progress_s or (
-            suspected and self._asked_at < self.endpoint.blamed_at
-        ):
-            self._asked_at = now
-            await self._write(_ASK)
-        return min(1.0, timing.progress_s)
-
-    async def _write(self, request: watch_pb2.WatchRequest) -> None:
-        try:
-            await self._call.write(request)
-        except (AioRpcError, asyncio.InvalidStateError) as error:
-            # the read says why
-            if self._reading is None:
-                raise BrokenError("the stream did not open") from error
-
-    async def _explain(self, error: AioRpcError) -> None:
-        """Raise what the end of the stream means: `BrokenError`, or an error for the caller."""
-        await self.judge(error.code(), error.details() or "")
-
-    async def judge(self, code: grpc.StatusCode, text: str) -> None:
-        if text in errors.STALE_TOKEN_TEXTS and self._connection.login.possible:
-            await self._connection.login.renew(self._metadata)
-            raise BrokenError(text)
-        meaning = errors.translate_text(code, text, self.endpoint.name)
-        if isinstance(meaning, Refused | ConfigError):
-            raise meaning
-        raise BrokenError(text)
-
-    def close(self) -> None:
-        self._call.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
 
 
 class Watch:
@@ -170,9 +61,16 @@ class Watch:
         self._seen = start_revision - 1
         self._open_after = False
         self._trust_progress = trust_progress
-        self._stream: Stream | None = None
+        self._stream: WatchStream | None = None
         self._pieces: list[mvcc_pb2.Event] = []
         self._failures = 0
+        self.breaks = 0
+        """How often the stream was lost and opened again; for metrics."""
+
+    @property
+    def endpoint(self) -> str | None:
+        """The member that serves the watch now, if one does."""
+        return None if self._stream is None else self._stream.endpoint.name
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,24 +90,27 @@ class Watch:
         """Return the next whole revisions; cancelling it loses nothing."""
         while True:
             try:
-                if self._stream is None:
-                    await self._open()
-                if (batch := await self._next()) is not None:
+                batch = await self._next(self._stream or await self._open())
+            except BrokenError as error:
+                await self._broken(error)
+            else:
+                if batch is not None:
                     self._seen = batch.revision
                     self._failures = 0
                     self._open_after = False
                     return batch
-            except BrokenError:
-                if self._stream is not None:
-                    self._connection.blame(self._stream.endpoint)
-                self._close()
-                self._failures += 1
-                await self._connection.timing.sleep(self._connection.timing.pause_s(self._failures))
-            except ClusterReplaced:
-                self._close()
-                raise
 
-    async def _open(self) -> None:
+    async def _broken(self, error: BrokenError) -> None:
+        if self._stream is not None:
+            self.breaks += 1
+            if error.blame:
+                self._connection.blame(self._stream.endpoint)
+        self._close()
+        self._failures += 1
+        timing = self._connection.timing
+        await timing.sleep(timing.pause_s(self._failures))
+
+    async def _open(self) -> WatchStream:
         connection = self._connection
         try:
             endpoint = await connection.ready_endpoint(connection.timing.open_s)
@@ -217,25 +118,29 @@ class Watch:
             if connection.closed:
                 raise
             raise BrokenError(error.message) from error
-        self._stream = Stream(connection, endpoint)
-        await self._stream.create(
-            watch_pb2.WatchCreateRequest(
-                key=self._key,
-                range_end=self._end,
-                start_revision=self._seen + 1 if self._open_after else max(1, self._seen),
-                progress_notify=True,
-                fragment=True,
-            )
+        stream = self._stream = WatchStream(connection, endpoint)
+        request = watch_pb2.WatchCreateRequest(
+            key=self._key,
+            range_end=self._end,
+            start_revision=self._seen + 1 if self._open_after else max(1, self._seen),
+            progress_notify=True,
+            fragment=True,
         )
+        try:
+            await stream.create(request)
+        except BrokenError:
+            raise
+        except BaseException:
+            # an unconfirmed stream must not be read on by the next call
+            self._close()
+            raise
+        return stream
 
-    async def _next(self) -> WatchBatch | None:
+    async def _next(self, stream: WatchStream) -> WatchBatch | None:
         """Return the batch that the next answer completes, if it completes one."""
-        assert self._stream is not None
-        answer = await self._stream.receive()
+        answer = await stream.receive()
         if answer.canceled:
-            await self._canceled(answer)
-        if answer.created:
-            return None
+            await self._canceled(stream, answer)
         if answer.fragment:
             self._pieces.extend(answer.events)
             return None
@@ -243,7 +148,7 @@ class Watch:
             return self._progress(answer.header.revision)
         pieces, self._pieces = self._pieces, []
         pieces.extend(answer.events)
-        events: tuple[Event, ...] = codec.decode_events(pieces, self._seen)
+        events = codec.decode_events(pieces, self._seen)
         return WatchBatch(revision=events[-1].kv.mod_revision, events=events) if events else None
 
     def _progress(self, revision: int) -> WatchBatch | None:
@@ -251,21 +156,20 @@ class Watch:
             return None
         return WatchBatch(revision=revision)
 
-    async def _canceled(self, answer: watch_pb2.WatchResponse) -> None:
-        assert self._stream is not None
-        reason, stream = answer.cancel_reason, self._stream
-        if answer.compact_revision == self._seen + 1 and not self._open_after:
-            # what was asked for is there; only the revision before it, asked for to be heard, is not
+    async def _canceled(self, stream: WatchStream, answer: watch_pb2.WatchResponse) -> None:
+        oldest = answer.compact_revision
+        if oldest == self._seen + 1 and not self._open_after:
+            # what the caller needs is there; only the position itself, asked for beside it, is not
             self._open_after = True
-            raise BrokenError("one revision before the oldest left")
-        if answer.compact_revision:
+            raise BrokenError("the position is one before the oldest left", blame=False)
+        if oldest:
             self._close()
             raise Compacted(
                 f"etcd {stream.endpoint.name}: revision {self._seen + 1} was compacted, "
-                f"{answer.compact_revision} is the oldest left",
-                compact_revision=answer.compact_revision,
+                f"{oldest} is the oldest left",
+                compact_revision=oldest,
             )
-        await stream.judge(grpc.StatusCode.UNKNOWN, reason)
+        await stream.judge(grpc.StatusCode.UNKNOWN, answer.cancel_reason)
 
     def _close(self) -> None:
         stream, self._stream = self._stream, None
