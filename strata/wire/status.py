@@ -1,0 +1,184 @@
+"""Errors over the wire: every `StrataError` as a gRPC status with details, and back.
+
+An error travels twice: as a status code, so that a client in any language that knows nothing of
+Strata does the sensible thing, and as an `Error` message in the trailing metadata, from which a
+Strata client makes the same class with the same hint. `STATUS` is the one table.
+
+A code that this version does not know (a newer server) becomes the class of its status. A status
+without our details comes from a transport or a proxy: it is `Unavailable`, which means that the
+call may have taken effect, unless the code itself proves a refusal.
+
+grpc's own errors never escape bare: calls are made under `translated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from strata import errors
+from strata.errors import BarrierBroken, StrataError, Unavailable, by_code
+from strata.v1 import common_pb2
+
+ERROR_KEY: Final = "strata-error-bin"
+"""The trailing metadata that holds a serialized `strata.v1.Error`."""
+
+Code = grpc.StatusCode
+
+STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
+    StrataError: Code.INTERNAL,
+    errors.ConfigError: Code.FAILED_PRECONDITION,
+    errors.InvalidArgument: Code.INVALID_ARGUMENT,
+    errors.NotFound: Code.NOT_FOUND,
+    errors.Refused: Code.FAILED_PRECONDITION,
+    errors.Conflict: Code.ALREADY_EXISTS,
+    errors.QuotaExceeded: Code.RESOURCE_EXHAUSTED,
+    errors.StaleGeneration: Code.ABORTED,
+    errors.StaleIncarnation: Code.ABORTED,
+    errors.ClusterReplaced: Code.FAILED_PRECONDITION,
+    errors.NotLeader: Code.UNAVAILABLE,
+    errors.Unavailable: Code.UNAVAILABLE,
+    errors.OutcomeUnknown: Code.UNKNOWN,
+    errors.BarrierBroken: Code.ABORTED,
+    errors.BarrierTimeout: Code.ABORTED,
+    errors.StorageError: Code.INTERNAL,
+    errors.CheckpointError: Code.FAILED_PRECONDITION,
+    errors.CheckpointNotFound: Code.NOT_FOUND,
+    errors.CheckpointCorrupt: Code.DATA_LOSS,
+    errors.CheckpointAborted: Code.ABORTED,
+    errors.JobFailed: Code.FAILED_PRECONDITION,
+}
+"""The status of each class; a class that is absent has that of its nearest ancestor.
+
+BARRIER_TIMEOUT is not DEADLINE_EXCEEDED: that one a client's own deadline gives as well, and it
+would mean an outcome where there is none.
+"""
+
+_BARE: Final[dict[grpc.StatusCode, tuple[type[StrataError], str]]] = {
+    Code.INVALID_ARGUMENT: (errors.InvalidArgument, ""),
+    Code.OUT_OF_RANGE: (errors.InvalidArgument, ""),
+    Code.NOT_FOUND: (errors.NotFound, ""),
+    Code.ALREADY_EXISTS: (errors.Conflict, ""),
+    Code.FAILED_PRECONDITION: (errors.Refused, ""),
+    Code.ABORTED: (errors.Refused, ""),
+    Code.RESOURCE_EXHAUSTED: (errors.QuotaExceeded, "a message may have at most 4 MiB"),
+    Code.PERMISSION_DENIED: (errors.Refused, "this identity may not do that"),
+    Code.UNAUTHENTICATED: (errors.ConfigError, "the server did not accept our credentials"),
+    Code.UNIMPLEMENTED: (errors.ConfigError, "is this address a Strata coordinator, of this version?"),
+    Code.DATA_LOSS: (StrataError, ""),
+}
+"""What a status means that came without our details. Others prove nothing: `Unavailable`."""
+
+
+def status_of(error: StrataError) -> grpc.StatusCode:
+    """Return the gRPC status that `error` travels under."""
+    for cls in type(error).__mro__:
+        if (code := STATUS.get(cls)) is not None:
+            return code
+    return Code.INTERNAL
+
+
+def pack(error: StrataError) -> common_pb2.Error:
+    """Return `error` as a message."""
+    missing = error.missing if isinstance(error, BarrierBroken) else ()
+    return common_pb2.Error(
+        code=error.code,
+        message=error.message,
+        hint=error.hint,
+        retryable=error.retryable,
+        missing=missing,
+    )
+
+
+def unpack(message: common_pb2.Error) -> StrataError:
+    """Return the error that `message` holds; of an unknown code, the nearest we have."""
+    cls = _KNOWN.get(message.code)
+    if cls is None:
+        cls = Unavailable if message.retryable else StrataError
+        return cls(f"{message.code}: {message.message}", hint=message.hint)
+    return _make(cls, message)
+
+
+def details(error: StrataError) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the trailing metadata that carries `error`."""
+    return ((ERROR_KEY, pack(error).SerializeToString()),)
+
+
+def from_rpc(error: grpc.RpcError, target: str) -> StrataError:
+    """Return Strata's error for a call to `target` that failed."""
+    code, text, metadata = _parts(error)
+    for key, value in metadata:
+        if key == ERROR_KEY and (packed := _parse(value)) is not None:
+            if packed.code in _KNOWN:
+                return _make(_KNOWN[packed.code], packed)
+            cls = _bare(code, packed.message)[0]
+            return cls(f"{packed.code}: {packed.message}", hint=packed.hint)
+    cls, hint = _bare(code, text)
+    if cls is Unavailable:
+        return Unavailable(f"{target}: {code.name}: {text}")
+    return cls(f"{target}: {text}", hint=hint)
+
+
+@contextmanager
+def translated(target: str) -> Iterator[None]:
+    """Let no grpc error out: what is raised inside leaves as a `StrataError` about `target`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc(error, target) from error
+    except grpc.aio.BaseError as error:
+        # the library's own: a channel that was closed under the call, a broken completion queue
+        raise Unavailable(f"{target}: {error}") from error
+
+
+class Aborts(Protocol):
+    """The part of a servicer's context that ends a call with an error."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any) -> NoReturn:
+        """End the call."""
+        ...
+
+
+async def abort(context: Aborts, error: StrataError) -> NoReturn:
+    """End the call of `context` with `error`. Never returns."""
+    await context.abort(status_of(error), error.message[:1024], details(error))
+
+
+# -- inside -----------------------------------------------------------------------------------
+
+_KNOWN: Final = {code: cls for code, cls in by_code().items() if cls.__module__ == errors.__name__}
+
+
+def _make(cls: type[StrataError], message: common_pb2.Error) -> StrataError:
+    if issubclass(cls, BarrierBroken):
+        return cls(message.message, missing=message.missing, hint=message.hint)
+    return cls(message.message, hint=message.hint)
+
+
+def _bare(code: grpc.StatusCode, text: str) -> tuple[type[StrataError], str]:
+    if code is Code.UNAVAILABLE and ("CERTIFICATE_VERIFY_FAILED" in text or "Ssl handshake failed" in text):
+        return errors.ConfigError, "check the authority, the certificate's names and its dates"
+    return _BARE.get(code, (Unavailable, ""))
+
+
+def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, list[tuple[str, Any]]]:
+    """Return code, text and trailing metadata of an error of the aio or of the sync API."""
+    code = getattr(error, "code", lambda: None)() or Code.UNKNOWN
+    text = getattr(error, "details", lambda: None)() or ""
+    metadata = getattr(error, "trailing_metadata", lambda: None)() or ()
+    return code, text, list(metadata)
+
+
+def _parse(value: object) -> common_pb2.Error | None:
+    """Return the error in a trailer, or None when it is none of ours."""
+    if not isinstance(value, bytes):
+        return None
+    try:
+        return common_pb2.Error.FromString(value)
+    except DecodeError:
+        return None

@@ -1,0 +1,259 @@
+"""gRPC streams as links (`strata.session.link.Link`): the only place where a stream meets grpc.
+
+Both ends are alike: one writer task empties a bounded outbox; reading goes straight to grpc, with
+no queue in between. Neither end lets the session's logic be cancelled by the transport: a broken
+stream is an end of `recv`.
+
+What grpc.aio does, tried with 1.85: when the client goes, the server's pending read returns EOF
+and the handler's task is cancelled; when a handler returns, its pending read raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from strata.errors import StrataError, Unavailable
+from strata.wire import status
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+M = TypeVar("M")
+
+OUTBOX_LIMIT: Final = 4096
+"""Messages that one end may owe the other."""
+
+FLUSH_S: Final = 1.0
+"""How long an ending stream waits for a silent other side to take what was sent."""
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task that outlives the caller: `TaskGroup.create_task` of whoever owns it."""
+
+
+class _Outbox(Generic[M]):
+    """A bounded queue between senders that never wait and one writer."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._queue: deque[M] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, message: M) -> bool:
+        """Queue `message`; False when there is no room."""
+        if len(self._queue) >= self._limit:
+            return False
+        self._queue.append(message)
+        self._rouse()
+        return True
+
+    def close(self) -> None:
+        """Let the writer end once it has emptied the queue."""
+        self.closed = True
+        self._rouse()
+
+    async def empty_into(self, write: Callable[[M], Awaitable[None]]) -> None:
+        """Write every message in order, until closed and empty."""
+        while True:
+            while self._queue:
+                await write(self._queue.popleft())
+            if self.closed:
+                return
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+
+    def _rouse(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class _End(Generic[Out]):
+    """What both ends share: the outbox, its writer and how the stream ends."""
+
+    def __init__(self, write: Callable[[Out], Awaitable[None]], limit: int) -> None:
+        self._write = write
+        self._outbox: _Outbox[Out] = _Outbox(limit)
+        self.ending = asyncio.Event()
+        self.error: StrataError | None = None
+
+    @property
+    def backlog(self) -> int:
+        return len(self._outbox)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream has ended or is ending."""
+        return self.ending.is_set()
+
+    def send(self, message: Out) -> None:
+        if not self.ending.is_set() and not self._outbox.put(message):
+            self.close(Unavailable("the other side reads too slowly", hint="reconnect and resync"))
+
+    def close(self, error: StrataError | None = None) -> None:
+        if not self.ending.is_set():
+            self.error = error
+            self._outbox.close()
+            self.ending.set()
+
+    async def pump(self) -> None:
+        """Write what is sent until the stream ends."""
+        try:
+            await self._outbox.empty_into(self._write)
+        except (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError):
+            # the transport is gone; the reader sees it too and says why
+            self.close(Unavailable("the stream broke"))
+
+
+class ServerContext(status.Aborts, Protocol):
+    """The part of grpc.aio's servicer context that a stream needs."""
+
+    async def read(self) -> Any:
+        """Return the next message or EOF."""
+        ...
+
+    async def write(self, message: Any) -> None:
+        """Write one message."""
+        ...
+
+
+class ServerStream(_End[Out], Generic[In, Out]):
+    """The accepting end."""
+
+    def __init__(self, context: ServerContext, *, outbox_limit: int = OUTBOX_LIMIT) -> None:
+        super().__init__(context.write, outbox_limit)
+        self._context = context
+
+    async def recv(self) -> In | None:
+        if self.ending.is_set():
+            return None
+        try:
+            message: In = await self._context.read()
+        except (grpc.aio.BaseError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelling():
+                raise
+            return None  # the handler has returned: the stream ended from our side
+        if message is grpc.aio.EOF or self.ending.is_set():
+            return None
+        return message
+
+
+async def serve_stream(
+    context: ServerContext, serve: Callable[[ServerStream[In, Out]], Coroutine[Any, Any, None]], spawn: Spawn
+) -> None:
+    """Run `serve` on the stream of `context`; return when the stream has ended.
+
+    A servicer's method is this call. `serve` runs in a task of `spawn`, so that a vanished client
+    ends its `recv` instead of cancelling it in the middle of a write; it owns the stream and
+    closes it by returning.
+    """
+    link: ServerStream[In, Out] = ServerStream(context)
+
+    async def logic() -> None:
+        try:
+            await serve(link)
+        finally:
+            link.close()
+
+    _session = spawn(logic())
+    writer = spawn(link.pump())
+    await link.ending.wait()
+    await asyncio.wait([writer], timeout=FLUSH_S)
+    writer.cancel()
+    if link.error is not None:
+        await status.abort(context, link.error)
+
+
+class ClientCall(Protocol):
+    """The part of grpc.aio's stream-stream call that a stream needs."""
+
+    async def read(self) -> Any:
+        """Return the next message or EOF."""
+        ...
+
+    async def write(self, request: Any) -> None:
+        """Write one message."""
+        ...
+
+    async def done_writing(self) -> None:
+        """Say that no more is written."""
+        ...
+
+    async def code(self) -> grpc.StatusCode:
+        """Return how the call ended."""
+        ...
+
+    def cancel(self) -> bool:
+        """End the call at once."""
+        ...
+
+
+class ClientStream(_End[Out], Generic[In, Out]):
+    """The dialling end."""
+
+    def __init__(self, call: ClientCall, target: str, *, outbox_limit: int = OUTBOX_LIMIT) -> None:
+        super().__init__(call.write, outbox_limit)
+        self._call = call
+        self._target = target
+
+    async def recv(self) -> In | None:
+        try:
+            with status.translated(self._target):
+                message: Any = await self._call.read()
+        except asyncio.CancelledError:
+            if _is_cancelling() or not self.ending.is_set():
+                raise
+            message = grpc.aio.EOF  # `close` ended the call
+        except StrataError:
+            if not self.ending.is_set():
+                raise
+            message = grpc.aio.EOF
+        if message is grpc.aio.EOF:
+            if self.error is not None:
+                raise self.error
+            return None
+        received: In = message
+        return received
+
+
+@asynccontextmanager
+async def dialled(call: ClientCall, target: str) -> AsyncIterator[ClientStream[Any, Any]]:
+    """Have the stream of `call` as a link; at the end it is flushed, then ended.
+
+    `target` is the address that errors name.
+    """
+    link: ClientStream[Any, Any] = ClientStream(call, target)
+    writer = asyncio.create_task(link.pump(), name=f"writer to {target}")
+    ender = asyncio.create_task(_end(link, call, writer), name=f"end of the stream to {target}")
+    try:
+        yield link
+    finally:
+        link.close()
+        await ender
+
+
+async def _end(link: ClientStream[Any, Any], call: ClientCall, writer: asyncio.Task[None]) -> None:
+    await link.ending.wait()
+    try:
+        async with asyncio.timeout(FLUSH_S):
+            await asyncio.wait([writer])
+            await call.done_writing()
+            await call.code()
+    except (TimeoutError, grpc.aio.BaseError):
+        pass  # it is ended below, with whatever is left unsent
+    writer.cancel()
+    call.cancel()
+
+
+def _is_cancelling() -> bool:
+    """Tell whether somebody cancels the running task, or the library only says so."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

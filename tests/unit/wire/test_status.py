@@ -1,0 +1,106 @@
+"""Every error survives the wire, and what comes without our details degrades sensibly."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from strata import errors
+from strata.errors import BarrierTimeout, StrataError, Unavailable, by_code
+from strata.v1 import common_pb2
+from strata.wire import status
+
+Code = grpc.StatusCode
+OURS = [cls for cls in by_code().values() if cls.__module__ == errors.__name__]
+
+
+def rpc_error(code: grpc.StatusCode, text: str = "", **trailing: bytes) -> AioRpcError:
+    metadata = Metadata(*((key.replace("_", "-"), value) for key, value in trailing.items()))
+    return AioRpcError(code, Metadata(), metadata, details=text)
+
+
+def over_the_wire(error: StrataError) -> StrataError:
+    ((key, value),) = status.details(error)
+    assert isinstance(value, bytes)
+    metadata = Metadata((key, value))
+    return status.from_rpc(AioRpcError(status.status_of(error), Metadata(), metadata), "host:1")
+
+
+@pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.code)
+def test_every_class_has_its_row_and_comes_back_as_itself(cls: type[StrataError]) -> None:
+    assert cls in status.STATUS
+    back = over_the_wire(cls("what happened", hint="what to do"))
+    assert type(back) is cls
+    assert (back.message, back.hint) == ("what happened", "what to do")
+
+
+def test_the_missing_ranks_of_a_barrier_come_back() -> None:
+    back = over_the_wire(BarrierTimeout("2 of 4 arrived", missing=["rank 1 (w1)", "rank 3 (w3)"]))
+    assert isinstance(back, BarrierTimeout)
+    assert back.missing == ("rank 1 (w1)", "rank 3 (w3)")
+
+
+def test_a_class_without_a_row_has_its_ancestors_status() -> None:
+    class Newer(errors.Conflict):
+        code = "NEWER"
+
+    assert status.status_of(Newer("x")) is Code.ALREADY_EXISTS
+
+
+def test_an_unknown_code_becomes_the_class_of_its_status() -> None:
+    packed = common_pb2.Error(code="FROM_THE_FUTURE", message="m", hint="h").SerializeToString()
+    back = status.from_rpc(rpc_error(Code.NOT_FOUND, "m", strata_error_bin=packed), "host:1")
+    assert type(back) is errors.NotFound
+    assert back.message == "FROM_THE_FUTURE: m"
+    assert back.hint == "h"
+
+
+@pytest.mark.parametrize(("retryable", "cls"), [(True, Unavailable), (False, StrataError)])
+def test_an_unknown_code_in_a_message_is_told_by_whether_one_may_retry(
+    retryable: bool, cls: type[StrataError]
+) -> None:
+    back = status.unpack(common_pb2.Error(code="FROM_THE_FUTURE", message="m", retryable=retryable))
+    assert type(back) is cls
+    assert "FROM_THE_FUTURE" in back.message
+
+
+@pytest.mark.parametrize(
+    ("code", "cls"),
+    [
+        (Code.UNAVAILABLE, Unavailable),
+        (Code.DEADLINE_EXCEEDED, Unavailable),
+        (Code.CANCELLED, Unavailable),
+        (Code.UNKNOWN, Unavailable),
+        (Code.INTERNAL, Unavailable),
+        (Code.INVALID_ARGUMENT, errors.InvalidArgument),
+        (Code.RESOURCE_EXHAUSTED, errors.QuotaExceeded),
+        (Code.UNIMPLEMENTED, errors.ConfigError),
+    ],
+)
+def test_a_bare_status_is_indeterminate_unless_it_proves_a_refusal(
+    code: grpc.StatusCode, cls: type[StrataError]
+) -> None:
+    back = status.from_rpc(rpc_error(code, "proxy says no"), "host:1")
+    assert type(back) is cls
+    assert "host:1" in back.message
+    assert "proxy says no" in back.message
+
+
+def test_a_certificate_that_is_refused_is_a_matter_of_configuration() -> None:
+    text = "Ssl handshake failed: SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED"
+    assert type(status.from_rpc(rpc_error(Code.UNAVAILABLE, text), "h")) is errors.ConfigError
+
+
+def test_a_trailer_that_is_not_ours_is_passed_over() -> None:
+    back = status.from_rpc(rpc_error(Code.NOT_FOUND, "m", strata_error_bin=b"\xff\xff\xff"), "h")
+    assert type(back) is errors.NotFound
+
+
+def test_grpc_errors_leave_as_ours_and_others_as_they_are() -> None:
+    with pytest.raises(Unavailable, match="host:1"), status.translated("host:1"):
+        raise rpc_error(Code.UNAVAILABLE, "connection refused")
+    with pytest.raises(Unavailable, match="channel is closed"), status.translated("host:1"):
+        raise grpc.aio.UsageError("channel is closed")
+    with pytest.raises(KeyError), status.translated("host:1"):
+        raise KeyError("mine")
