@@ -357,6 +357,7 @@ class Down(_message.Message):
     REPLY_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    ARRIVAL_REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -373,6 +374,8 @@ class Down(_message.Message):
     def moved(self) -> Global___Moved: ...
     @_builtins.property
     def ended(self) -> Global___Ended: ...
+    @_builtins.property
+    def arrival_refused(self) -> Global___ArrivalRefused: ...
     def __init__(
         self,
         *,
@@ -384,12 +387,13 @@ class Down(_message.Message):
         reply: Global___Reply | None = ...,
         moved: Global___Moved | None = ...,
         ended: Global___Ended | None = ...,
+        arrival_refused: Global___ArrivalRefused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -511,6 +515,46 @@ class Outcomes(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Outcomes: _TypeAlias = Outcomes  # noqa: Y015
+
+@_typing.final
+class ArrivalRefused(_message.Message):
+    """An arrival that does not count: malformed, too large, of other participants than those before
+    it, of ranks that are not this member's, or of a generation that has ended. The round goes on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    name: _builtins.str
+    generation: _builtins.int
+    round: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        name: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        round: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "job", b"job", "name", b"name", "ranks", b"ranks", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArrivalRefused: _TypeAlias = ArrivalRefused  # noqa: Y015
 
 @_typing.final
 class Reply(_message.Message):
