@@ -2,11 +2,13 @@
 
 from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, split_address
 from strata.config.loading import Setting, load, read_file, setting, settings
+from strata.config.run import RunConfig
 
 __all__ = [
     "CoordinatorConfig",
     "EtcdConfig",
     "LogConfig",
+    "RunConfig",
     "Setting",
     "load",
     "read_file",

@@ -1,0 +1,10 @@
+"""The `strata` command: one file a command, put together in `strata.cli.app`."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Run the command line and end the process with one of `strata.cli.exits`."""
+    from strata.cli.app import run  # noqa: PLC0415  # importing the command's name stays cheap
+
+    run()

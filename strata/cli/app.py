@@ -1,0 +1,62 @@
+"""The command line, assembled from its commands."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from strata.cli import barriers, checkpoints, coordinator, dev, members, status
+from strata.cli import run as run_command
+from strata.cli.exits import Exit, exit_code
+from strata.cli.output import print_error
+from strata.errors import StrataError
+
+app = typer.Typer(
+    name="strata",
+    help="A highly available control plane for distributed model training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"strata {metadata.version('strata-control')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("dev")(dev.dev)
+app.command("coordinator")(coordinator.coordinator)
+app.command("run", context_settings={"ignore_unknown_options": False})(run_command.run)
+app.command("status")(status.status)
+app.command("members")(members.members)
+app.command("barriers")(barriers.barriers)
+app.command("checkpoints")(checkpoints.checkpoints)
+
+
+def run() -> None:
+    """Run the command line; a `StrataError` becomes a message, a hint and an exit code."""
+    try:
+        app()
+    except StrataError as error:
+        print_error(error)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + 2)
+    except BrokenPipeError:
+        sys.exit(Exit.FAILURE)

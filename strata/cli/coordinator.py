@@ -1,0 +1,56 @@
+"""`strata coordinator`: one replica of the control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strata.config import CoordinatorConfig
+
+
+def coordinator(
+    etcd: Annotated[
+        str | None, typer.Option("--etcd", help="etcd's members, as host:port, by commas.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", help="Where to serve clients and peers. [127.0.0.1:50051]"),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option("--advertise", help="What others connect to, if not the listen address."),
+    ] = None,
+    replica: Annotated[str | None, typer.Option("--replica", help="This replica's name. [host-port]")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
+    detect_s: Annotated[
+        float | None,
+        typer.Option("--detect-s", help="Seconds within which a frozen host is found. [5]"),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Serve plaintext on an address that is not loopback."),
+    ] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or plain.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
+) -> None:
+    """Run one coordinator until SIGTERM; three of them make the control plane.
+
+    Example: strata coordinator --etcd e1:2379,e2:2379,e3:2379 --listen 127.0.0.1:50051
+    """
+    from strata.coordinator.main import run_coordinator  # noqa: PLC0415  # the server extra
+
+    flags = {
+        "etcd.endpoints": etcd,
+        "listen": listen,
+        "advertise": advertise,
+        "replica": replica,
+        "cluster": cluster,
+        "detect_s": detect_s,
+        "insecure": insecure,
+        "log.format": log_format,
+    }
+    asyncio.run(run_coordinator(CoordinatorConfig.load(flags=flags, env=os.environ, path=config)))

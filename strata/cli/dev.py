@@ -1,0 +1,84 @@
+"""`strata dev`: a whole control plane in one terminal."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from strata.errors import Unavailable
+
+if TYPE_CHECKING:
+    from strata.launch.local_cluster import LocalCluster
+
+_LOOK_S = 0.5
+
+
+def dev(
+    etcd_members: Annotated[int, typer.Option("--etcd-members", help="etcd members to start: 1 or 3.")] = 1,
+    coordinators: Annotated[
+        int, typer.Option("--coordinators", "-n", min=1, max=9, help="Coordinators to start.")
+    ] = 1,
+    port: Annotated[
+        int,
+        typer.Option("--port", help="The first coordinator's port; the others take the next ones."),
+    ] = 50051,
+    data: Annotated[Path, typer.Option("--data", help="Where etcd's data and the logs are kept.")] = Path(
+        ".strata/dev"
+    ),
+    etcd: Annotated[
+        Path | None,
+        typer.Option("--etcd", envvar="STRATA_ETCD", help="The etcd program to use."),
+    ] = None,
+    cluster: Annotated[str, typer.Option("--cluster", help="The cluster's name.")] = "default",
+    detect_s: Annotated[
+        float, typer.Option("--detect-s", help="Seconds within which a frozen host is found.")
+    ] = 5.0,
+) -> None:
+    """Run etcd and coordinators on this machine until Ctrl-C; nothing is left running after it.
+
+    Example: strata dev --etcd-members 3 --coordinators 3
+    """
+    # each command pays for its own imports only
+    from strata.launch.etcd_binary import find_etcd  # noqa: PLC0415
+    from strata.launch.local_cluster import LocalCluster  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with LocalCluster.start(
+            data,
+            etcd_members=etcd_members,
+            coordinators=coordinators,
+            binary=find_etcd(flag=etcd, members=etcd_members),
+            ports=[port + i for i in range(coordinators)],
+            cluster=cluster,
+            detect_s=detect_s,
+            say=console.print,
+        ) as local:
+            console.print(f"\nendpoints: [bold]{local.endpoints}[/bold]")
+            console.print(f"logs and data: {data}")
+            console.print(f"try: strata status --endpoints {local.endpoints}")
+            console.print("Ctrl-C ends everything.\n")
+            _watch(local, console)
+    except KeyboardInterrupt:
+        console.print("stopped")
+
+
+def _watch(local: LocalCluster, console: Console) -> None:
+    """Say when a process ends, until Ctrl-C; `Unavailable` when none is left."""
+    children = {c.name: c.child for c in local.coordinators}
+    children |= {m.name: m.child for m in local.etcd.members}
+    running = dict(children)
+    while running:
+        for name, child in list(running.items()):
+            if child.poll() is not None:
+                del running[name]
+                console.print(f"[red]{name} {child.describe()}[/red]")
+        time.sleep(_LOOK_S)
+    raise Unavailable("every process has ended", hint=f"the logs are in {local.logs}")

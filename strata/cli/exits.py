@@ -1,0 +1,54 @@
+"""Exit codes, and how an error becomes one.
+
+Every command ends with one of these, so that a scheduler or a script can tell what to do next.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from strata.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    InvalidArgument,
+    JobFailed,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    StrataError,
+    Unavailable,
+)
+
+
+class Exit(IntEnum):
+    """What a command's exit status means."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    REFUSED = 4
+    PREEMPTED = 75
+    """The job was preempted: put it back into the queue."""
+    DO_NOT_REQUEUE = 78
+    """The job has failed for a reason that another try will meet again."""
+
+
+_BY_CLASS: tuple[tuple[type[StrataError], Exit], ...] = (
+    (ConfigError, Exit.USAGE),
+    (InvalidArgument, Exit.USAGE),
+    (Unavailable, Exit.UNAVAILABLE),
+    (OutcomeUnknown, Exit.UNAVAILABLE),
+    (JobFailed, Exit.DO_NOT_REQUEUE),
+    (Refused, Exit.REFUSED),
+    (NotFound, Exit.REFUSED),
+    (CheckpointNotFound, Exit.REFUSED),
+)
+
+
+def exit_code(error: StrataError) -> Exit:
+    """Return the exit status for an error that ends a command."""
+    for cls, code in _BY_CLASS:
+        if isinstance(error, cls):
+            return code
+    return Exit.FAILURE

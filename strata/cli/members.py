@@ -1,0 +1,56 @@
+"""`strata members`: who takes part in a job."""
+
+from __future__ import annotations
+
+from strata.cli.output import (
+    DEFAULT_ENDPOINTS,
+    Endpoints,
+    Job,
+    Json,
+    age,
+    print_json,
+    print_table,
+    ranks,
+)
+
+
+def members(endpoints: Endpoints = DEFAULT_ENDPOINTS, job: Job = "default", as_json: Json = False) -> None:
+    """Show the members of a job, their ranks and how far each rank is.
+
+    Example: strata members --job gpt
+    """
+    from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
+
+    with CoordinatorClient.connect(endpoints, job=job) as client:
+        listed = client.members()
+        if as_json:
+            print_json(listed)
+            return
+        world = client.world()
+    places = {(m.worker_id, m.incarnation): m for m in world.members}
+    rows = []
+    for member in listed:
+        place = places.get((member.worker_id, member.incarnation))
+        steps = [r.step for r in member.ranks]
+        heard = min((r.age_ms for r in member.ranks), default=None)
+        rows.append(
+            (
+                member.worker_id,
+                member.host,
+                "standby"
+                if place is None
+                else ranks(range(place.first_rank, place.first_rank + place.slots)),
+                f"{min(steps)}-{max(steps)}" if steps and min(steps) != max(steps) else (steps or ["-"])[0],
+                ", ".join(sorted({r.phase for r in member.ranks if r.phase})) or "-",
+                "-" if heard is None else f"{age(heard)} ago",
+                member.incarnation,
+            )
+        )
+    generation = world.world.generation or "none"
+    print_table(
+        f"job {job}: generation {generation}, {world.world.size} ranks"
+        + (f" ({world.world.reason})" if world.world.reason else ""),
+        ("MEMBER", "HOST", "RANKS", "STEP", "PHASE", "HEARD", "INCARNATION"),
+        rows,
+        empty=f"job {job} has no members",
+    )

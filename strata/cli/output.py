@@ -1,0 +1,102 @@
+"""How commands speak: tables for people on a terminal, JSON with `--json`, errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+
+from strata.errors import StrataError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+Endpoints = Annotated[
+    str,
+    typer.Option(
+        "--endpoints",
+        "-e",
+        envvar="STRATA_ENDPOINTS",
+        help="Coordinators, as host:port, separated by commas.",
+    ),
+]
+Job = Annotated[str, typer.Option("--job", "-j", envvar="STRATA_JOB", help="The job's name.")]
+
+DEFAULT_ENDPOINTS = "127.0.0.1:50051"
+
+
+def print_json(document: Message | Sequence[Message]) -> None:
+    """Print protobuf messages as one JSON document, with every field and the proto's names."""
+    if isinstance(document, Message):
+        body: Any = _as_dict(document)
+    else:
+        body = [_as_dict(message) for message in document]
+    sys.stdout.write(json.dumps(body, indent=2) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print rows under their columns, or the sentence `empty` when there are none."""
+    console = Console()
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    count = 0
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+        count += 1
+    if count:
+        console.print(table)
+    else:
+        console.print(empty)
+
+
+def print_error(error: StrataError) -> None:
+    """Print an error and its hint to stderr, without a traceback."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"error: {error.message}", style="red", markup=False)
+    if error.hint:
+        console.print(f"hint: {error.hint}", markup=False)
+
+
+def age(milliseconds: int) -> str:
+    """Return a time span as people say it: `340 ms`, `12 s`, `3 min`, `2.5 h`."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that fits."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return rank numbers as runs: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        message,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+    )

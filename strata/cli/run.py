@@ -1,0 +1,74 @@
+"""`strata run`: the supervisor of one node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strata.config import RunConfig
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="What each rank runs: -- python train.py --epochs 3")],
+    endpoints: Annotated[
+        str | None,
+        typer.Option("--endpoints", "-e", help="Coordinators, as host:port, by commas."),
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", "-j", help="The job to join.")] = None,
+    worker_id: Annotated[
+        str | None, typer.Option("--worker-id", help="This member's name. [the host's]")
+    ] = None,
+    slots: Annotated[int | None, typer.Option("--slots", help="Ranks to run on this node. [1]")] = None,
+    min_workers: Annotated[
+        int | None, typer.Option("--min-workers", help="Members the job needs to train. [1]")
+    ] = None,
+    max_workers: Annotated[
+        int | None,
+        typer.Option("--max-workers", help="Members it takes at most. [as many as it needs]"),
+    ] = None,
+    settle_s: Annotated[
+        float | None,
+        typer.Option("--settle-s", help="Seconds to wait for more than it needs. [2]"),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Where other nodes reach this one. [found by the route]"),
+    ] = None,
+    stop_grace_s: Annotated[
+        float | None,
+        typer.Option("--stop-grace-s", help="Seconds from SIGTERM to SIGKILL at the end. [30]"),
+    ] = None,
+    resume: Annotated[
+        bool | None,
+        typer.Option("--resume", help="Go on with a job that is done or has failed."),
+    ] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or plain.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
+) -> None:
+    """Join a job, run its ranks on this node, and start them again when the world changes.
+
+    One a node. The exit status is 0 when the job is done, else that of the rank that failed.
+
+    Example: strata run --job gpt --slots 8 --min-workers 2 -- python train.py
+    """
+    from strata.launch.run import run_supervisor  # noqa: PLC0415  # grpc only when it is needed
+
+    flags = {
+        "endpoints": endpoints,
+        "job": job,
+        "worker_id": worker_id,
+        "slots": slots,
+        "min_workers": min_workers,
+        "max_workers": max_workers,
+        "settle_s": settle_s,
+        "address": address,
+        "stop_grace_s": stop_grace_s,
+        "resume": resume,
+        "log.format": log_format,
+    }
+    settings = RunConfig.load(flags=flags, env=os.environ, path=config)
+    raise typer.Exit(asyncio.run(run_supervisor(settings, command)))

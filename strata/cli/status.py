@@ -1,0 +1,74 @@
+"""`strata status`: who leads, who is there, how etcd is."""
+
+from __future__ import annotations
+
+from strata.cli.output import DEFAULT_ENDPOINTS, Endpoints, Json, print_json, print_table, size
+
+
+def status(endpoints: Endpoints = DEFAULT_ENDPOINTS, as_json: Json = False) -> None:
+    """Show the coordinators, the leader, etcd's members and the jobs.
+
+    Example: strata status --endpoints 127.0.0.1:50051
+    """
+    from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
+
+    with CoordinatorClient.connect(endpoints) as client:
+        answer = client.status()
+        if as_json:
+            print_json(answer)
+            return
+        jobs = client.jobs()
+    print_table(
+        f"cluster {answer.cluster}: leader {answer.leader or 'none at the moment'}",
+        ("COORDINATOR", "ADDRESS", "ROLE", "READY", "VERSION"),
+        (
+            (
+                replica.replica,
+                replica.address,
+                "leader" if replica.leader else "follower",
+                "yes" if replica.ready else replica.not_ready_reason or "no",
+                replica.version,
+            )
+            for replica in answer.replicas
+        ),
+        empty="no coordinator is registered",
+    )
+    print_table(
+        "",
+        ("ETCD", "ROLE", "HEALTHY", "VERSION", "DATA"),
+        (
+            (
+                member.endpoint,
+                "leader" if member.leader else "member",
+                "yes" if member.healthy else member.error or "no",
+                member.version,
+                size(member.db_size_bytes),
+            )
+            for member in answer.etcd
+        ),
+        empty="etcd did not answer",
+    )
+    print_table(
+        "",
+        ("JOB", "PHASE", "GENERATION", "RANKS", "WORKERS", "STANDBYS", "LATEST STEP"),
+        (
+            (
+                job.name,
+                phase_name(job.phase),
+                job.world.generation or "-",
+                job.world.size,
+                job.workers,
+                len(job.standbys),
+                job.latest_step if job.has_latest else "-",
+            )
+            for job in jobs
+        ),
+        empty="no job yet: start one with strata run -- python train.py",
+    )
+
+
+def phase_name(phase: int) -> str:
+    """Return a job's phase as people write it."""
+    from strata.v1.worlds_pb2 import JobPhase  # noqa: PLC0415  # see above
+
+    return JobPhase.Name(JobPhase.ValueType(phase)).removeprefix("JOB_PHASE_").lower()

@@ -1,0 +1,79 @@
+"""What `strata run` can be told."""
+
+# `setting` returns a dataclass field, as `dataclasses.field` does
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strata.config.coordinator import LogConfig
+from strata.config.loading import load, read_file, setting
+from strata.errors import ConfigError
+
+MAX_SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One supervisor: a member of a job, with `slots` ranks on this node."""
+
+    endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
+    job: str = setting("job", default="default", doc="the job to join, created by its first member")
+    worker_id: str = setting(
+        "run.worker_id",
+        default="",
+        doc="this member's name in the job, by default the host's",
+        env="STRATA_WORKER_ID",
+    )
+    slots: int = setting("run.slots", default=1, doc="ranks to run on this node")
+    min_workers: int = setting("run.min_workers", default=1, doc="members the job needs to train")
+    max_workers: int = setting(
+        "run.max_workers", default=0, doc="members it takes at most; 0: as many as it needs"
+    )
+    settle_s: float = setting(
+        "run.settle_s", default=2.0, doc="how long to wait for more members than it needs"
+    )
+    max_fruitless_generations: int = setting(
+        "run.max_fruitless_generations",
+        default=3,
+        doc="generations in a row without a committed checkpoint after which the job fails",
+    )
+    address: str = setting(
+        "run.address",
+        default="",
+        doc="where other nodes reach this one's ranks, by default found by the route out",
+        env="STRATA_ADDRESS",
+    )
+    stop_grace_s: float = setting(
+        "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"
+    )
+    restart_grace_s: float = setting(
+        "run.restart_grace_s",
+        default=2.0,
+        doc="from SIGTERM to SIGKILL for ranks of a generation that has ended",
+    )
+    resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ConfigError("no coordinator is given", hint="set --endpoints host:port,…")
+        if not 1 <= self.slots <= MAX_SLOTS:
+            raise ConfigError(f"--slots must be 1 to {MAX_SLOTS}, not {self.slots}")
+        if self.min_workers < 1:
+            raise ConfigError("--min-workers must be at least 1")
+        if self.max_workers and self.max_workers < self.min_workers:
+            raise ConfigError(f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}")
+        for name in ("settle_s", "stop_grace_s", "restart_grace_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} cannot be negative")
+        if self.max_fruitless_generations < 1:
+            raise ConfigError("--max-fruitless-generations must be at least 1")
+
+    @classmethod
+    def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:
+        """Return the configuration of flags, environment and the file at `path` or its default."""
+        body, name = read_file(path)
+        return load(cls, flags=flags, env=env, file=body, file_name=name)

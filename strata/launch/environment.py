@@ -1,0 +1,93 @@
+"""What a rank's process finds in its environment: torch's variables, and ours.
+
+The names are those of torchrun, so that a script written for it runs unchanged under
+`strata run`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strata.v1.members_pb2 import Registration
+from strata.v1.worlds_pb2 import World, WorldMember
+
+OURS = "STRATA_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a member stands in one generation, and where its ranks meet."""
+
+    job: str
+    worker_id: str
+    world: World
+    member: WorldMember
+    master_addr: str
+    master_port: int
+    socket: str
+    endpoints: str
+    detect_s: float
+
+    @property
+    def generation(self) -> int:
+        return self.world.generation
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks that this member runs."""
+        return range(self.member.first_rank, self.member.first_rank + self.member.slots)
+
+
+def rank_environment(
+    place: Place, *, local_rank: int, inherited: Mapping[str, str], restarts: int
+) -> dict[str, str]:
+    """Return the whole environment of one rank's process.
+
+    `restarts` counts the generations that this supervisor started before. Thread pools are held
+    to one thread unless the user set them, because the ranks of a node share its cores.
+    """
+    environment = {k: v for k, v in inherited.items() if not k.startswith(OURS) or k == "STRATA_TOKEN"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    rank = place.member.first_rank + local_rank
+    environment |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(place.world.size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(place.member.slots),
+        "GROUP_RANK": str(place.member.group_rank),
+        "GROUP_WORLD_SIZE": str(place.world.members),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(place.world.size),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_RUN_ID": place.job,
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        "STRATA_JOB": place.job,
+        "STRATA_WORKER_ID": place.worker_id,
+        "STRATA_INCARNATION": str(place.member.incarnation),
+        "STRATA_GENERATION": str(place.generation),
+        "STRATA_SOCKET": place.socket,
+        "STRATA_ENDPOINTS": place.endpoints,
+        "STRATA_DETECT_S": str(place.detect_s),
+    }
+    if place.world.HasField("restore"):
+        restore = place.world.restore
+        environment["STRATA_RESTORE"] = json.dumps(
+            {
+                "step": restore.step,
+                "attempt": restore.attempt,
+                "record_generation": restore.record_generation,
+                "path": restore.path,
+                "manifest_digest": restore.manifest_digest,
+            }
+        )
+    return environment
+
+
+def describe(registration: Registration) -> str:
+    """Return in words who joins what."""
+    slots = f"{registration.slots} rank{'s' if registration.slots != 1 else ''}"
+    return f"{registration.worker_id} ({slots}) joins job {registration.job}"

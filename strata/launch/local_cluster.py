@@ -1,0 +1,205 @@
+"""Coordinators over an etcd cluster, all on this machine: for development, the demo and tests.
+
+    with LocalCluster.start(folder, etcd_members=3, coordinators=3) as cluster:
+        print(cluster.endpoints)
+        cluster.leader().child.kill()
+
+Every process is a child of this one and ends with it, however it ends. The calls block; from
+asyncio use `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from strata.client import CoordinatorClient
+from strata.errors import ConfigError, StrataError, Unavailable
+from strata.launch.children import Child
+from strata.launch.etcd_binary import EtcdBinary
+from strata.launch.etcd_cluster import EtcdCluster
+from strata.launch.ports import free_ports
+from strata.v1.admin_pb2 import GetStatusResponse
+
+HOST = "127.0.0.1"
+_POLL_S = 0.05
+
+Say = Callable[[str], None]
+
+
+class LocalCoordinator:
+    """One coordinator process. Its log is a file below the cluster's folder."""
+
+    def __init__(self, name: str, address: str, arguments: list[str], log: Path) -> None:
+        self.name = name
+        self.address = address
+        self.log = log
+        self._arguments = arguments
+        self.child = self._spawn()
+
+    def restart(self) -> None:
+        """Start it again under the same name and address; kills it first if it runs."""
+        self.child.kill()
+        self.child.join()
+        self.child = self._spawn()
+
+    def wait_ready(self, timeout_s: float) -> GetStatusResponse:
+        """Return its status once it answers; `Unavailable` with the end of its log after that."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                with CoordinatorClient.connect(self.address, timeout_s=1.0) as client:
+                    answer = client.status()
+                if any(r.replica == self.name and r.ready for r in answer.replicas):
+                    return answer
+            except Unavailable:
+                pass  # not yet: what follows decides for how long
+            if self.child.poll() is not None:
+                raise Unavailable(f"{self.name} {self.child.describe()}:\n{self.child.tail()}", hint="")
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"{self.name} was not ready within {timeout_s:g} s:\n{self.child.tail()}",
+                    hint=f"its log is {self.log}",
+                )
+            time.sleep(_POLL_S)
+
+    def _spawn(self) -> Child:
+        return Child.start(self._arguments, name=self.name, log=self.log)
+
+
+class LocalCluster:
+    """What `start` started; `stop` ends it in order, `kill` at once."""
+
+    def __init__(self, etcd: EtcdCluster, coordinators: list[LocalCoordinator], logs: Path) -> None:
+        self.etcd = etcd
+        self.coordinators = coordinators
+        self.logs = logs
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        *,
+        etcd_members: int = 3,
+        coordinators: int = 3,
+        binary: EtcdBinary | None = None,
+        ports: list[int] | None = None,
+        cluster: str = "default",
+        detect_s: float = 5.0,
+        fsync: bool = True,
+        say: Say = lambda _line: None,
+        timeout_s: float = 60.0,
+    ) -> Self:
+        """Return a cluster in which every process is ready.
+
+        `ports` are the coordinators' gRPC ports, free ones when None. `say` is told of each step.
+        Raises `ConfigError` when there is no suitable etcd, `Unavailable` when something does not
+        come up; nothing is left running then.
+        """
+        if coordinators < 1:
+            raise ConfigError("a cluster has at least one coordinator")
+        chosen = ports if ports is not None else free_ports(coordinators)
+        if len(chosen) != coordinators:
+            raise ConfigError(f"{coordinators} coordinators need as many ports, not {len(chosen)}")
+        etcd = EtcdCluster.start(
+            folder / "etcd", members=etcd_members, binary=binary, fsync=fsync, timeout_s=timeout_s
+        )
+        started: list[LocalCoordinator] = []
+        try:
+            say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
+            for number, port in enumerate(chosen, 1):
+                name = f"coordinator-{number}"
+                started.append(
+                    LocalCoordinator(
+                        name,
+                        f"{HOST}:{port}",
+                        _coordinator_command(
+                            name,
+                            port=port,
+                            etcd=",".join(etcd.endpoints),
+                            cluster=cluster,
+                            detect_s=detect_s,
+                        ),
+                        folder / "logs" / f"{name}.log",
+                    )
+                )
+            for coordinator in started:
+                coordinator.wait_ready(timeout_s)
+                say(f"{coordinator.name} serves at {coordinator.address}")
+        except BaseException:
+            for coordinator in started:
+                coordinator.child.kill()
+            etcd.kill()
+            raise
+        return cls(etcd, started, folder / "logs")
+
+    @property
+    def endpoints(self) -> str:
+        """The coordinators' addresses, as clients and `--endpoints` take them."""
+        return ",".join(c.address for c in self.coordinators)
+
+    def status(self, *, timeout_s: float = 5.0) -> GetStatusResponse:
+        """Return the status as any coordinator that answers sees it."""
+        with CoordinatorClient.connect(self.endpoints, timeout_s=timeout_s) as client:
+            return client.status()
+
+    def leader(self, *, timeout_s: float = 30.0) -> LocalCoordinator:
+        """Return the coordinator that leads, once one does; `Unavailable` after the limit."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                name = self.status(timeout_s=2.0).leader
+            except Unavailable:
+                name = ""
+            for coordinator in self.coordinators:
+                if coordinator.name == name and coordinator.child.poll() is None:
+                    return coordinator
+            if time.monotonic() > deadline:
+                raise Unavailable(f"no coordinator led within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End every process in order: coordinators first, so that the leader can resign."""
+        for coordinator in self.coordinators:
+            coordinator.child.ask_to_stop()
+        for coordinator in self.coordinators:
+            coordinator.child.stop()
+        self.etcd.stop()
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for coordinator in self.coordinators:
+            coordinator.child.kill()
+        self.etcd.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, StrataError | KeyboardInterrupt):
+            self.stop()
+        else:
+            self.kill()
+
+
+def _coordinator_command(name: str, *, port: int, etcd: str, cluster: str, detect_s: float) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "strata",
+        "coordinator",
+        f"--replica={name}",
+        f"--listen={HOST}:{port}",
+        f"--etcd={etcd}",
+        f"--cluster={cluster}",
+        f"--detect-s={detect_s:g}",
+    ]

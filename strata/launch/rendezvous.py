@@ -1,0 +1,72 @@
+"""Where the ranks of a generation meet: an address that rank 0's member picks afresh.
+
+torch's `env://` rendezvous opens its store at MASTER_ADDR:MASTER_PORT inside rank 0's process,
+after the address was handed to everybody. The port must stay ours in between, so it is bound
+here and not listened on: the kernel gives a bound port to nobody who asks for any, and lets the
+store's own listening socket share it, since both set SO_REUSEADDR.
+
+A port is used for one generation only; a reused store fails with stale keys.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+
+from strata.errors import Refused
+
+JOIN_BARRIER = "strata.join"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The address that rides in the payload of the join barrier."""
+
+    address: str
+    port: int
+
+    def encode(self) -> bytes:
+        """Return the payload."""
+        return json.dumps({"address": self.address, "port": self.port}).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Meeting:
+        """Return the address in `payload`; `Refused` when another program wrote it."""
+        try:
+            body = json.loads(payload)
+            return cls(address=str(body["address"]), port=int(body["port"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused(
+                f"the join barrier carries no meeting address: {payload[:80]!r}",
+                hint="all members of a job must be run by the same version of strata run",
+            ) from error
+
+
+class ReservedPort:
+    """A TCP port that stays reserved on this host until `close`."""
+
+    def __init__(self) -> None:
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        if family == socket.AF_INET6:
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("", 0))
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Give the port back; what listens on it by now is not disturbed."""
+        self._socket.close()
+
+    def __enter__(self) -> ReservedPort:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
