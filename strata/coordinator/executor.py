@@ -1,0 +1,108 @@
+"""Carrying a decision out: decide on the view, execute, see it in the view, decide again.
+
+A decision is given the view and nothing else, and recognises its own effect, so it can be asked
+as often as needed. That makes three hard cases one (PROTOCOLS 2.2, 2.3):
+
+- *Somebody was faster.* A compare failed: bring the view to that revision, decide again.
+- *Outcome unknown.* Resubmit the same guarded transaction. If the first one did take effect, the
+  second fails its compares, and the next decision finds its own effect.
+- *Nothing to do, or refused.* Also a decision: given only from a view at least as new as
+  something linearizable that began after the request came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from strata.coordinator.coalesce import Coalescer
+from strata.coordinator.mirror import Mirror
+from strata.core.store import Store
+from strata.core.txn import Decision, Txn, TxnResult
+from strata.core.view import View
+from strata.errors import Unavailable
+
+DEADLINE_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.02
+LONGEST_PAUSE_S: Final = 0.5
+
+Decide = Callable[[View], Decision]
+
+
+class Executor:
+    """Settles decisions. `run` must be running for those that may be joined with others."""
+
+    def __init__(self, store: Store, mirror: Mirror) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._coalescer = Coalescer(store)
+
+    async def run(self) -> None:
+        """Serve `settle(…, coalesce=True)` until cancelled."""
+        await self._coalescer.run()
+
+    async def settle(self, decide: Decide, *, deadline_s: float = DEADLINE_S, coalesce: bool = False) -> None:
+        """Return once `decide` finds nothing left to do; its results are in the view then.
+
+        Raises the decision's refusal; `Unavailable` when the deadline passes, and then whatever
+        was submitted may still take effect. With `coalesce` transactions that come close
+        together share a commit: for acks, exits, and whatever else comes from many at once.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._settle(decide, coalesce)
+        except TimeoutError:
+            raise Unavailable(f"etcd did not settle this within {deadline_s:g} s") from None
+
+    async def execute(self, txn: Txn) -> TxnResult:
+        """Return the outcome of a guarded transaction once it is known and the view shows it.
+
+        Resubmits while the outcome is unknown; the caller sets the limit.
+        """
+        return await self._until_known(txn, self._store.execute)
+
+    async def _settle(self, decide: Decide, coalesce: bool) -> None:
+        fresh = False
+        pause_s = 0.0
+        execute = self._coalescer.execute if coalesce else self._store.execute
+        while True:
+            decision = decide(self._mirror.view)
+            if decision.txn is not None:
+                # Its answer came through etcd's log after the request, as a fresh read would.
+                result = await self._until_known(decision.txn, execute)
+                fresh = True
+                if not result.succeeded:  # somebody else writes the same keys
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or 0.001)
+            elif not fresh:
+                await self._refresh()
+                fresh = True
+            elif decision.refusal is not None:
+                raise decision.refusal
+            else:
+                return
+
+    async def _until_known(self, txn: Txn, execute: Callable[[Txn], Awaitable[TxnResult]]) -> TxnResult:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                result = await execute(txn)
+            except Unavailable:
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                self._mirror.note_contact()
+                await self._mirror.at_least(result.revision)
+                return result
+
+    async def _refresh(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._mirror.fresh()
+            except Unavailable:
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                return

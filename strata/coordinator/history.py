@@ -1,0 +1,46 @@
+"""The last changes of the keyspace, so that a relayed watch can resume without a new list."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from strata.core.txn import WatchBatch
+
+MAX_EVENTS: Final = 20_000
+
+
+class History:
+    """A bounded ring of batches. It holds every change after `floor`, up to `head`."""
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self.floor = 0
+        self.head = 0
+        self._max_events = max_events
+        self._events = 0
+        self._batches: deque[WatchBatch] = deque()
+
+    def reset(self, revision: int) -> None:
+        """Forget everything: what happened before `revision` is known by its result only."""
+        self._batches.clear()
+        self._events = 0
+        self.floor = self.head = revision
+
+    def append(self, batch: WatchBatch) -> None:
+        """Remember a batch; the oldest ones make room."""
+        self.head = batch.revision
+        if not batch.events:
+            return
+        self._batches.append(batch)
+        self._events += len(batch.events)
+        while self._events > self._max_events:
+            oldest = self._batches.popleft()
+            self._events -= len(oldest.events)
+            self.floor = oldest.revision
+
+    def since(self, revision: int) -> Iterator[WatchBatch] | None:
+        """Return the batches after `revision`, or None when they are not all here: list again."""
+        if revision < self.floor:
+            return None
+        return (batch for batch in tuple(self._batches) if batch.revision > revision)

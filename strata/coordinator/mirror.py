@@ -1,0 +1,355 @@
+"""The replica's view of the keyspace, kept up with etcd.
+
+List at R, watch from R + 1; whatever ends the watch, go on after the last revision seen, and list
+again only when that was compacted away (PROTOCOLS 3.2). Two things are more than that:
+
+- *Fresh.* The view has no idea how old it is. `fresh` reads one key linearizably, which says which
+  revision is current, and waits until the view is there. Callers share one read, begun after they
+  came. Where etcd also serves others, revisions pass that are not ours and that the watch does not
+  tell; then a list of keys and revisions that equals the view proves the same.
+- *Audit.* Every minute such a list is compared with the view. A difference means that etcd or we
+  lost an event. It is counted, logged and repaired by a full list.
+
+The cluster's uid is created here, and watched: when it changes, everything that this process
+knows is about another cluster, and `run` ends with `ClusterReplaced`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from strata.coordinator.history import History
+from strata.core.ids import Uid
+from strata.core.keys import ClusterKeys
+from strata.core.records import ClusterUid, PoisonRecord, decode, encode
+from strata.core.store import Compacted, Store
+from strata.core.txn import (
+    KeyValue,
+    Put,
+    Range,
+    Txn,
+    WatchBatch,
+    absent,
+    prefix_end,
+    read_prefix,
+)
+from strata.core.view import View
+from strata.errors import ClusterReplaced, Unavailable
+from strata.observe import get_logger
+
+log = get_logger()
+
+Subscriber = Callable[[WatchBatch], None]
+
+AUDIT_S: Final = 60.0
+RETRY_S: Final = 0.2
+"""The pause after etcd gave no answer; the store itself has tried every endpoint by then."""
+AUDIT_WAIT_S: Final = 10.0
+FOREIGN_S: Final = 0.1
+"""How long an event may take before other keys than ours are suspected of being the newest."""
+
+
+class Mirror:
+    """A `View` that follows the store. `run` feeds it; everything else reads it or waits on it.
+
+    `uid` is empty until the first list. `differences` counts keys that an audit found wrong, and
+    must stay 0. Subscribers are called synchronously, after the view took a batch over, in the
+    order in which they subscribed. After a list, `history.floor` is the batch's revision: what
+    lies between is lost to whoever relays events.
+    """
+
+    def __init__(self, store: Store, keys: ClusterKeys, *, new_uid: str, audit_s: float = AUDIT_S) -> None:
+        self.view = View()
+        self.history = History()
+        self.uid = Uid("")
+        self.differences = 0
+        self._store = store
+        self._keys = keys
+        self._new_uid = new_uid
+        self._audit_s = audit_s
+        self._contact_at: float | None = None
+        self._listed = asyncio.Event()
+        self._list_wanted = True
+        self._following: asyncio.Timeout | None = None
+        """The watch's scope: its end makes the loop look at `_list_wanted`."""
+        self._known = 0
+        """The newest revision of which the view is known to be the state."""
+        self._subscribers: dict[int, Subscriber] = {}
+        self._ids = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._wishes: dict[asyncio.Future[None], Callable[[View], bool]] = {}
+        self._readers: list[asyncio.Future[int]] = []
+        self._reader_came = asyncio.Event()
+        self._proving = asyncio.Lock()
+
+    # -- waiting
+
+    async def started(self) -> None:
+        """Return once the view holds a first list and the cluster's uid is known."""
+        await self._listed.wait()
+
+    async def at_least(self, revision: int) -> None:
+        """Return once the view is the state as of `revision` or later. The caller has a limit."""
+        pause_s = FOREIGN_S
+        while revision > self._known:
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._told(revision)
+            except TimeoutError:
+                pause_s = min(2.0, 2 * pause_s)
+                await self._prove(revision)
+
+    async def wait_until(self, predicate: Callable[[View], bool]) -> None:
+        """Return once `predicate(view)` holds; it is asked after every batch."""
+        if predicate(self.view):
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wishes[future] = predicate
+        try:
+            await future
+        finally:
+            del self._wishes[future]
+
+    async def fresh(self) -> int:
+        """Bring the view to a linearizable read begun after this call; return its revision.
+
+        `Unavailable` when etcd does not answer the read.
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._readers.append(future)
+        self._reader_came.set()
+        revision = await future
+        await self.at_least(revision)
+        return revision
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Call `callback` with every batch from now on; return what ends that.
+
+        A batch without events says only that the view reached its revision.
+        """
+        number = next(self._ids)
+        self._subscribers[number] = callback
+
+        def leave() -> None:
+            self._subscribers.pop(number, None)
+
+        return leave
+
+    # -- contact
+
+    def note_contact(self) -> None:
+        """Say that etcd has just answered something."""
+        self._contact_at = asyncio.get_running_loop().time()
+
+    def silence_s(self) -> float:
+        """Return for how long etcd has answered nothing at all; infinity before its first answer."""
+        if self._contact_at is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() - self._contact_at
+
+    # -- feeding
+
+    async def run(self) -> None:
+        """Keep the view up until cancelled; `ClusterReplaced` when its cluster is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="mirror-follow")
+            tasks.create_task(self._serve_readers(), name="mirror-fresh")
+            tasks.create_task(self._audit(), name="mirror-audit")
+
+    async def _follow(self) -> None:
+        root = self._keys.root
+        while True:
+            if self._list_wanted:
+                await self._list()
+            try:
+                async with (
+                    asyncio.timeout(None) as self._following,
+                    self._store.watch(
+                        root, prefix_end(root), start_revision=self.view.revision + 1
+                    ) as batches,
+                ):
+                    async for batch in batches:
+                        self._take(batch)
+            except Unavailable as error:
+                log.warning("watch_lost", error=error.message)
+                await asyncio.sleep(RETRY_S)
+            except Compacted as error:
+                log.warning("watch_compacted", error=error.message)
+                self._list_wanted = True
+            except TimeoutError:
+                pass  # the audit wants a list
+            finally:
+                self._following = None
+
+    async def _list(self) -> None:
+        """Become the keyspace as it is now, creating the cluster's uid if there is none."""
+        while True:
+            try:
+                listed = await self._store.read(read_prefix(self._keys.root))
+                self.note_contact()
+                self._check_uid({kv.key: kv for kv in listed.kvs}.get(self._keys.uid))
+                if not self.uid:
+                    await self._create_uid()
+                    continue
+            except (Unavailable, Compacted) as error:
+                log.warning("list_failed", error=error.message)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if listed.revision < self.view.revision:
+                raise ClusterReplaced(f"etcd is at revision {listed.revision}, was at {self.view.revision}")
+            events = self.view.reset(listed.revision, listed.kvs)
+            self.history.reset(listed.revision)
+            self._publish(WatchBatch(revision=listed.revision, events=events))
+            self._list_wanted = False
+            self._listed.set()
+            return
+
+    async def _create_uid(self) -> None:
+        record = encode(ClusterUid(uid=self._new_uid))
+        await self._store.execute(
+            Txn(
+                compares=(absent(self._keys.uid),),
+                success=(Put(key=self._keys.uid, value=record),),
+            )
+        )
+
+    def _take(self, batch: WatchBatch) -> None:
+        """Take over what is newer than the view."""
+        self.note_contact()
+        if batch.revision <= self.view.revision:
+            return
+        seen = self.view.revision
+        events = tuple(event for event in batch.events if event.kv.mod_revision > seen)
+        for event in events:
+            if event.kv.key == self._keys.uid:
+                self._check_uid(None if event.deleted else event.kv)
+        self.view.apply(batch.revision, events)
+        whole = WatchBatch(revision=batch.revision, events=events)
+        self.history.append(whole)
+        self._publish(whole)
+
+    def _check_uid(self, kv: KeyValue | None) -> None:
+        """Learn the uid; `ClusterReplaced` when it is no longer the one learnt."""
+        found = Uid(decode(ClusterUid, kv.value).uid if kv is not None else "")
+        if self.uid and found != self.uid:
+            raise ClusterReplaced(
+                f"the cluster {self.uid} is gone"
+                + (f", in its place is {found}" if found else ": etcd lost its data")
+            )
+        self.uid = found
+
+    def _publish(self, batch: WatchBatch) -> None:
+        self._reach(batch.revision)
+        for subscriber in tuple(self._subscribers.values()):
+            try:
+                subscriber(batch)
+            except PoisonRecord:
+                # Written by hand, and read by all replicas: it must not end each of them.
+                log.exception("poison_record")
+        for future, predicate in tuple(self._wishes.items()):
+            try:
+                if not future.done() and predicate(self.view):
+                    future.set_result(None)
+            except PoisonRecord as error:
+                future.set_exception(error)
+
+    async def _told(self, revision: int) -> None:
+        """Return once the watch, or a proof, has reached `revision`."""
+        if revision > self._known:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (revision, next(self._ids), future))
+            await future
+
+    def _reach(self, revision: int) -> None:
+        self._known = max(self._known, revision)
+        while self._waiting and self._waiting[0][0] <= self._known:
+            _, _, future = heapq.heappop(self._waiting)
+            if not future.done():
+                future.set_result(None)
+
+    # -- fresh
+
+    async def _serve_readers(self) -> None:
+        while True:
+            await self._reader_came.wait()
+            self._reader_came.clear()
+            readers, self._readers = self._readers, []
+            try:
+                answer = await self._store.read(Range(key=self._keys.uid))
+                self.note_contact()
+                if self._listed.is_set():
+                    self._check_uid(answer.kvs[0] if answer.kvs else None)
+            except Unavailable as error:
+                for future in readers:
+                    if not future.done():
+                        future.set_exception(Unavailable(error.message))
+                continue
+            for future in readers:
+                if not future.done():
+                    future.set_result(answer.revision)
+
+    async def _prove(self, revision: int) -> None:
+        """Find out by a list whether the view is the state at `revision` though no event told."""
+        async with self._proving:
+            if revision <= self._known:
+                return
+            try:
+                listed = await self._store.read(_keys_only(self._keys.root))
+            except (Unavailable, Compacted):
+                return
+            self.note_contact()
+            if listed.revision > self._known and not self._different(listed.kvs, frozenset()):
+                self._reach(listed.revision)
+
+    # -- audit
+
+    async def _audit(self) -> None:
+        await self._listed.wait()
+        while True:
+            await asyncio.sleep(self._audit_s)
+            try:
+                await self.audit()
+            except (Unavailable, Compacted) as error:
+                log.warning("audit_failed", error=error.message)
+
+    async def audit(self) -> int:
+        """Compare the view with a list; count, log and repair differences; return their number."""
+        touched: set[str] = set()
+        leave = self.subscribe(lambda batch: touched.update(e.kv.key for e in batch.events))
+        try:
+            listed = await self._store.read(_keys_only(self._keys.root))
+            self.note_contact()
+            # By then the watch has told what it owed. If that revision is not ours it tells
+            # nothing, and a lost event must not stay unseen for that: hence the limit.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AUDIT_WAIT_S):
+                    await self._told(listed.revision)
+        finally:
+            leave()
+        different = self._different(listed.kvs, touched)
+        if different:
+            self.differences += len(different)
+            log.error(
+                "view_differs_from_etcd",
+                keys=different[:10],
+                count=len(different),
+                revision=listed.revision,
+            )
+            self._list_wanted = True
+            if self._following is not None:
+                self._following.reschedule(asyncio.get_running_loop().time())
+        return len(different)
+
+    def _different(self, listed: tuple[KeyValue, ...], ignored: set[str] | frozenset[str]) -> list[str]:
+        there = {kv.key: kv.mod_revision for kv in listed if kv.key not in ignored}
+        here = {kv.key: kv.mod_revision for kv in self.view.walk(self._keys.root) if kv.key not in ignored}
+        return sorted({key for key, _ in there.items() ^ here.items()})
+
+
+def _keys_only(root: str) -> Range:
+    return Range(key=root, range_end=prefix_end(root), keys_only=True)
