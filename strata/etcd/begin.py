@@ -40,7 +40,8 @@ async def first_answer(connection: Connection) -> tuple[maintenance_pb2.StatusRe
             raise await _why_none(connection) from error
         try:
             request = maintenance_pb2.StatusRequest()
-            return await connection.at(endpoint, lambda at: at.maintenance.Status, request), endpoint.name
+            answer = await connection.once(lambda at: at.maintenance.Status, request, at=endpoint)
+            return answer, endpoint.name
         except Unavailable:
             if timing.now() >= deadline:
                 raise

@@ -75,8 +75,8 @@ class Cluster:
         found: dict[str, MemberStatus | StrataError] = {}
         for endpoint in sorted(self._connection.endpoints, key=lambda each: each.name):
             try:
-                answer = await self._connection.at(
-                    endpoint, lambda at: at.maintenance.Status, maintenance_pb2.StatusRequest()
+                answer = await self._connection.once(
+                    lambda at: at.maintenance.Status, maintenance_pb2.StatusRequest(), at=endpoint
                 )
             except StrataError as error:
                 found[endpoint.name] = error
@@ -87,19 +87,19 @@ class Cluster:
     async def add(self, peer_url: str, *, learner: bool) -> Member:
         """Add a member that is to be started next; not repeated, so look before trying again."""
         request = cluster_pb2.MemberAddRequest(peerURLs=[peer_url], isLearner=learner)
-        answer = await self._connection.once(lambda at: at.cluster.MemberAdd, request, SLOW_S)
+        answer = await self._connection.once(lambda at: at.cluster.MemberAdd, request, timeout_s=SLOW_S)
         return _member(answer.member)
 
     async def promote(self, member_id: int) -> None:
         """Make a learner a voting member; `Refused` while it has not caught up."""
         request = cluster_pb2.MemberPromoteRequest(ID=member_id)
-        await self._connection.once(lambda at: at.cluster.MemberPromote, request, SLOW_S)
+        await self._connection.once(lambda at: at.cluster.MemberPromote, request, timeout_s=SLOW_S)
 
     async def remove(self, member_id: int) -> None:
         """Remove a member; one that is gone already is no error."""
         request = cluster_pb2.MemberRemoveRequest(ID=member_id)
         try:
-            await self._connection.once(lambda at: at.cluster.MemberRemove, request, SLOW_S)
+            await self._connection.once(lambda at: at.cluster.MemberRemove, request, timeout_s=SLOW_S)
         except NotFound:
             return
 
@@ -108,8 +108,8 @@ class Cluster:
         for name, status in (await self.statuses()).items():
             if isinstance(status, MemberStatus) and status.leader_id == status.member_id:
                 request = maintenance_pb2.MoveLeaderRequest(targetID=member_id)
-                await self._connection.at(
-                    self._endpoint(name), lambda at: at.maintenance.MoveLeader, request, SLOW_S
+                await self._connection.once(
+                    lambda at: at.maintenance.MoveLeader, request, timeout_s=SLOW_S, at=self._endpoint(name)
                 )
                 return
         raise NotFound("none of the etcd endpoints leads")
@@ -134,11 +134,11 @@ class Cluster:
 
     async def defragment(self, endpoint: str) -> None:
         """Give the free space of one member's database back; that member stalls meanwhile."""
-        await self._connection.at(
-            self._endpoint(endpoint),
+        await self._connection.once(
             lambda at: at.maintenance.Defragment,
             maintenance_pb2.DefragmentRequest(),
-            SLOW_S,
+            timeout_s=SLOW_S,
+            at=self._endpoint(endpoint),
         )
 
     async def hash_kv(self, endpoint: str, revision: int) -> tuple[int, int]:
@@ -146,11 +146,11 @@ class Cluster:
 
         Members whose compact revisions are equal must have equal hashes.
         """
-        answer = await self._connection.at(
-            self._endpoint(endpoint),
+        answer = await self._connection.once(
             lambda at: at.maintenance.HashKV,
             maintenance_pb2.HashKVRequest(revision=revision),
-            SLOW_S,
+            timeout_s=SLOW_S,
+            at=self._endpoint(endpoint),
         )
         return answer.hash, answer.compact_revision
 

@@ -86,7 +86,10 @@ class Connection:
 
     # -- choosing -------------------------------------------------------------------------------
 
-    def _ready_changed(self, _endpoint: Endpoint) -> None:
+    def _ready_changed(self, endpoint: Endpoint, ready: bool) -> None:
+        if not ready:
+            # a member that comes back is no better than those that stayed
+            endpoint.health.blamed_at = self.timing.now()
         if self._choose() is None:
             self._some_ready.clear()
         else:
@@ -107,9 +110,8 @@ class Connection:
 
     async def ready_endpoint(self, timeout_s: float) -> Endpoint:
         """Return an endpoint whose connection stands; `Unavailable` if none does in time."""
-        current = self._current
-        if current.ready:
-            return current
+        if self._current.ready:
+            return self._current
         if (chosen := self._choose()) is not None:
             return chosen
         try:
@@ -126,64 +128,40 @@ class Connection:
     # -- calling --------------------------------------------------------------------------------
 
     async def once(
-        self, method: Method[Request, AnswerT], request: Request, timeout_s: float | None = None
+        self,
+        method: Method[Request, AnswerT],
+        request: Request,
+        *,
+        timeout_s: float | None = None,
+        at: Endpoint | None = None,
     ) -> AnswerT:
-        """Return the answer to a request that is sent at most once."""
-        if timeout_s is None:
-            timeout_s = self.timing.request_s
+        """Return the answer to a request that is sent at most once: to whoever is current, or `at`."""
         metadata = self.login.plain
         try:
-            return await self._send(method, request, timeout_s, metadata)
+            return await self._send(method, request, metadata, timeout_s, at)
         except errors.StaleTokenError as stale:
             if not self.login.possible:
                 raise stale.meaning from None
         # refused before anything was written: log in again, and send it with the new token
         await self.login.renew(metadata)
         try:
-            return await self._send(method, request, timeout_s, self.login.plain)
+            return await self._send(method, request, self.login.plain, timeout_s, at)
         except errors.StaleTokenError as stale:
             raise stale.meaning from None
-
-    async def at(
-        self,
-        endpoint: Endpoint,
-        method: Method[Request, AnswerT],
-        request: Request,
-        timeout_s: float | None = None,
-    ) -> AnswerT:
-        """Return one particular member's answer; sent once, whether it seems ready or not."""
-        if timeout_s is None:
-            timeout_s = self.timing.request_s
-        for last in (False, True):
-            metadata = self.login.plain
-            try:
-                return await self._send_to(endpoint, method, request, timeout_s, metadata)
-            except errors.StaleTokenError as stale:
-                if last or not self.login.possible:
-                    raise stale.meaning from None
-            await self.login.renew(metadata)
-        raise AssertionError("unreachable")
 
     async def _send(
         self,
         method: Method[Request, AnswerT],
         request: Request,
-        timeout_s: float,
         metadata: Metadata | None,
+        timeout_s: float | None,
+        at: Endpoint | None = None,
     ) -> AnswerT:
-        endpoint = self._current
-        if not endpoint.ready:
+        if timeout_s is None:
+            timeout_s = self.timing.request_s
+        endpoint = at or self._current
+        if not endpoint.ready and at is None:
             endpoint = await self.ready_endpoint(timeout_s)
-        return await self._send_to(endpoint, method, request, timeout_s, metadata)
-
-    async def _send_to(
-        self,
-        endpoint: Endpoint,
-        method: Method[Request, AnswerT],
-        request: Request,
-        timeout_s: float,
-        metadata: Metadata | None,
-    ) -> AnswerT:
         floor = self.guard.term
         try:
             answer = await method(endpoint)(request, timeout=timeout_s, metadata=metadata)
@@ -192,7 +170,7 @@ class Connection:
         except asyncio.CancelledError:
             if cancelled_by_caller():
                 raise
-            raise Unavailable("the etcd client was closed during the call") from None
+            raise Unavailable("the etcd client was closed during the call", hint="") from None
         self.admit(answer.header, floor, endpoint)
         return answer
 
@@ -210,8 +188,8 @@ class Connection:
             timeout_s = min(timing.request_s, max(0.01, deadline - timing.now()))
             try:
                 if anonymous:
-                    return await self._send(method, request, timeout_s, None)
-                return await self.once(method, request, timeout_s)
+                    return await self._send(method, request, None, timeout_s)
+                return await self.once(method, request, timeout_s=timeout_s)
             except Unavailable:
                 failures += 1
                 # every endpoint is tried at once before the first pause
