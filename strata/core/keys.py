@@ -75,6 +75,15 @@ class ClusterKeys:
             return None
         return key[len(self.jobs) :].partition("/")[0]
 
+    def parts(self, key: str) -> tuple[str, ...]:
+        """Return the components of `key` below the root, for `match`; none when it is not ours.
+
+        Numbers stay as they are written: `int` reads them.
+        """
+        if not key.startswith(self.root):
+            return ()
+        return tuple(key[len(self.root) :].split("/"))
+
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
