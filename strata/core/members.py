@@ -1,0 +1,273 @@
+"""Members come, are handed over, go, and report the ends of their ranks (PROTOCOLS 5).
+
+A worker key holds one `boot`: one run of one process. Its incarnation is the key's
+create_revision, so a hand-over (a Put of the same boot by another replica) keeps it, and a
+replacement (delete, then create: two transactions) never does.
+
+    key        this boot              another boot
+    ---------  ---------------------  -----------------------------------------------------
+    absent     create                 -
+    present    settled, or hand-over  names an incarnation      -> StaleIncarnation
+                                      a newcomer, the old alive -> Conflict
+                                      a newcomer, the old dead  -> delete, then create
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
+from strata.core.job import JobView
+from strata.core.records import JobPhase, JobSpec, Phase, RankDone, RankFailed, Worker, encode
+from strata.core.txn import Decision, Delete, Put, Txn, absent, created_at, unchanged
+from strata.core.view import Entry
+from strata.errors import (
+    Conflict,
+    InvalidArgument,
+    JobFailed,
+    Refused,
+    StaleGeneration,
+    StaleIncarnation,
+    StrataError,
+)
+
+MAX_SLOTS = 1024
+MAX_WORKERS = 10_000
+MAX_REASON_CHARS = 2000
+"""Of a reason that a process gave: a stack's last lines, not a log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a member says of itself. `spec` counts only if this creates the job.
+
+    `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
+    that names one never becomes a newcomer by accident.
+    """
+
+    worker: WorkerId
+    boot: BootId
+    host: str = ""
+    slots: int = 1
+    devices: tuple[str, ...] = ()
+    pid: int = 0
+    spec: JobSpec = field(default_factory=JobSpec)
+    incarnation: int = 0
+
+
+def check_registration(registration: Registration) -> None:
+    """Return if the registration could be accepted in some state; else `InvalidArgument`."""
+    checked_id("worker", registration.worker)
+    checked_id("boot", registration.boot)
+    if not 1 <= registration.slots <= MAX_SLOTS:
+        raise InvalidArgument(
+            f"{registration.slots} slots: a member has 1 to {MAX_SLOTS}",
+            hint="slots is the number of ranks that this member runs",
+        )
+    check_spec(registration.spec)
+
+
+def check_spec(spec: JobSpec) -> None:
+    """Return if the limits make sense together; else `InvalidArgument`."""
+    if not 1 <= spec.min_workers <= spec.max_workers <= MAX_WORKERS:
+        raise InvalidArgument(
+            f"min_workers = {spec.min_workers}, max_workers = {spec.max_workers}: they must be"
+            f" 1 <= min <= max <= {MAX_WORKERS}",
+            hint="both count members (one strata run a node), not ranks",
+        )
+    if not 0 <= spec.settle_s <= 3600:
+        raise InvalidArgument(f"settle_s = {spec.settle_s:g} is not in 0 .. 3600")
+    if spec.max_fruitless_generations < 1:
+        raise InvalidArgument(f"max_fruitless_generations = {spec.max_fruitless_generations} is below 1")
+
+
+def decide_register(
+    job: JobView,
+    registration: Registration,
+    *,
+    served_by: InstanceId,
+    failed_incarnation: int = 0,
+) -> Decision:
+    """Make `registration.boot` the holder of its worker key, served by `served_by`.
+
+    Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
+    whose transport the caller knows to have failed: only that one is superseded. Refusals:
+    `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
+    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job.
+    """
+    check_registration(registration)
+    name = registration.worker
+    held = job.worker(name)
+    if held is not None and held.record.boot == registration.boot:
+        if held.record.served_by == served_by:
+            return Decision(reason=f"{name} is registered as incarnation {held.create_revision}")
+        return Decision(
+            reason=f"{name} is handed over to replica instance {served_by}",
+            txn=Txn(
+                compares=(unchanged(held.key, held.mod_revision),),
+                success=(Put(key=held.key, value=encode(_worker(registration, served_by))),),
+            ),
+        )
+    if held is not None:
+        return _taken(job, registration, held, failed_incarnation)
+    phase = job.view.record(job.keys.phase, JobPhase)
+    refusal = _finished(job, phase)
+    if refusal is not None:
+        return Decision(reason=str(refusal.message), refusal=refusal)
+    return _create(job, registration, served_by)
+
+
+def _worker(registration: Registration, served_by: InstanceId) -> Worker:
+    return Worker(
+        boot=registration.boot,
+        served_by=served_by,
+        host=registration.host,
+        slots=registration.slots,
+        devices=registration.devices,
+        pid=registration.pid,
+    )
+
+
+def _taken(
+    job: JobView, registration: Registration, held: Entry[Worker], failed_incarnation: int
+) -> Decision:
+    name, holder = registration.worker, f"{held.record.host or 'a host'}:{held.record.pid}"
+    if registration.incarnation:
+        reason = (
+            f"{name} was incarnation {registration.incarnation} and has been replaced"
+            f" by {held.create_revision} ({holder})"
+        )
+        return Decision(reason=reason, refusal=StaleIncarnation(reason))
+    if failed_incarnation == held.create_revision:
+        return Decision(
+            reason=f"{name}: incarnation {held.create_revision} has lost its transport,"
+            " and a newcomer takes its place",
+            txn=Txn(
+                compares=(unchanged(held.key, held.mod_revision),),
+                success=(Delete(key=held.key),),
+            ),
+        )
+    reason = f"{name} is alive elsewhere ({holder}) in job {job.keys.name}"
+    return Decision(
+        reason=reason,
+        refusal=Conflict(reason, hint="stop that process, or use another worker id"),
+    )
+
+
+def _finished(job: JobView, phase: JobPhase | None) -> StrataError | None:
+    if phase is not None and phase.phase is Phase.FAILED:
+        return JobFailed(f"job {job.keys.name} has failed: {phase.reason}")
+    if phase is not None and phase.phase is Phase.DONE:
+        return Refused(
+            f"job {job.keys.name} is done: {phase.reason}",
+            hint="a finished job's name needs --resume or --new",
+        )
+    return None
+
+
+def _create(job: JobView, registration: Registration, served_by: InstanceId) -> Decision:
+    keys, view = job.keys, job.view
+    key = keys.worker(registration.worker)
+    compares = (
+        absent(key),
+        unchanged(keys.spec, view.mod_revision(keys.spec)),
+        unchanged(keys.phase, view.mod_revision(keys.phase)),
+    )
+    puts = [Put(key=key, value=encode(_worker(registration, served_by)))]
+    reason = f"{registration.worker} registers with {registration.slots} slots"
+    spec = job.spec()
+    if spec is None:
+        puts.append(Put(key=keys.spec, value=encode(registration.spec)))
+        reason += f" and creates job {keys.name}"
+    elif spec.record != registration.spec:
+        reason += "; the job's spec stands as it was created, this member's is ignored"
+    return Decision(reason=reason, txn=Txn(compares=compares, success=tuple(puts)))
+
+
+def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
+    """Delete the key of this incarnation: the process goes for good.
+
+    A final leave is preceded by `decide_rank_exit` with code 0 for each of its ranks; without
+    them the leave of a member of the world ends its generation.
+    """
+    held = job.worker(worker)
+    if held is None or held.create_revision != incarnation:
+        return Decision(reason=f"{worker}, incarnation {incarnation}, is not registered (any more)")
+    return Decision(
+        reason=f"{worker}, incarnation {incarnation}, leaves",
+        txn=Txn(compares=(created_at(held.key, incarnation),), success=(Delete(key=held.key),)),
+    )
+
+
+def decide_remove(job: JobView, worker: WorkerId, *, mod_revision: int, reason: str) -> Decision:
+    """Delete the key of a member found dead, unless it was written since `mod_revision`.
+
+    A hand-over writes the key, so a member that came back elsewhere is never removed.
+    """
+    held = job.worker(worker)
+    if held is None or held.mod_revision != mod_revision:
+        return Decision(reason=f"{worker} is gone or was handed over since")
+    return Decision(
+        reason=f"{worker}, incarnation {held.create_revision}, is removed: {reason}",
+        txn=Txn(compares=(unchanged(held.key, mod_revision),), success=(Delete(key=held.key),)),
+    )
+
+
+def decide_rank_exit(
+    job: JobView,
+    worker: WorkerId,
+    incarnation: int,
+    generation: int,
+    rank: int,
+    code: int,
+    reason: str = "",
+) -> Decision:
+    """Record that `rank` ended: as done for code 0, else as failed. The first report counts.
+
+    Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
+    member, `Refused` for a rank that this member does not run.
+    """
+    keys = job.keys
+    if rank < 0 or generation < 0:
+        raise InvalidArgument(f"no rank {rank} of generation {generation} can exist")
+    failed_key, done_key = keys.failed_rank(generation, rank), keys.done_rank(generation, rank)
+    who = f"rank {rank} of generation {generation} ({worker})"
+    if job.view.get(failed_key) is not None:
+        return Decision(reason=f"{who} is recorded as failed")
+    if job.view.get(done_key) is not None:
+        return Decision(reason=f"{who} is recorded as done")
+    head = job.head()
+    if head is None or head.record.generation < generation:
+        why = f"job {keys.name} has no generation {generation} yet"
+        return Decision(reason=why, refusal=Refused(why))
+    if head.record.generation > generation:
+        why = f"generation {generation} has ended; the world is {head.record.generation}"
+        return Decision(reason=why, refusal=StaleGeneration(why))
+    held = job.worker(worker)
+    if held is None:
+        return Decision(reason=f"{worker} is not registered any more: its end says it already")
+    if held.create_revision != incarnation:
+        why = f"{worker} is incarnation {held.create_revision} now, not {incarnation}"
+        return Decision(reason=why, refusal=StaleIncarnation(why))
+    world = job.world()
+    member = world.find(worker, incarnation) if world is not None else None
+    if member is None or not member.first_rank <= rank < member.first_rank + member.slots:
+        why = f"{worker} does not run rank {rank} in generation {generation}"
+        return Decision(reason=why, refusal=Refused(why))
+    compares = (
+        created_at(held.key, incarnation),
+        unchanged(head.key, head.mod_revision),  # the members' chunks never change below it
+        absent(failed_key),
+        absent(done_key),
+    )
+    if code == 0:
+        put = Put(key=done_key, value=encode(RankDone(worker=worker)))
+        return Decision(reason=f"{who} is done", txn=Txn(compares=compares, success=(put,)))
+    record = RankFailed(reason=(reason or describe_exit(code))[:MAX_REASON_CHARS], worker=worker, code=code)
+    put = Put(key=failed_key, value=encode(record))
+    return Decision(reason=f"{who} failed: {record.reason}", txn=Txn(compares=compares, success=(put,)))
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit code in words: minus the signal for a process that one ended."""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

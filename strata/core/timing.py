@@ -1,0 +1,145 @@
+"""Every span of time that the liveness of members, replicas and barriers rests on.
+
+One knob, `detect_s`: a member whose host froze or vanished is declared dead within it. It is
+spent in two parts, one after the other:
+
+    | keepalive_time | keepalive_timeout |   reconnect_grace   |
+    | until a ping   | until its answer  | a lost stream may   |
+    | is sent        | is given up       | come back elsewhere |
+
+The leader's lease does not follow from it: it belongs to the replicas and to etcd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.errors import ConfigError
+
+ChannelOptions = tuple[tuple[str, int], ...]
+"""gRPC channel arguments, by the names that grpc knows them."""
+
+MIN_DETECT_S = 0.5
+"""Below it a garbage collection or a busy core is a death."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What follows from `detect_s`, and the constants beside it. Made by `derive`."""
+
+    detect_s: float
+    reconnect_grace_s: float
+    keepalive_time_s: float
+    keepalive_timeout_s: float
+
+    heartbeat_s: float
+    """How often a client without a session calls Heartbeat."""
+    newcomer_hold_s: float
+    """How long another boot under a live name is held before it is refused (PROTOCOLS 5.2)."""
+
+    tick_s: float = 1.0
+    """Both ends of a session say this often that their event loops turn."""
+    silent_replica_s: float = 3.0
+    """A member leaves a replica whose ticks are silent for this long, if another is ready."""
+    peer_tick_s: float = 0.5
+    peer_ready_s: float = 1.0
+    """A peer is ready if it said so within this span."""
+    orphan_s: float = 5.0
+    """A member whose replica is gone is deleted by the leader after this (PROTOCOLS 5.4)."""
+    first_reconnect_s: float = 0.1
+    max_reconnect_s: float = 2.0
+    arrivals_again_s: float = 1.0
+    """Replicas forward all open arrivals again this often (PROTOCOLS 6.3)."""
+    counter_after_s: float = 0.1
+    counter_every_s: float = 0.5
+    """An open barrier's visible counter: first written after, then at most every (6.5)."""
+    ended_generation_s: float = 60.0
+    """The keys of a generation are deleted this long after it ended (6.6)."""
+
+    @classmethod
+    def derive(
+        cls,
+        detect_s: float = 5.0,
+        *,
+        reconnect_grace_s: float | None = None,
+        keepalive_time_s: float | None = None,
+        keepalive_timeout_s: float | None = None,
+    ) -> Timing:
+        """Return the spans that keep `detect_s`; `ConfigError` when an override breaks it."""
+        if not MIN_DETECT_S <= detect_s <= 3600:
+            raise ConfigError(
+                f"detect_s = {detect_s:g} is not in {MIN_DETECT_S:g} .. 3600",
+                hint="it is the time within which a frozen host is noticed; 5 is the default",
+            )
+        grace_s = min(1.0, detect_s / 5) if reconnect_grace_s is None else reconnect_grace_s
+        if not 0 <= grace_s < detect_s:
+            raise ConfigError(
+                f"reconnect_grace_s = {grace_s:g} is not in 0 .. detect_s = {detect_s:g}",
+                hint="the grace is a part of detect_s; leave it out to have it derived",
+            )
+        time_s, timeout_s = _keepalive(
+            budget_s=detect_s - grace_s, time_s=keepalive_time_s, timeout_s=keepalive_timeout_s
+        )
+        return cls(
+            detect_s=detect_s,
+            reconnect_grace_s=grace_s,
+            keepalive_time_s=time_s,
+            keepalive_timeout_s=timeout_s,
+            heartbeat_s=detect_s / 5,
+            newcomer_hold_s=detect_s,
+        )
+
+    def server_options(self) -> ChannelOptions:
+        """Return what a gRPC server must be given so that it notices a frozen client in time.
+
+        All of them are needed: `http2.ping_timeout_ms` alone would otherwise stand at a minute.
+        """
+        return (
+            *self._keepalive_options(),
+            ("grpc.http2.min_ping_interval_without_data_ms", self._least_ping_ms),
+            ("grpc.http2.max_ping_strikes", 0),
+        )
+
+    def client_options(self) -> ChannelOptions:
+        """Return what a gRPC channel must be given: the same pings, and quick reconnects."""
+        first_ms, max_ms = _ms(self.first_reconnect_s), _ms(self.max_reconnect_s)
+        return (
+            *self._keepalive_options(),
+            ("grpc.initial_reconnect_backoff_ms", first_ms),
+            ("grpc.min_reconnect_backoff_ms", first_ms),
+            ("grpc.max_reconnect_backoff_ms", max_ms),
+        )
+
+    def _keepalive_options(self) -> ChannelOptions:
+        return (
+            ("grpc.keepalive_time_ms", _ms(self.keepalive_time_s)),
+            ("grpc.keepalive_timeout_ms", _ms(self.keepalive_timeout_s)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.ping_timeout_ms", _ms(self.keepalive_timeout_s)),
+            ("grpc.http2.min_time_between_pings_ms", self._least_ping_ms),
+            ("grpc.http2.max_pings_without_data", 0),
+        )
+
+    @property
+    def _least_ping_ms(self) -> int:
+        """Half a ping's interval: pings of the other side's own timers must not be refused."""
+        return max(1, _ms(self.keepalive_time_s / 2))
+
+
+def _keepalive(*, budget_s: float, time_s: float | None, timeout_s: float | None) -> tuple[float, float]:
+    """Divide what `detect_s` leaves: more for the answer, which a busy host may be slow to give."""
+    if time_s is None:
+        time_s = budget_s * 3 / 8 if timeout_s is None else budget_s - timeout_s
+    if timeout_s is None:
+        timeout_s = budget_s - time_s
+    if min(time_s, timeout_s) < 0.01 or time_s + timeout_s > budget_s + 1e-9:
+        raise ConfigError(
+            f"keepalive_time_s + keepalive_timeout_s = {time_s:g} + {timeout_s:g} does not fit"
+            f" into detect_s - reconnect_grace_s = {budget_s:g}",
+            hint="raise detect_s, or leave the keepalive out to have it derived",
+        )
+    return time_s, timeout_s
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
