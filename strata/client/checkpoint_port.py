@@ -1,0 +1,58 @@
+"""What a `CheckpointManager` needs of the client: `SessionPort`.
+
+The facade that `strata.connect()` returns is one. `CheckpointManager(path, client=facade)` takes
+nothing else of it. All members may be used from any thread; `call` blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.worlds_pb2 import RestorePoint
+
+
+class SessionPort(Protocol):
+    """One rank of one generation, and its session."""
+
+    @property
+    def uid(self) -> str:
+        """The cluster's uid, as the session's token names it."""
+        ...
+
+    @property
+    def job(self) -> str: ...
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def restore_point(self) -> RestorePoint | None:
+        """Where this rank's generation begins; None when it begins from nothing."""
+        ...
+
+    def call(self, request: Message, *, timeout_s: float = ...) -> Any:
+        """Return the response to one of the requests that `Call` carries.
+
+        Raises the `StrataError` of the answer; `Unavailable` when there was none in time.
+        """
+        ...
+
+    def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
+        """Hand every `Down.checkpoint` to `callback`, in the session's thread; return the way out."""
+        ...
