@@ -1,0 +1,193 @@
+"""Where coordinators are, as people write it, and which one to try next.
+
+`host:50051`, `http://host:50051`, `[::1]:50051`, `host` (port 50051), `unix:/path`, several of
+them separated by commas or as a sequence.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.errors import ConfigError
+
+DEFAULT_PORT: Final = 50051
+_HINT: Final = 'write host:port, "[::1]:50051" or unix:/path; several are separated by commas'
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One address of a coordinator, or the Unix socket (`path`) of a supervisor."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether `host` is an IP address, so that no name has to be resolved."""
+        return _ip(self.host) is not None
+
+    @property
+    def target(self) -> str:
+        """The address as gRPC names it."""
+        if self.path:
+            return f"unix:{self.path}"
+        ip = _ip(self.host)
+        if ip is None:
+            return f"dns:///{self.host}:{self.port}"
+        if ip.version == 4:
+            return f"ipv4:{ip}:{self.port}"
+        return f"ipv6:[{str(ip).replace('%', '%25')}]:{self.port}"
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[Endpoint, ...]:
+    """Return the endpoints in the order given, each once; `ConfigError` says which one is wrong."""
+    parts = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    words = [word.strip() for part in parts for word in part.split(",")]
+    found = dict.fromkeys(_parse(word) for word in words if word)
+    if not found:
+        raise ConfigError("no coordinator endpoint is given", hint=_HINT)
+    return tuple(found)
+
+
+def _parse(word: str) -> Endpoint:
+    if word.startswith("unix:"):
+        path = word.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/"):
+            raise ConfigError(f"{word!r}: the path of a Unix socket begins with /", hint=_HINT)
+        return Endpoint(path=path)
+    rest = word
+    if (scheme := _SCHEME.match(word)) is not None:
+        if scheme[1].lower() == "https":
+            raise ConfigError(f"{word!r}: this version speaks plaintext only", hint="write http://")
+        if scheme[1].lower() not in {"http", "grpc"}:
+            raise ConfigError(f"{word!r}: unknown scheme {scheme[1]!r}", hint=_HINT)
+        rest = word[scheme.end() :].removesuffix("/")
+    if rest.startswith("["):
+        host, closed, tail = rest[1:].partition("]")
+        ip = _ip(host)
+        if not closed or ip is None or ip.version != 6:
+            raise ConfigError(f"{word!r} is not an IPv6 address in brackets", hint=_HINT)
+        return Endpoint(host=str(ip), port=_port(word, tail.removeprefix(":")))
+    if rest.count(":") > 1:
+        raise ConfigError(f"{word!r}: an IPv6 address stands in brackets", hint=_HINT)
+    host, _, port = rest.partition(":")
+    if not _HOST.match(host):
+        raise ConfigError(f"{word!r} does not name a host", hint=_HINT)
+    return Endpoint(host=host, port=_port(word, port))
+
+
+def _port(word: str, text: str) -> int:
+    if not text:
+        return DEFAULT_PORT
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise ConfigError(f"{word!r}: {text!r} is not a port", hint=_HINT)
+    return int(text)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+class Route:
+    """Which endpoint to try next, and after how long.
+
+    Starts anywhere, so that members spread. After a connection that worked, the next try comes
+    within 50 ms and elsewhere; later ones wait longer, jittered, up to `cap_s`. It never gives up.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], rng: random.Random, *, base_s: float = 0.1, cap_s: float = 2.0
+    ) -> None:
+        if not endpoints:
+            raise ValueError("a route needs an endpoint")
+        self._endpoints = list(endpoints)
+        self._rng = rng
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._at = rng.randrange(len(endpoints)) - 1
+        self._asked: list[Endpoint] = []
+        self._preferred: frozenset[str] = frozenset()
+        self._tries = 0
+        self.current: Endpoint | None = None
+
+    def next(self) -> tuple[Endpoint, float]:
+        """Return the endpoint to try, and the seconds to wait before."""
+        if self.current is None or self._tries == 0:
+            delay_s = 0.0 if self.current is None else self._rng.uniform(0.0, 0.05)
+        else:
+            longest_s = min(self._cap_s, self._base_s * 2 ** min(self._tries - 1, 16))
+            delay_s = longest_s * self._rng.uniform(0.5, 1.0)
+        self._tries += 1
+        self.current = self._choose()
+        return self.current, delay_s
+
+    def reached(self) -> None:
+        """Take note that the current endpoint served: its loss is met at once again."""
+        self._tries = 0
+        self._asked.clear()
+        self._preferred = frozenset()
+
+    def go_to(self, addresses: Iterable[str]) -> None:
+        """Try these addresses first, as a replica that steps down asks.
+
+        Those that are configured here come first; the others only if none of these is: a replica
+        may know itself by an address that does not reach it from here.
+        """
+        given = [e for e in self._parsed(addresses) if e != self.current]
+        known = [e for e in given if e in self._endpoints]
+        elsewhere = any(e != self.current for e in self._endpoints)
+        self._asked = known or ([] if elsewhere else given)
+        self._rng.shuffle(self._asked)
+
+    def prefer(self, addresses: Iterable[str]) -> None:
+        """Of the configured endpoints take these first, once, after the current one is lost."""
+        self._preferred = frozenset(str(e) for e in self._parsed(addresses))
+
+    def has_other(self, addresses: Iterable[str]) -> bool:
+        """Tell whether one of these addresses is another endpoint than the current one.
+
+        A replica may be known here by another name than its own, so with several endpoints any
+        address that is not literally the current one counts.
+        """
+        others = [e for e in self._parsed(addresses) if e != self.current]
+        return bool(others) and any(e != self.current for e in self._endpoints)
+
+    def _choose(self) -> Endpoint:
+        if self._asked:
+            return self._asked.pop()
+        count = len(self._endpoints)
+        order = [self._endpoints[(self._at + i) % count] for i in range(1, count + 1)]
+        ready = [e for e in order if str(e) in self._preferred and e != self.current]
+        if ready:
+            chosen = self._rng.choice(ready)
+            self._preferred -= {str(chosen)}
+        else:
+            chosen = next((e for e in order if e != self.current), order[0])
+        self._at = self._endpoints.index(chosen)
+        return chosen
+
+    @staticmethod
+    def _parsed(addresses: Iterable[str]) -> list[Endpoint]:
+        found = []
+        for address in addresses:
+            try:
+                found.append(_parse(address))
+            except ConfigError:  # an address we cannot read is one we cannot use
+                continue
+        return found

@@ -1,0 +1,61 @@
+"""Who opens a session: a member (a supervisor, or a lone trainer), or a rank under a supervisor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from strata.client.channel import dial_coordinator, dial_supervisor
+from strata.client.endpoints import Endpoint, Route
+from strata.client.session import Dial, Pace, Session, SessionObserver
+from strata.v1.common_pb2 import Token
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import Hello, RankHello
+
+
+class MemberSession(Session):
+    """Be a member of a job, over whichever of `endpoints` serves.
+
+    `registration` names the job, the worker and its boot; its incarnation is filled in here.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        registration: Registration,
+        observer: SessionObserver,
+        *,
+        rng: random.Random,
+        dial: Dial = dial_coordinator,
+        pace: Pace | None = None,
+    ) -> None:
+        def introduce(token: Token, incarnation: int) -> Hello:
+            member = Registration()
+            member.CopyFrom(registration)
+            member.incarnation = incarnation
+            return Hello(token=token, member=member)
+
+        super().__init__(
+            introduce=introduce, route=Route(endpoints, rng), dial=dial, observer=observer, pace=pace
+        )
+
+
+class RankSession(Session):
+    """Attach one rank of one generation to its supervisor's socket."""
+
+    def __init__(
+        self,
+        socket: Endpoint,
+        rank: RankHello,
+        observer: SessionObserver,
+        *,
+        rng: random.Random,
+        dial: Dial = dial_supervisor,
+        pace: Pace | None = None,
+    ) -> None:
+        def introduce(token: Token, incarnation: int) -> Hello:
+            return Hello(token=token, rank=rank)
+
+        super().__init__(
+            introduce=introduce, route=Route((socket,), rng), dial=dial, observer=observer, pace=pace
+        )

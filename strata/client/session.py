@@ -1,0 +1,473 @@
+"""One session, as the side that opened it sees it: kept alive over any number of connections.
+
+A session is a promise about the other side's *knowledge*, not about a connection. What is open
+(arrivals, calls, rank exits, the newest progress) is kept here and told again to every replica
+that takes the session over, so a caller never learns that one of them died. Only four things end
+a session: `leave`, the other side saying `Ended`, another cluster behind the endpoints, and a
+refusal that no replica would answer otherwise.
+
+All of it runs in one event loop, on a `Link`; grpc is known to `strata.client.channel` alone.
+`MemberSession` and `RankSession` say who introduces itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+
+from strata import errors
+from strata.client.endpoints import Endpoint, Route
+from strata.client.outstanding import OpenArrivals, OpenCalls
+from strata.errors import StrataError, Unavailable
+from strata.session.link import Link
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.common_pb2 import Token
+from strata.v1.members_pb2 import RankProgress
+from strata.v1.session_pb2 import (
+    Arrivals,
+    Call,
+    Done,
+    Down,
+    Hello,
+    Leave,
+    Progress,
+    RankExit,
+    Reply,
+    Tick,
+    Up,
+    Welcome,
+    WorldUpdate,
+)
+from strata.wire.status import unpack
+
+Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
+"""Opens a stream to an endpoint; a connection that cannot be made is `Unavailable`."""
+
+LEAVE_S: Final = 5.0
+
+_FINAL: Final = (
+    errors.StaleIncarnation,
+    errors.StaleGeneration,
+    errors.ClusterReplaced,
+    errors.ConfigError,
+    errors.InvalidArgument,
+    errors.Conflict,
+    errors.JobFailed,
+)
+"""With these the end of a stream ends the session: every replica would say the same. All others
+(a full etcd, a bug in one replica) are met by going on elsewhere: losing coordinators ends nobody."""
+
+_REQUEST_FIELD: Final[dict[type[Message], str]] = {
+    type(getattr(Call(), field.name)): field.name
+    for field in Call.DESCRIPTOR.oneofs_by_name["request"].fields
+}
+
+
+class SessionObserver(Protocol):
+    """Who is told what happens. Called in the session's event loop; must not block nor raise."""
+
+    def on_connected(self, welcome: Welcome) -> None:
+        """A replica serves the session; what is open is being sent again."""
+
+    def on_disconnected(self, reason: StrataError) -> None:
+        """No replica serves it at the moment, or a try to reach one failed."""
+
+    def on_world(self, update: WorldUpdate) -> None:
+        """The world, the place in it, or the job's phase is this now; may repeat what is known."""
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        """A round ended, awaited here or not; called before the awaiting futures go on."""
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """An open checkpoint of this generation changed or ended; may repeat what is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The session's times. `coalesce_s` is how long an arrival waits for others to go with it."""
+
+    tick_s: float = 1.0
+    silent_s: float = 3.0
+    handshake_s: float = 15.0
+    coalesce_s: float = 0.0
+    progress_s: float = 0.1
+    retry_s: float = 0.2
+
+
+class _Leaving(Exception):
+    """Not an error: the other side confirmed that this session left."""
+
+
+class Session:
+    """A session over whichever endpoint of `route` serves it.
+
+    `introduce` makes the Hello from the token and the incarnation known so far. Run `run` as a
+    task; everything else may be called before it, while it runs, connected or not.
+    """
+
+    def __init__(
+        self,
+        *,
+        introduce: Callable[[Token, int], Hello],
+        route: Route,
+        dial: Dial,
+        observer: SessionObserver,
+        pace: Pace | None = None,
+    ) -> None:
+        self._introduce = introduce
+        self._route = route
+        self._dial = dial
+        self._observer = observer
+        self._pace = pace or Pace()
+        self._ids = itertools.count(1)
+        self._arrivals = OpenArrivals()
+        self._calls = OpenCalls()
+        self._progress: dict[int, tuple[RankProgress, float]] = {}
+        self._progress_generation = 0
+        self._link: Link[Down, Up] | None = None
+        self._connected = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._flushing: set[str] = set()
+        self._leaving: Leave | None = None
+        self._ready_elsewhere: tuple[str, ...] = ()
+        self._silence_s = 0.0
+        self.error: StrataError | None = None
+        """Why the session is over for good; None while it goes on or after an orderly leave."""
+        self.last_trouble: StrataError | None = None
+        """Why the last connection, try or attempt of a call failed; None when nothing has since."""
+        self.token = Token()
+        self.incarnation = 0
+        self.welcome: Welcome | None = None
+        self.world: WorldUpdate | None = None
+
+    # -- for everybody
+
+    @property
+    def connected(self) -> bool:
+        """Whether a replica has welcomed the session and the stream still stands."""
+        return self._connected.is_set()
+
+    async def wait_connected(self) -> None:
+        """Return once connected; raise the error that ended the session."""
+        await self._until(self._connected)
+
+    def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
+        """Arrive at a round and return the future of its outcome.
+
+        The future ends with the outcome, whatever its result; with `StaleGeneration` once a newer
+        world is known; or with what ended the session. Cancelling it does not take the arrival
+        back; arriving again returns the same future.
+        """
+        self._check_open()
+        if self.world is not None and arrival.generation < self.world.world.generation:
+            raise errors.StaleGeneration(
+                f"barrier {arrival.name!r} is of generation {arrival.generation},"
+                f" the world is at generation {self.world.world.generation}"
+            )
+        outcome = self._arrivals.add(arrival, self._now())
+        self._flush_soon("arrivals", self._pace.coalesce_s, self._flush_arrivals)
+        return outcome
+
+    async def call(self, request: Message, *, timeout_s: float | None = 30.0) -> Any:
+        """Return the response to `request`, one of the messages that `Call` takes.
+
+        It is sent again after a reconnect, so it must bear repetition, as all of them do.
+        `Unavailable` after `timeout_s`: it may have taken effect.
+        """
+        field = _REQUEST_FIELD.get(type(request))
+        if field is None:
+            raise errors.InvalidArgument(f"a session carries no {type(request).__name__}")
+        id_ = next(self._ids)
+        up = Up(call=Call(id=id_, **{field: request}))  # type: ignore[arg-type]  # the name is one of the oneof's
+        return await self._asked(id_, up, field, timeout_s)
+
+    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str = "") -> None:
+        """Report that a rank's process ended; return once that is durable.
+
+        Goes on over any number of replicas until it is, or until the session is over.
+        """
+        id_ = next(self._ids)
+        up = Up(rank_exit=RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_))
+        await self._asked(id_, up, f"the exit of rank {rank}", None)
+
+    def progress(self, generation: int, ranks: Iterable[RankProgress]) -> None:
+        """Tell where ranks are; the newest of each is sent soon, and again after a reconnect."""
+        if generation != self._progress_generation:
+            self._progress.clear()
+            self._progress_generation = generation
+        now = self._now()
+        for one in ranks:
+            self._progress[one.rank] = (one, now - one.age_ms / 1000)
+        self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
+
+    async def leave(self, reason: str = "") -> None:
+        """Go for good; return once that is confirmed, or after 5 s without an answer.
+
+        `run` then returns. What is still open ends with `Unavailable`.
+        """
+        if self._ended.is_set():
+            return
+        self._leaving = Leave(reason=reason)
+        if self._link is not None and self.connected:
+            self._link.send(Up(leave=self._leaving))
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._ended.wait()
+        except TimeoutError:
+            self._finish(None)
+            if self._link is not None:
+                self._link.close()
+
+    # -- the connection
+
+    async def run(self) -> None:
+        """Serve the session until `leave`; raise the error that ends it before that."""
+        try:
+            while not self._ended.is_set():
+                endpoint, delay_s = self._route.next()
+                if await self._ends_within(delay_s):
+                    break
+                await self._visit(endpoint)
+            if self.error is not None:
+                raise self.error
+        finally:
+            self._finish(self.error)
+
+    async def _visit(self, endpoint: Endpoint) -> None:
+        """Be served by `endpoint` until the connection ends, and take note of why."""
+        trouble: StrataError
+        try:
+            async with self._dial(endpoint) as link:
+                await self._converse(link)
+            trouble = Unavailable(f"{endpoint} ended the stream")
+        except _Leaving:
+            self._finish(None)
+            return
+        except StrataError as error:
+            trouble = error
+            if isinstance(error, _FINAL):
+                self._finish(error)
+        finally:
+            self._link = None
+            self._connected.clear()
+            self._arrivals.disconnected()
+            self._calls.disconnected()
+        self.last_trouble = trouble
+        self._route.prefer(self._ready_elsewhere)
+        self._observer.on_disconnected(trouble)
+
+    async def _converse(self, link: Link[Down, Up]) -> None:
+        """Introduce this side, then take what comes until the stream ends."""
+        self._link = link
+        self._silence_s = 0.0
+        link.send(Up(hello=self._introduce(self.token, self.incarnation)))
+        ticker = asyncio.create_task(self._tick(link), name="session ticks")
+        try:
+            while (down := await link.recv()) is not None:
+                self._silence_s = 0.0
+                self._take(down, link)
+            if self._leaving is not None and self.connected:
+                raise _Leaving
+        finally:
+            ticker.cancel()
+
+    def _take(self, down: Down, link: Link[Down, Up]) -> None:
+        match down.WhichOneof("message"):
+            case "welcome":
+                self._take_welcome(down.welcome, link)
+            case "tick":
+                self._ready_elsewhere = tuple(down.tick.ready_addresses)
+            case "world":
+                self._take_token(down.world.token)
+                self.world = down.world
+                self._arrivals.end_before(down.world.world.generation)
+                self._observer.on_world(down.world)
+            case "outcomes":
+                for outcome in down.outcomes.outcomes:
+                    self._observer.on_outcome(outcome)
+                    self._arrivals.end(outcome)
+            case "checkpoint":
+                self._observer.on_checkpoint(down.checkpoint)
+            case "reply":
+                self._take_reply(down.reply)
+            case "moved":
+                self._route.go_to(down.moved.addresses)
+                raise Unavailable(f"the replica stops serving: {down.moved.reason}")
+            case "ended":
+                self._finish(unpack(down.ended.error))
+                raise unpack(down.ended.error)
+            case _:
+                pass  # a newer server's message, which this version does without
+
+    def _take_welcome(self, welcome: Welcome, link: Link[Down, Up]) -> None:
+        self._take_token(welcome.token)
+        self.incarnation = welcome.incarnation
+        self.welcome = welcome
+        self.last_trouble = None
+        self._route.reached()
+        self._connected.set()
+        self._observer.on_connected(welcome)
+        if self._leaving is not None:
+            link.send(Up(leave=self._leaving))
+            return
+        self._flush_calls()
+        self._flush_arrivals()
+        self._flush_progress()
+
+    def _take_reply(self, reply: Reply) -> None:
+        self._take_token(reply.token)
+        field = reply.WhichOneof("response")
+        if field == "error":
+            self._calls.answer(reply.id, unpack(reply.error))
+        elif field is None:
+            self._calls.answer(reply.id, Done())
+        else:
+            self._calls.answer(reply.id, getattr(reply, field))
+
+    def _take_token(self, token: Token) -> None:
+        """Remember the newest revision seen; another cluster's ends the session."""
+        if not token.uid:
+            return
+        if self.token.uid and self.token.uid != token.uid:
+            error = errors.ClusterReplaced(
+                f"this session began with cluster {self.token.uid}; {self._route.current} serves {token.uid}"
+            )
+            self._finish(error)
+            raise error
+        self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
+
+    # -- the clock
+
+    async def _tick(self, link: Link[Down, Up]) -> None:
+        """Say every second that this side turns; leave a replica that says nothing.
+
+        Silence is counted in short steps, each at most twice its length: when this process did
+        not run (a held GIL, a stopped process), its own stall is not blamed on the replica.
+        """
+        step_s = self._pace.tick_s / 4
+        before = self._now()
+        for number in itertools.count():
+            await asyncio.sleep(step_s)
+            now = self._now()
+            self._silence_s += min(now - before, 2 * step_s)
+            before = now
+            if self._silence_s >= self._limit_s():
+                link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
+                return
+            if number % 4 == 0:
+                link.send(Up(tick=Tick(sequence=number // 4)))
+
+    def _limit_s(self) -> float:
+        if not self.connected:
+            return self._pace.handshake_s
+        alternative = self._route.has_other(self._ready_elsewhere)
+        return self._pace.silent_s if alternative else float("inf")
+
+    # -- sending
+
+    async def _asked(self, id_: int, up: Up, what: str, timeout_s: float | None) -> Any:
+        """Return the reply to `up`; one that says "try again" is not taken for an answer."""
+        self._check_open()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    reply = self._calls.add(id_, up)
+                    self._flush_calls()
+                    try:
+                        return await reply
+                    except StrataError as error:
+                        if not error.retryable or self._ended.is_set():
+                            raise
+                        self.last_trouble = error
+                    await asyncio.sleep(self._pace.retry_s)
+        except TimeoutError:
+            why = f": {self.last_trouble.message}" if self.last_trouble else ""
+            raise Unavailable(f"no answer to {what} within {timeout_s:g} s{why}") from None
+        finally:
+            self._calls.drop(id_)
+
+    def _flush_soon(self, what: str, delay_s: float, flush: Callable[[], None]) -> None:
+        """Call `flush` once, after `delay_s`, however often this is called until then."""
+        if what in self._flushing:
+            return
+        self._flushing.add(what)
+
+        def now() -> None:
+            self._flushing.discard(what)
+            flush()
+
+        loop = asyncio.get_running_loop()
+        if delay_s > 0:
+            loop.call_later(delay_s, now)
+        else:
+            loop.call_soon(now)
+
+    def _flush_arrivals(self) -> None:
+        if self._link is not None and self.connected:
+            arrivals = self._arrivals.unsent(self._now())
+            if arrivals:
+                self._link.send(Up(arrivals=Arrivals(arrivals=arrivals)))
+
+    def _flush_calls(self) -> None:
+        if self._link is not None and self.connected:
+            for up in self._calls.unsent():
+                assert isinstance(up, Up)
+                self._link.send(up)
+
+    def _flush_progress(self) -> None:
+        if self._link is None or not self.connected or not self._progress:
+            return
+        now = self._now()
+        ranks = []
+        for one, since in self._progress.values():
+            told = RankProgress()
+            told.CopyFrom(one)
+            told.age_ms = max(0, round(1000 * (now - since)))
+            ranks.append(told)
+        self._link.send(Up(progress=Progress(generation=self._progress_generation, ranks=ranks)))
+
+    # -- the end
+
+    def _finish(self, error: StrataError | None) -> None:
+        """End the session for good: whoever still waits learns of it. Only the first call counts."""
+        if self._ended.is_set():
+            return
+        self.error = error
+        self._ended.set()
+        reason = error or Unavailable("the session has ended", hint="connect again")
+        self._arrivals.fail(reason)
+        self._calls.fail(reason)
+
+    def _check_open(self) -> None:
+        if self._ended.is_set():
+            raise self.error or Unavailable("the session has ended", hint="connect again")
+
+    async def _ends_within(self, delay_s: float) -> bool:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Return once `event` is set; raise when the session ends first."""
+        waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._ended.wait())]
+        try:
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+        if not event.is_set():
+            self._check_open()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
