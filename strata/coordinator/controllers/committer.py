@@ -1,0 +1,56 @@
+"""Commits every checkpoint that is complete. Runs on every replica (PROTOCOLS 8.3).
+
+The last two acks may come through two replicas, neither of which knew then that the set was full.
+So nobody commits because of an ack: everybody commits what its view shows complete, after every
+change and at the start. Replicas that try at once do no harm: one transaction succeeds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.executor import Executor
+from strata.coordinator.mirror import Mirror
+from strata.core.checkpoints import decide_commit
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys, JobKeys
+from strata.core.records import CheckpointState
+from strata.core.txn import Decision, WatchBatch
+from strata.core.view import View
+
+
+class Committer:
+    """The controller that commits."""
+
+    name: Final = "committer"
+    tick_s: Final = 30.0
+
+    def __init__(self, *, keys: ClusterKeys, mirror: Mirror, executor: Executor) -> None:
+        self._keys = keys
+        self._mirror = mirror
+        self._executor = executor
+        self._jobs = JobQueue(self.name, keys, frozenset({"checkpoints"}))
+
+    def wants(self, batch: WatchBatch) -> bool:
+        return self._jobs.note(batch)
+
+    async def turn(self) -> float | None:
+        return await self._jobs.each(self._mirror.view, self._commit)
+
+    async def _commit(self, name: str) -> None:
+        keys = self._keys.job(name)
+        # Looking costs nothing; settling reads etcd before it finds nothing to do.
+        if _next_commit(self._mirror.view, keys).txn is not None:
+            await self._executor.settle(lambda view: _next_commit(view, keys))
+
+
+def _next_commit(view: View, keys: JobKeys) -> Decision:
+    """Decide the first commit of this job that can be made; settled when there is none."""
+    job = JobView(view, keys)
+    for entry in job.checkpoints():
+        if entry.record.state is CheckpointState.OPEN:
+            decision = decide_commit(job, entry)
+            if decision.txn is not None:
+                return decision
+    return Decision(reason="no save is complete and open")

@@ -1,0 +1,72 @@
+"""Keeps etcd small: compacts to five minutes ago, and warns when etcd fills up (PROTOCOLS 3.5).
+
+etcd knows revisions, not times, so the view's revision is sampled. Compaction cannot carry a
+fence and needs none: to drop history that is older than five minutes is right from anybody, and
+no harm when it comes late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from strata.coordinator.mirror import Mirror
+from strata.core.store import Store
+from strata.core.txn import WatchBatch
+from strata.observe import get_logger
+
+log = get_logger()
+
+KEEP_S: Final = 300.0
+SAMPLE_S: Final = 15.0
+QUOTA_EVERY_S: Final = 60.0
+WARN_SHARE: Final = 0.7
+
+DbSize = Callable[[], Awaitable[int]]
+"""Returns the bytes of the largest member's database; 0 when none answers."""
+
+
+class Compaction:
+    """The controller that compacts; `db_bytes` None: nobody can say how full etcd is."""
+
+    name: Final = "compaction"
+    tick_s: Final = SAMPLE_S
+
+    def __init__(self, *, store: Store, mirror: Mirror, quota_bytes: int, db_bytes: DbSize | None) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._quota_bytes = quota_bytes
+        self._db_bytes = db_bytes
+        self._samples: deque[tuple[float, int]] = deque()
+        self._compacted = 0
+        self._quota_at = 0.0
+
+    def wants(self, batch: WatchBatch) -> bool:  # time alone gives work here
+        return False
+
+    async def turn(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._samples.append((now, self._mirror.view.revision))
+        target = 0
+        while self._samples and self._samples[0][0] <= now - KEEP_S:
+            target = self._samples.popleft()[1]
+        if target > self._compacted:
+            await self._store.compact(target)
+            self._compacted = target
+            log.debug("compacted", revision=target)
+        if self._db_bytes is not None and now >= self._quota_at:
+            self._quota_at = now + QUOTA_EVERY_S
+            await self._warn(await self._db_bytes())
+
+    async def _warn(self, used_bytes: int) -> None:
+        share = used_bytes / self._quota_bytes
+        if share >= WARN_SHARE:
+            log.warning(
+                "etcd_fills_up",
+                used_bytes=used_bytes,
+                quota_bytes=self._quota_bytes,
+                percent=round(100 * share),
+                hint="defragment etcd, or raise its quota and etcd.quota_bytes",
+            )

@@ -1,0 +1,75 @@
+"""Which jobs a controller has to look at, and when again.
+
+One job's trouble is its own: a record that somebody wrote by hand, or a bug that one job's state
+brings out, is reported, and that job is tried again after growing pauses, while the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from strata.coordinator.controllers.loop import Backoff, report
+from strata.core.job import job_names
+from strata.core.keys import ClusterKeys
+from strata.core.txn import WatchBatch
+from strata.core.view import View
+from strata.errors import NotLeader
+
+EVERY_S: Final = 30.0
+"""How often every job is looked at without any reason."""
+
+
+class JobQueue:
+    """The jobs that are due. `folders` are the parts of a job whose changes matter."""
+
+    def __init__(self, name: str, keys: ClusterKeys, folders: frozenset[str]) -> None:
+        self._name = name
+        self._keys = keys
+        self._folders = folders
+        self._due: dict[str, float] = {}
+        self._failing: dict[str, Backoff] = {}
+        self._all_at = 0.0
+
+    def note(self, batch: WatchBatch) -> bool:
+        """Take notice of a change; tell whether it made a job due."""
+        found = False
+        for event in batch.events:
+            job = self._keys.job_of(event.kv.key)
+            if job is None or job in self._failing:
+                continue
+            folder = event.kv.key[len(self._keys.jobs) + len(job) + 1 :].partition("/")[0]
+            if folder in self._folders:
+                self._due[job] = 0.0
+                found = True
+        return found
+
+    async def each(self, view: View, work: Callable[[str], Awaitable[float | None]]) -> float | None:
+        """Call `work` for every job that is due; return the seconds until the next one is.
+
+        `work` returns in how many seconds that job is due again, or None: when it changes.
+        """
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now >= self._all_at:
+            self._all_at = now + EVERY_S
+            self._due.update({job: min(now, self._due.get(job, now)) for job in self._idle(view)})
+        for job in sorted(job for job, due in self._due.items() if due <= now):
+            del self._due[job]
+            try:
+                delay_s = await work(job)
+            except NotLeader:
+                raise
+            except Exception as error:  # noqa: BLE001  # see the head of this file: one job's fault, known or not, must not stop the others
+                report(self._name, error, job=job)
+                delay_s = self._failing.setdefault(job, Backoff()).failed()
+            else:
+                self._failing.pop(job, None)
+            if delay_s is not None:
+                soon = loop.time() + delay_s
+                self._due[job] = min(soon, self._due.get(job, soon))
+        return min((due - loop.time() for due in self._due.values()), default=None)
+
+    def _idle(self, view: View) -> list[str]:
+        return [job for job in job_names(view, self._keys) if job not in self._failing]

@@ -1,0 +1,99 @@
+"""The loop that every controller runs in.
+
+A controller has one method, `turn`: look at the view, do what is missing. The loop calls it when
+the view changed in a way that the controller cares about (changes during a turn make one further
+turn), when the time that the last turn asked for has come, and after `tick_s` in any case.
+
+Controllers are isolated: what one raises is logged and tried again, with growing pauses, and
+stops neither the others nor the leadership. Only the loss of the fence passes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from strata.coordinator.mirror import Mirror
+from strata.core.txn import WatchBatch
+from strata.errors import NotLeader, StrataError
+from strata.observe import get_logger
+
+log = get_logger()
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+
+
+class Controller(Protocol):
+    """What the loop drives."""
+
+    name: str
+    tick_s: float
+
+    def wants(self, batch: WatchBatch) -> bool:
+        """Tell whether this change may give work. Called on every batch: cheap."""
+        ...
+
+    async def turn(self) -> float | None:
+        """Do what is missing; return in how many seconds to look again, or None for the tick."""
+        ...
+
+
+class Backoff:
+    """Growing pauses after failures in a row."""
+
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+
+    def failed(self) -> float:
+        """Return how long to wait now."""
+        self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        return self._pause_s
+
+    def succeeded(self) -> None:
+        self._pause_s = 0.0
+
+
+async def drive(controller: Controller, mirror: Mirror) -> None:
+    """Run `controller` until cancelled; `NotLeader` when its fence is lost."""
+    changed = asyncio.Event()
+    changed.set()  # what was there before counts as a change
+
+    def look(batch: WatchBatch) -> None:
+        if not changed.is_set() and controller.wants(batch):
+            changed.set()
+
+    leave = mirror.subscribe(look)
+    backoff = Backoff()
+    try:
+        while True:
+            changed.clear()
+            try:
+                delay_s = await controller.turn()
+            except NotLeader:
+                raise
+            except Exception as error:  # noqa: BLE001  # one controller's fault, known or not, must not depose the leader: it is reported and tried again
+                report(controller.name, error)
+                await asyncio.sleep(backoff.failed())
+                changed.set()
+                continue
+            backoff.succeeded()
+            try:
+                async with asyncio.timeout(_soonest(delay_s, controller.tick_s)):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+    finally:
+        leave()
+
+
+def report(name: str, error: Exception, **fields: str) -> None:
+    """Log a failure: a sentence for what Strata raises on purpose, a traceback for the rest."""
+    if isinstance(error, StrataError):
+        log.warning("controller_failed", controller=name, error=str(error), **fields)
+    else:
+        log.error("controller_failed", controller=name, exc_info=error, **fields)
+
+
+def _soonest(delay_s: float | None, tick_s: float) -> float:
+    return tick_s if delay_s is None else max(0.0, min(delay_s, tick_s))

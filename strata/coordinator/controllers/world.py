@@ -1,0 +1,110 @@
+"""Turns members into worlds, job by job. The leader's first duty, and its proof of life.
+
+`plan_world` decides; this controller keeps the clock, carries the plan out under the fence, and
+beats for the election: a leader whose world controller does not turn must not renew its lease.
+
+Before a new head, saves that are complete are committed, so that the world begins from them; the
+others are given up. One that began after that and before the head is given up after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.fence import Fence
+from strata.coordinator.heartbeat import Heartbeat
+from strata.coordinator.mirror import Mirror
+from strata.core.checkpoints import decide_close
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys, JobKeys
+from strata.core.txn import WatchBatch
+from strata.core.worlds import WorldPlan, needs_settling, plan_world
+from strata.observe import get_logger
+
+log = get_logger()
+
+TURN_S: Final = 0.5
+"""It turns this often with nothing to do, so that its beat is never older."""
+MAX_ROUNDS: Final = 20
+"""Plans of one job in one turn; more means that something changes as fast as it is planned."""
+
+FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest"})
+
+
+class Worlds:
+    """The world controller of one term of office."""
+
+    name: Final = "worlds"
+    tick_s: Final = TURN_S
+
+    def __init__(self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence, heartbeat: Heartbeat) -> None:
+        self._keys = keys
+        self._mirror = mirror
+        self._fence = fence
+        self._heartbeat = heartbeat
+        self._jobs = JobQueue(self.name, keys, FOLDERS)
+        self._settling_since: dict[str, float] = {}
+
+    def wants(self, batch: WatchBatch) -> bool:
+        return self._jobs.note(batch)
+
+    async def turn(self) -> float | None:
+        self._heartbeat.beat()
+        return await self._jobs.each(self._mirror.view, self._advance)
+
+    async def _advance(self, name: str) -> float | None:
+        """Bring one job as far as its view allows; return when its settling is over."""
+        keys = self._keys.job(name)
+        for _ in range(MAX_ROUNDS):
+            self._heartbeat.beat()
+            job = JobView(self._mirror.view, keys)
+            wait_s = self._settling_s(job)
+            plan = plan_world(
+                job, keys=self._keys, epoch=self._fence.epoch, settled=wait_s is not None and wait_s <= 0
+            )
+            if plan.open_records:
+                await self._close(keys, through=_generation(job), reason=plan.reason)
+            elif plan.txns:
+                await self._write(name, plan)
+            else:
+                await self._close(keys, through=_generation(job) - 1, reason="its generation ended")
+                return wait_s
+        log.warning("world_does_not_settle", job=name)
+        return TURN_S
+
+    async def _write(self, name: str, plan: WorldPlan) -> None:
+        """Execute a plan in order; a compare that fails ends it, and the next plan knows why."""
+        for txn in plan.txns:
+            with self._heartbeat.waiting():
+                result = await self._fence.execute(txn)
+            if not result.succeeded:
+                log.debug("world_plan_outdated", job=name, reason=plan.reason)
+                return
+        log.info("world_written", job=name, reason=plan.reason, epoch=self._fence.epoch)
+
+    async def _close(self, keys: JobKeys, *, through: int, reason: str) -> None:
+        if through > 0:
+            with self._heartbeat.waiting():
+                await self._fence.settle(
+                    lambda view: decide_close(JobView(view, keys), through_generation=through, reason=reason)
+                )
+
+    def _settling_s(self, job: JobView) -> float | None:
+        """Return how long the members of this job still settle; None when none is awaited.
+
+        The clock is this leader's own and starts anew with its term: time is liveness only.
+        """
+        name, spec = job.keys.name, job.spec()
+        if spec is None or not needs_settling(job):
+            self._settling_since.pop(name, None)
+            return None
+        now = asyncio.get_running_loop().time()
+        since = self._settling_since.setdefault(name, now)
+        return since + spec.record.settle_s - now
+
+
+def _generation(job: JobView) -> int:
+    head = job.head()
+    return head.record.generation if head is not None else 0

@@ -1,0 +1,102 @@
+"""The only way in which controllers write: every transaction compares the leader's epoch.
+
+A fence is made for one term of office. It refuses before it sends when the lease says that this
+replica may not act any more, and it ends the term at once when etcd says so (PROTOCOLS 4.2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from strata.coordinator.executor import Decide
+from strata.coordinator.mirror import Mirror
+from strata.core.ids import Epoch
+from strata.core.keys import ClusterKeys
+from strata.core.store import Store
+from strata.core.txn import Range, Txn, TxnResult, created_at
+from strata.errors import NotLeader, Unavailable
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+
+
+class Term(Protocol):
+    """What a fence asks of leadership; `Election` is one."""
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch in which this replica may act at this moment, or None."""
+        ...
+
+    def deposed(self, epoch: Epoch, reason: str) -> None:
+        """End this epoch's term: somebody has seen that it is over."""
+        ...
+
+
+class Fence:
+    """Executes transactions under `epoch`, for as long as that is the current one."""
+
+    def __init__(self, *, store: Store, mirror: Mirror, keys: ClusterKeys, term: Term, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self._store = store
+        self._mirror = mirror
+        self._term = term
+        self._leader_key = keys.leader
+        self._compare = created_at(keys.leader, epoch)
+
+    async def execute(self, txn: Txn) -> TxnResult:
+        """Return the outcome of `txn` under the fence, once the view shows it.
+
+        Resubmits while the outcome is unknown and this replica may act. `NotLeader` when the
+        term is over; what was sent may have taken effect, but not after somebody else's.
+        """
+        fenced = txn if self._compare in txn.compares else txn.and_if(self._compare)
+        fenced = Txn(
+            compares=fenced.compares,
+            success=fenced.success,
+            failure=(*fenced.failure, Range(key=self._leader_key)),
+        )
+        result = await self._until_known(fenced)
+        if not result.succeeded:
+            (leader,) = result.reads[-1].kvs or (None,)
+            if leader is None or leader.create_revision != self.epoch:
+                self._term.deposed(self.epoch, "a write met a newer epoch")
+                raise self._over()
+        await self._mirror.at_least(result.revision)
+        return result
+
+    async def settle(self, decide: Decide) -> None:
+        """Carry out what `decide` finds, until it finds nothing; raises its refusal.
+
+        The leader reads its own view: its writes are fenced and compare what they rest on, and
+        what the view lacks comes with the next change.
+        """
+        while True:
+            decision = decide(self._mirror.view)
+            if decision.txn is None:
+                if decision.refusal is not None:
+                    raise decision.refusal
+                return
+            await self.execute(decision.txn)
+
+    async def _until_known(self, txn: Txn) -> TxnResult:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            if self._term.epoch != self.epoch:
+                raise self._over()
+            try:
+                result = await self._store.execute(txn)
+            except Unavailable:
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                self._mirror.note_contact()
+                return result
+
+    def _over(self) -> NotLeader:
+        return NotLeader(f"this replica's term of epoch {self.epoch} is over", hint="")
+
+
+FenceFactory = Callable[[Epoch], Fence]

@@ -1,0 +1,134 @@
+"""This replica's own key `P/replicas/<replica>`, alive as long as its lease is renewed.
+
+The key tells clients and peers where this replica serves, and tells the leader that the members
+served by this instance are not orphans. The name belongs to one instance at a time: a remnant of
+an earlier run goes with its lease within seconds, an instance that stays is somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from strata.coordinator.executor import Executor
+from strata.coordinator.mirror import RETRY_S, Mirror
+from strata.core.ids import ReplicaId
+from strata.core.keys import ClusterKeys
+from strata.core.records import Replica, encode
+from strata.core.store import Store
+from strata.core.txn import Decision, Put, Txn, absent, unchanged
+from strata.core.view import View
+from strata.errors import Conflict, NotFound, Unavailable
+from strata.observe import get_logger
+
+log = get_logger()
+
+LEASE_S: Final = 3
+RENEW_S: Final = 1.0
+REMNANT_S: Final = 10.0
+"""Longer than any lease that a dead instance of this name may have left."""
+
+
+class Registration:
+    """Keeps the key; `registered` says whether it is there, as far as this replica knows."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        mirror: Mirror,
+        executor: Executor,
+        keys: ClusterKeys,
+        replica: ReplicaId,
+        record: Replica,
+    ) -> None:
+        self.registered = False
+        self._store = store
+        self._mirror = mirror
+        self._executor = executor
+        self._key = keys.replica(replica)
+        self._name = replica
+        self._record = record
+        self._lease = 0
+
+    async def run(self) -> None:
+        """Register, renew, and register again if the key is lost; until cancelled.
+
+        `Conflict` when another instance holds the name and stays alive.
+        """
+        while True:
+            try:
+                self._lease = (await self._store.grant(LEASE_S)).id
+                await self._register()
+                log.info("replica_registered", address=self._record.address)
+                await self._renew()
+                log.warning("registration_lost")
+            except Unavailable as error:
+                log.warning("registration_failed", error=error.message)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                self.registered = False
+
+    async def withdraw(self) -> None:
+        """Remove the key with its lease. To be called when `run` has ended."""
+        if self._lease:
+            await self._store.revoke(self._lease)
+
+    async def _register(self) -> None:
+        """Return once the key is ours under our lease."""
+        try:
+            await self._executor.settle(self._decide)
+        except Conflict:
+            log.info("replica_name_held", wait_s=REMNANT_S)
+            try:
+                async with asyncio.timeout(REMNANT_S):
+                    await self._mirror.wait_until(self._is_free)
+            except TimeoutError:
+                pass  # whoever holds it now is no remnant
+            await self._executor.settle(self._decide)
+        self.registered = True
+
+    async def _renew(self) -> None:
+        """Return once the lease or the key is gone."""
+        while True:
+            try:
+                async with asyncio.timeout(RENEW_S):
+                    await self._mirror.wait_until(self._is_lost)
+                return
+            except TimeoutError:
+                pass
+            try:
+                await self._store.keep_alive(self._lease)
+            except NotFound:
+                return
+            except Unavailable as error:
+                log.warning("registration_not_renewed", error=error.message)
+            else:
+                self._mirror.note_contact()
+
+    def _is_free(self, view: View) -> bool:
+        return view.get(self._key) is None
+
+    def _is_lost(self, view: View) -> bool:
+        kv = view.get(self._key)
+        return kv is None or kv.lease != self._lease
+
+    def _decide(self, view: View) -> Decision:
+        entry, kv = view.entry(self._key, Replica), view.get(self._key)
+        put = Put(key=self._key, value=encode(self._record), lease=self._lease)
+        if entry is None or kv is None:
+            return Decision(reason="the name is free", txn=Txn(compares=(absent(self._key),), success=(put,)))
+        if entry.record.instance != self._record.instance:
+            return Decision(
+                reason="the name is taken",
+                refusal=Conflict(
+                    f"another replica named {self._name} runs at {entry.record.address}",
+                    hint="give each replica a name of its own (--replica), or stop the other one",
+                ),
+            )
+        if kv.lease == self._lease and entry.record == self._record:
+            return Decision(reason="registered")
+        return Decision(
+            reason="our key hangs from an older lease",
+            txn=Txn(compares=(unchanged(self._key, kv.mod_revision),), success=(put,)),
+        )
