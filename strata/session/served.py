@@ -1,0 +1,247 @@
+"""The serving side of one session, whoever serves it.
+
+A replica serves its members with this, and a supervisor its ranks; what they do with the messages
+is their `Handler`. What holds for both, in the order of a session's life:
+
+1. The first message is a Hello, within a limit. `accept` answers it with a Welcome, or refuses.
+2. Messages are dispatched in the order they came. What must not wait is a plain method; calls and
+   exits run beside the stream, so that a slow one holds up no arrival. Each gets exactly one
+   Reply; replies may overtake each other.
+3. A Tick goes out every second. It says that this event loop turns, nothing about the transport.
+4. The session ends once, and `Handler.ended` says how, at once; calls under way still finish.
+
+A Leave waits for the calls before it: the exit of a rank is on record before its member is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Protocol
+
+from strata.errors import InvalidArgument, QuotaExceeded, StrataError, Unavailable
+from strata.observe import get_logger
+from strata.session.link import Link
+from strata.v1 import barriers_pb2, session_pb2
+from strata.wire import status
+
+log = get_logger()
+
+
+class End(Enum):
+    """How a session ended."""
+
+    LEFT = "left"
+    """The other side went for good, and that is on record."""
+    BROKEN = "broken"
+    """The transport ended without a Leave: a crash, a freeze, or a mere reconnect."""
+    CLOSED = "closed"
+    """This side ended it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one session may do to us."""
+
+    hello_s: float = 10.0
+    tick_s: float = 1.0
+    calls: int = 256
+    """Calls and exits under way at once."""
+
+
+class Session:
+    """What the owner of a session holds on to: a way to send, and to end it."""
+
+    def __init__(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
+        self._link = link
+        self.closed = False
+        """Whether this side has ended the session."""
+
+    def send(self, message: session_pb2.Down) -> None:
+        """Queue one message; never wait."""
+        self._link.send(message)
+
+    def end(self, error: StrataError) -> None:
+        """End the session for good: the other side's user sees `error`."""
+        self._link.send(session_pb2.Down(ended=session_pb2.Ended(error=status.pack(error))))
+        self.close()
+
+    def close(self, error: StrataError | None = None) -> None:
+        """End the stream. After a retryable error, or none, the other side comes again."""
+        self.closed = True
+        self._link.close(error)
+
+    @property
+    def backlog(self) -> int:
+        """How many sent messages the other side has not read."""
+        return self._link.backlog
+
+
+class Handler(Protocol):
+    """What one side does with the messages of one session."""
+
+    def arrivals(self, arrivals: Sequence[barriers_pb2.Arrival]) -> None:
+        """Take note of ranks that reached a barrier."""
+        ...
+
+    def progress(self, progress: session_pb2.Progress) -> None:
+        """Take note of what ranks say of themselves."""
+        ...
+
+    async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
+        """Record the end of a rank's process; the id of the reply is filled in."""
+        ...
+
+    async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
+        """Answer a request; the id of the reply is filled in."""
+        ...
+
+    async def leave(self, leave: session_pb2.Leave) -> None:
+        """Record that the other side goes for good."""
+        ...
+
+    def tick(self, sequence: int) -> session_pb2.Tick:
+        """Return the next tick."""
+        ...
+
+    def ended(self, end: End) -> None:
+        """Take note that the session is over. Called exactly once, whatever happens."""
+        ...
+
+
+_Answer = Callable[[], Awaitable[session_pb2.Reply]]
+
+Accept = Callable[[session_pb2.Hello, Session], Awaitable[Handler]]
+"""Answers a Hello: sends the Welcome and returns the handler, or raises the refusal."""
+
+
+async def serve(
+    link: Link[session_pb2.Up, session_pb2.Down], accept: Accept, *, limits: Limits | None = None
+) -> None:
+    """Serve one session from its Hello to its end."""
+    limits = limits or Limits()
+    session = Session(link)
+    try:
+        hello = await _first(link, limits.hello_s)
+        handler = await accept(hello, session)
+    except StrataError as error:
+        session.close(error)
+        return
+    except Exception:
+        # A bug met by one session is this session's end, not that of everybody served here.
+        log.exception("session_failed")
+        session.close(_internal())
+        return
+    await _Serving(link, session, handler, limits).run()
+
+
+async def _first(link: Link[session_pb2.Up, session_pb2.Down], limit_s: float) -> session_pb2.Hello:
+    try:
+        async with asyncio.timeout(limit_s):
+            first = await link.recv()
+    except TimeoutError:
+        raise Unavailable(f"no Hello came within {limit_s:g} s") from None
+    if first is None or first.WhichOneof("message") != "hello":
+        raise InvalidArgument("a session begins with a Hello")
+    return first.hello
+
+
+class _Serving:
+    """A session after its Welcome."""
+
+    def __init__(
+        self,
+        link: Link[session_pb2.Up, session_pb2.Down],
+        session: Session,
+        handler: Handler,
+        limits: Limits,
+    ) -> None:
+        self._link = link
+        self._session = session
+        self._handler = handler
+        self._limits = limits
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        end = End.CLOSED
+        async with asyncio.TaskGroup() as tasks:
+            ticker = tasks.create_task(self._tick())
+            try:
+                end = await self._read(tasks)
+            except StrataError as error:
+                self._session.close(error)
+            except Exception:
+                # as in `serve`: a bug ends this session and no other
+                log.exception("session_failed")
+                self._session.close(_internal())
+            finally:
+                ticker.cancel()
+                self._handler.ended(end)
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> End:
+        handler = self._handler
+        while (up := await self._link.recv()) is not None:
+            match up.WhichOneof("message"):
+                case "arrivals":
+                    handler.arrivals(up.arrivals.arrivals)
+                case "progress":
+                    handler.progress(up.progress)
+                case "call":
+                    self._run(tasks, up.call.id, partial(handler.call, up.call))
+                case "rank_exit":
+                    self._run(tasks, up.rank_exit.id, partial(handler.rank_exit, up.rank_exit))
+                case "leave":
+                    if self._calls:
+                        await asyncio.wait(self._calls)
+                    await handler.leave(up.leave)
+                    self._session.close()
+                    return End.LEFT
+                case "hello":
+                    raise InvalidArgument("a session has one Hello")
+                case _:
+                    pass  # a tick, or a message of a newer version
+        return End.CLOSED if self._session.closed else End.BROKEN
+
+    def _run(self, tasks: asyncio.TaskGroup, call_id: int, answer: _Answer) -> None:
+        if len(self._calls) >= self._limits.calls:
+            self._reply(
+                call_id, _refused(QuotaExceeded(f"{self._limits.calls} calls of this session are under way"))
+            )
+            return
+        task = tasks.create_task(self._answer(call_id, answer))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _answer(self, call_id: int, answer: _Answer) -> None:
+        try:
+            reply = await answer()
+        except StrataError as error:
+            reply = _refused(error)
+        except Exception:
+            # a bug in one call is that call's answer; the session goes on
+            log.exception("call_failed")
+            reply = _refused(_internal())
+        self._reply(call_id, reply)
+
+    def _reply(self, call_id: int, reply: session_pb2.Reply) -> None:
+        reply.id = call_id
+        self._session.send(session_pb2.Down(reply=reply))
+
+    async def _tick(self) -> None:
+        sequence = 0
+        while True:
+            await asyncio.sleep(self._limits.tick_s)
+            sequence += 1
+            if not self._session.backlog:  # a tick that waits behind others proves nothing
+                self._session.send(session_pb2.Down(tick=self._handler.tick(sequence)))
+
+
+def _refused(error: StrataError) -> session_pb2.Reply:
+    return session_pb2.Reply(error=status.pack(error))
+
+
+def _internal() -> StrataError:
+    return StrataError("internal error", hint="the server's log has the details; please report it")

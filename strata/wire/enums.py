@@ -1,0 +1,52 @@
+"""Enumerations, both ways. UNSPECIFIED and numbers from the future are no value of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final, TypeVar
+
+from strata.core.records import BarrierResult, CheckpointState, CheckpointType, Phase
+from strata.errors import InvalidArgument
+from strata.v1 import barriers_pb2, checkpoints_pb2, worlds_pb2
+
+E = TypeVar("E", bound=Enum)
+V = TypeVar("V", bound=int)
+
+PHASES: Final = {
+    Phase.RUNNING: worlds_pb2.JOB_PHASE_RUNNING,
+    Phase.PAUSED: worlds_pb2.JOB_PHASE_PAUSED,
+    Phase.DONE: worlds_pb2.JOB_PHASE_DONE,
+    Phase.FAILED: worlds_pb2.JOB_PHASE_FAILED,
+}
+
+RESULTS: Final = {
+    BarrierResult.RELEASED: barriers_pb2.BARRIER_RESULT_RELEASED,
+    BarrierResult.TIMED_OUT: barriers_pb2.BARRIER_RESULT_TIMED_OUT,
+    BarrierResult.BROKEN: barriers_pb2.BARRIER_RESULT_BROKEN,
+}
+
+CHECKPOINT_TYPES: Final = {
+    CheckpointType.FULL: checkpoints_pb2.CHECKPOINT_TYPE_FULL,
+    CheckpointType.INCREMENTAL: checkpoints_pb2.CHECKPOINT_TYPE_INCREMENTAL,
+    CheckpointType.OPTIMIZER_ONLY: checkpoints_pb2.CHECKPOINT_TYPE_OPTIMIZER_ONLY,
+    CheckpointType.MODEL_ONLY: checkpoints_pb2.CHECKPOINT_TYPE_MODEL_ONLY,
+}
+
+CHECKPOINT_STATES: Final = {
+    CheckpointState.OPEN: checkpoints_pb2.CHECKPOINT_STATE_OPEN,
+    CheckpointState.COMMITTED: checkpoints_pb2.CHECKPOINT_STATE_COMMITTED,
+    CheckpointState.ABORTED: checkpoints_pb2.CHECKPOINT_STATE_ABORTED,
+    CheckpointState.CORRUPT: checkpoints_pb2.CHECKPOINT_STATE_CORRUPT,
+    CheckpointState.PREPARED: checkpoints_pb2.CHECKPOINT_STATE_PREPARED,
+    CheckpointState.DELETING: checkpoints_pb2.CHECKPOINT_STATE_DELETING,
+}
+
+
+def from_wire(table: Mapping[E, V], number: int) -> E:
+    """Return the value that `number` stands for; `InvalidArgument` when it is none we know."""
+    for value, wire in table.items():
+        if wire == number:
+            return value
+    kind = type(next(iter(table))).__name__
+    raise InvalidArgument(f"{number} is not a {kind}", hint="is the other side a newer version?")

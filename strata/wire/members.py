@@ -1,0 +1,44 @@
+"""Members: registrations as the decisions take them, workers as people see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from strata.core.ids import BootId, WorkerId
+from strata.core.members import Registration
+from strata.core.records import Worker
+from strata.core.view import Entry
+from strata.v1 import members_pb2
+from strata.wire.worlds import spec_record
+
+
+def registration(message: members_pb2.Registration) -> Registration:
+    """Return what a member says of itself; its job is beside it, in the message."""
+    return Registration(
+        worker=WorkerId(message.worker_id),
+        boot=BootId(message.boot),
+        host=message.host,
+        slots=message.slots or 1,
+        devices=tuple(message.devices),
+        pid=message.pid,
+        spec=spec_record(message.spec),
+        incarnation=message.incarnation,
+    )
+
+
+def member_message(
+    entry: Entry[Worker], *, standby: bool, ranks: Iterable[members_pb2.RankProgress]
+) -> members_pb2.Member:
+    """Return a worker key for display, with what its ranks last said."""
+    record = entry.record
+    return members_pb2.Member(
+        worker_id=entry.name,
+        incarnation=entry.create_revision,
+        host=record.host,
+        slots=record.slots,
+        devices=record.devices,
+        pid=record.pid,
+        served_by=record.served_by,
+        standby=standby,
+        ranks=ranks,
+    )

@@ -1,0 +1,11 @@
+"""Tokens: what a caller has seen of which cluster."""
+
+from __future__ import annotations
+
+from strata.core.ids import Uid
+from strata.v1 import common_pb2
+
+
+def token(uid: Uid, revision: int) -> common_pb2.Token:
+    """Return the token that says: everything of cluster `uid` up to `revision`."""
+    return common_pb2.Token(uid=uid, revision=revision)
