@@ -1,0 +1,118 @@
+"""etcd in memory: the one store behind any number of `MemoryClient` handles.
+
+    store = MemoryStore()
+    client = store.client("replica-1")          # implements strata.core.store.Store
+    client.partition(); ...; client.heal()
+
+One `MemoryStore` lives in one event loop and takes its time from it, so that leases expire and
+watches report progress in virtual time. All state changes are synchronous: a test may also call
+`store.execute` and the like directly, as an actor without a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
+from strata.errors import InvalidArgument, NotFound
+from strata.testing import txn_limits
+from strata.testing.memory_client import MemoryClient
+from strata.testing.mvcc import Revision, State
+from strata.testing.network import Network
+
+MAX_LEASE_TTL_S: Final = 9_000_000_000
+_FIRST_LEASE: Final = 0x1000
+
+
+class MemoryStore:
+    """etcd's semantics over `State`, with leases that end by the running loop's clock.
+
+    `min_ttl_s`: what a shorter lease is lengthened to, 2 at etcd's default election timeout. A
+    lease ends exactly when its time is over; etcd takes up to a second longer.
+    """
+
+    def __init__(self, *, min_ttl_s: int = 2) -> None:
+        self.state = State()
+        self._min_ttl_s = min_ttl_s
+        self._next_lease = _FIRST_LEASE
+        self._ttl_s: dict[int, int] = {}
+        self._deadline: dict[int, float] = {}
+        self._subscribers: list[Callable[[Revision], None]] = []
+
+    def client(
+        self,
+        name: str = "client",
+        *,
+        network: Network | None = None,
+        request_s: float = 1.0,
+        progress_s: float = 5.0,
+    ) -> MemoryClient:
+        """Return a new handle: a `Store` with a connection of its own to this one."""
+        return MemoryClient(self, name, network=network, request_s=request_s, progress_s=progress_s)
+
+    def subscribe(self, subscriber: Callable[[Revision], None]) -> Callable[[], None]:
+        """Call `subscriber` with every write as it happens; return what ends that."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def _publish(self, written: Revision | None) -> None:
+        if written is not None:
+            for subscriber in tuple(self._subscribers):
+                subscriber(written)
+
+    # -- the calls, each in one instant ----------------------------------------------------------
+
+    def read(self, request: Range) -> RangeResult:
+        """As `Store.read`."""
+        return self.state.read(request)
+
+    def execute(self, txn: Txn) -> TxnResult:
+        """As `Store.execute`."""
+        txn_limits.check(txn)
+        result, written = self.state.apply(txn)
+        self._publish(written)
+        return result
+
+    def compact(self, revision: int) -> None:
+        """As `Store.compact`."""
+        self.state.compact(revision)
+
+    def grant(self, ttl_s: int) -> Lease:
+        """As `Store.grant`."""
+        if ttl_s > MAX_LEASE_TTL_S:
+            raise InvalidArgument("too large lease TTL")
+        lease = Lease(id=self._next_lease, ttl_s=max(ttl_s, self._min_ttl_s))
+        self._next_lease += 1
+        self._ttl_s[lease.id] = lease.ttl_s
+        self.state.leased[lease.id] = set()
+        self._renew(lease.id)
+        asyncio.get_running_loop().call_at(self._deadline[lease.id], self._expire, lease.id)
+        return lease
+
+    def keep_alive(self, lease_id: int) -> int:
+        """As `Store.keep_alive`."""
+        if lease_id not in self._ttl_s:
+            raise NotFound(f"there is no lease {lease_id:x} (any more)")
+        self._renew(lease_id)
+        return self._ttl_s[lease_id]
+
+    def revoke(self, lease_id: int) -> None:
+        """As `Store.revoke`."""
+        if self._ttl_s.pop(lease_id, None) is not None:
+            del self._deadline[lease_id]
+            self._publish(self.state.drop_lease(lease_id))
+
+    def _renew(self, lease_id: int) -> None:
+        self._deadline[lease_id] = asyncio.get_running_loop().time() + self._ttl_s[lease_id]
+
+    def _expire(self, lease_id: int) -> None:
+        deadline = self._deadline.get(lease_id)
+        if deadline is None:
+            return  # it was revoked
+        loop = asyncio.get_running_loop()
+        if loop.time() < deadline:
+            loop.call_at(deadline, self._expire, lease_id)
+        else:
+            self.revoke(lease_id)

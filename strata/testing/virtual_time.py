@@ -1,0 +1,131 @@
+"""An event loop whose clock jumps: hours of timeouts in milliseconds, the same on every run.
+
+    result = virtual_time.run(main(), seed=7)
+
+When nothing is ready the clock moves to the next timer; nobody waits for real. It serves code that
+takes time from its loop or from a clock passed in; `time.monotonic()` stays what it is. There is no
+I/O and there are no threads in it: both are refused.
+
+The seed decides the order of timers that are due at the same moment, for which asyncio promises
+none: every timer is late by less than a microsecond. Callbacks that are ready keep asyncio's order.
+The same seed gives the same run as long as the code under test does not depend on the order of
+sets or on object ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from asyncio import BaseEventLoop, TimerHandle
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar, TypeVarTuple, Unpack
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+_P = ParamSpec("_P")
+
+EPOCH_S: Final = 1_000.0
+"""What the clock shows at the start. Not 0, which code may take for "never"."""
+TIE_BREAK_S: Final = 1e-6
+
+
+class DeadlockError(RuntimeError):
+    """Nothing is ready and no timer is set: the program would wait for ever."""
+
+
+class VirtualTimeOverError(RuntimeError):
+    """The program went on beyond the time it was given."""
+
+
+class VirtualTimeLoop(BaseEventLoop):
+    """An event loop in virtual time; most callers want `run` or `in_virtual_time`."""
+
+    def __init__(self, *, seed: int = 0, limit_s: float = 86_400.0) -> None:
+        super().__init__()
+        self._now = EPOCH_S
+        self._end = EPOCH_S + limit_s
+        self._chance = random.Random(seed)
+        # BaseEventLoop asks this for I/O events whenever it has run what was ready.
+        self._selector = _Jump(self)
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self._now
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> TimerHandle:
+        """As asyncio's; the seed orders what is due at the same moment."""
+        late = self._chance.random() * TIE_BREAK_S
+        return super().call_at(when + late, callback, *args, context=context)
+
+    def run_in_executor(self, *_args: object, **_options: object) -> NoReturn:
+        """Refuse: a thread would run in real time."""
+        raise RuntimeError("no threads in virtual time")
+
+    def advance(self) -> None:
+        """Move the clock to the next timer."""
+        scheduled: list[TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        if not scheduled:
+            raise DeadlockError(f"nothing is ready and no timer is set; {_who_waits(self)}")
+        self._now = max(self._now, scheduled[0].when())
+        if self._now > self._end:
+            raise VirtualTimeOverError(f"still running after its virtual time; {_who_waits(self)}")
+
+    def _process_events(self, event_list: object) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Called by `call_soon_threadsafe`; there is nobody to wake."""
+
+
+class _Jump:
+    """In the place of a selector: instead of waiting so long, it moves the clock."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> tuple[()]:
+        if timeout is None or timeout > 0:
+            self._loop.advance()
+        return ()
+
+
+def _who_waits(loop: VirtualTimeLoop) -> str:
+    lines = []
+    for task in asyncio.all_tasks(loop):
+        frames = task.get_stack()
+        place = f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else "?"
+        lines.append(f"  {task.get_name()} at {place}")
+    return "\n".join(["tasks:", *sorted(lines)])
+
+
+def run(main: Coroutine[Any, Any, _T], *, seed: int = 0, limit_s: float = 86_400.0) -> _T:
+    """Run `main` to its end in a fresh virtual loop and return its result.
+
+    Raises `DeadlockError` when it would wait for ever, `VirtualTimeOverError` when it is not done
+    after `limit_s` of virtual time; both name every task and where it waits.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed=seed, limit_s=limit_s)) as runner:
+        return runner.run(main)
+
+
+def in_virtual_time(
+    *, seed: int = 0, limit_s: float = 86_400.0
+) -> Callable[[Callable[_P, Coroutine[Any, Any, None]]], Callable[_P, None]]:
+    """Make an `async def` test one that runs in virtual time."""
+
+    def decorate(test: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
+        @functools.wraps(test)
+        def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            run(test(*args, **kwargs), seed=seed, limit_s=limit_s)
+
+        return wrapper
+
+    return decorate
