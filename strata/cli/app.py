@@ -42,7 +42,8 @@ def _root(
 
 app.command("dev")(dev.dev)
 app.command("coordinator")(coordinator.coordinator)
-app.command("run", context_settings={"ignore_unknown_options": False})(run_command.run)
+# the first word that is no option begins the command, so that `--` may be left out
+app.command("run", context_settings={"allow_interspersed_args": False})(run_command.run)
 app.command("status")(status.status)
 app.command("members")(members.members)
 app.command("barriers")(barriers.barriers)

@@ -25,14 +25,16 @@ def dev(
     ] = 1,
     port: Annotated[
         int,
-        typer.Option("--port", help="The first coordinator's port; the others take the next ones."),
+        typer.Option(
+            "--port", min=1, max=65_526, help="The first coordinator's port; the others take the next ones."
+        ),
     ] = 50051,
     data: Annotated[Path, typer.Option("--data", help="Where etcd's data and the logs are kept.")] = Path(
         ".strata/dev"
     ),
     etcd: Annotated[
         Path | None,
-        typer.Option("--etcd", envvar="STRATA_ETCD", help="The etcd program to use."),
+        typer.Option("--etcd", help="The etcd program to use. [STRATA_ETCD, .tools, PATH]"),
     ] = None,
     cluster: Annotated[str, typer.Option("--cluster", help="The cluster's name.")] = "default",
     detect_s: Annotated[
@@ -47,15 +49,18 @@ def dev(
     from strata.launch.etcd_binary import find_etcd  # noqa: PLC0415
     from strata.launch.local_cluster import LocalCluster  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
+        binary = find_etcd(flag=etcd, members=etcd_members)
+        if binary.warning:
+            console.print(f"warning: {binary.warning}", style="yellow", markup=False)
         with LocalCluster.start(
             data,
             etcd_members=etcd_members,
             coordinators=coordinators,
-            binary=find_etcd(flag=etcd, members=etcd_members),
+            binary=binary,
             ports=[port + i for i in range(coordinators)],
             cluster=cluster,
             detect_s=detect_s,

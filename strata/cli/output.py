@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 
 from strata.errors import StrataError
 
@@ -40,27 +40,29 @@ def print_json(document: Message | Sequence[Message]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows under their columns, or the sentence `empty` when there are none."""
-    console = Console()
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    count = 0
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-        count += 1
-    if count:
-        console.print(table)
-    else:
-        console.print(empty)
+    """Print rows under their columns, or the sentence `empty` when there are none.
+
+    Nothing is cut to the width of a terminal: a path or an id is of use only whole.
+    """
+    console = Console(highlight=False, emoji=False)
+    lines = [tuple(columns), *(tuple(str(cell) for cell in row) for row in rows)]
+    if len(lines) == 1:
+        console.print(empty, markup=False, soft_wrap=True)
+        return
+    console.print(title, style="italic", markup=False, soft_wrap=True)
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for number, line in enumerate(lines):
+        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+        text = "  ".join(padded).rstrip()
+        console.print(text, style="" if number else "bold", markup=False, soft_wrap=True)
 
 
 def print_error(error: StrataError) -> None:
     """Print an error and its hint to stderr, without a traceback."""
-    console = Console(stderr=True, highlight=False)
-    console.print(f"error: {error.message}", style="red", markup=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
+    console.print(f"error: {error.message}", style="red", markup=False, soft_wrap=True)
     if error.hint:
-        console.print(f"hint: {error.hint}", markup=False)
+        console.print(f"hint: {error.hint}", markup=False, soft_wrap=True)
 
 
 def age(milliseconds: int) -> str:

@@ -10,6 +10,7 @@ asyncio use `asyncio.to_thread`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from strata.errors import ConfigError, StrataError, Unavailable
 from strata.launch.children import Child
 from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_cluster import EtcdCluster
-from strata.launch.ports import free_ports
+from strata.launch.ports import free_ports, is_free
 from strata.v1.admin_pb2 import GetStatusResponse
 
 HOST = "127.0.0.1"
@@ -51,15 +52,15 @@ class LocalCoordinator:
         """Return its status once it answers; `Unavailable` with the end of its log after that."""
         deadline = time.monotonic() + timeout_s
         while True:
-            try:
+            answer = GetStatusResponse()
+            with contextlib.suppress(Unavailable):  # not yet: what follows decides for how long
                 with CoordinatorClient.connect(self.address, timeout_s=1.0) as client:
                     answer = client.status()
-                if any(r.replica == self.name and r.ready for r in answer.replicas):
-                    return answer
-            except Unavailable:
-                pass  # not yet: what follows decides for how long
-            if self.child.poll() is not None:
+            ready = any(r.replica == self.name and r.ready for r in answer.replicas)
+            if self.child.poll() is not None:  # then it was somebody else who answered
                 raise Unavailable(f"{self.name} {self.child.describe()}:\n{self.child.tail()}", hint="")
+            if ready:
+                return answer
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"{self.name} was not ready within {timeout_s:g} s:\n{self.child.tail()}",
@@ -105,6 +106,11 @@ class LocalCluster:
         chosen = ports if ports is not None else free_ports(coordinators)
         if len(chosen) != coordinators:
             raise ConfigError(f"{coordinators} coordinators need as many ports, not {len(chosen)}")
+        if taken := [str(port) for port in chosen if not is_free(port, host=HOST)]:
+            raise ConfigError(
+                f"port {', '.join(taken)} of {HOST} is taken",
+                hint="end what serves there, or use other ports",
+            )
         etcd = EtcdCluster.start(
             folder / "etcd", members=etcd_members, binary=binary, fsync=fsync, timeout_s=timeout_s
         )

@@ -41,6 +41,18 @@ def free_port(*, host: str = "127.0.0.1") -> int:
     return free_ports(1, host=host)[0]
 
 
+def is_free(port: int, *, host: str = "127.0.0.1") -> bool:
+    """Tell whether a server could listen there at this moment."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 def _candidates() -> list[int]:
     try:
         first_ephemeral = int(_EPHEMERAL_RANGE.read_text().split()[0])
