@@ -53,9 +53,11 @@ class LocalCoordinator:
         deadline = time.monotonic() + timeout_s
         while True:
             answer = GetStatusResponse()
-            with contextlib.suppress(Unavailable):  # not yet: what follows decides for how long
-                with CoordinatorClient.connect(self.address, timeout_s=1.0) as client:
-                    answer = client.status()
+            with (
+                contextlib.suppress(Unavailable),  # not yet: what follows decides for how long
+                CoordinatorClient.connect(self.address, timeout_s=1.0) as client,
+            ):
+                answer = client.status()
             ready = any(r.replica == self.name and r.ready for r in answer.replicas)
             if self.child.poll() is not None:  # then it was somebody else who answered
                 raise Unavailable(f"{self.name} {self.child.describe()}:\n{self.child.tail()}", hint="")
