@@ -1,0 +1,315 @@
+"""How a round of a barrier ends: one commit, by whoever holds what it takes (PROTOCOLS 6.2-6.6).
+
+The outcome is created once, on one key, so release and break exclude each other:
+
+    what is known                                           what is written, if the key is absent
+    ------------------------------------------------------  -------------------------------------
+    every participant has arrived                           RELEASED, with the payloads
+    one that has not arrived is dead, failed or done        BROKEN, naming the missing
+    the earliest timeout of an arrival has passed           TIMED_OUT, naming the missing
+
+Every one of them compares the world's head and the floor as well: a newer head ends a round
+without a write. Only a release moves the floor, to its own round, and deletes the older rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import xxhash
+
+from strata.core.arrivals import (
+    Added,
+    Arrival,
+    BarrierBook,
+    BarrierKey,
+    OpenRound,
+    participants_digest,
+    payload_limit,
+    ranks_text,
+)
+from strata.core.ids import InstanceId
+from strata.core.job import JobView, World
+from strata.core.keys import number
+from strata.core.records import (
+    BarrierArrived,
+    BarrierFloor,
+    BarrierOutcome,
+    BarrierResult,
+    PayloadChunk,
+    b64,
+    encode,
+    unb64,
+)
+from strata.core.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, unchanged
+from strata.core.view import Entry
+from strata.errors import Refused, StaleGeneration, StrataError
+
+__all__ = [
+    "Added",
+    "Arrival",
+    "BarrierBook",
+    "BarrierKey",
+    "Ended",
+    "OpenRound",
+    "decide_arrived",
+    "decide_outcome",
+    "ended",
+    "outcome_payloads",
+    "participants_digest",
+    "payload_limit",
+    "ranks_text",
+    "writer_delay_ms",
+]
+
+WRITER_STEP_MS = 20
+MAX_INLINE_BYTES = 40 * 1024
+"""Of payloads, as base64, in the outcome itself or in one chunk beside it."""
+MAX_MISSING = 2000
+"""How many missing ranks an outcome lists; its reason has their number."""
+_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A round that takes no more arrivals: by its outcome, or because it is out of date."""
+
+    outcome: Entry[BarrierOutcome] | None = None
+    refusal: StrataError | None = None
+
+
+def ended(job: JobView, key: BarrierKey) -> Ended | None:
+    """Return how the round ended, or None while it may be open.
+
+    An arrival for a round with an outcome gets that outcome, however late. The answer is final:
+    nothing that a newer view shows can make it wrong.
+    """
+    path = job.keys.outcome(key.name, key.generation, key.round)
+    outcome = job.view.entry(path, BarrierOutcome)
+    if outcome is not None:
+        return Ended(outcome=outcome)
+    head = job.head()
+    if head is not None and head.record.generation > key.generation:
+        why = f"{key}: the world is generation {head.record.generation}"
+        return Ended(refusal=StaleGeneration(why))
+    floor = _floor(job, key)
+    if floor is not None and floor.record.round >= key.round:
+        why = f"{key}: rounds up to {floor.record.round} have ended"
+        return Ended(refusal=Refused(why, hint="begin at the round after the world's floor"))
+    return None
+
+
+def outcome_payloads(job: JobView, outcome: Entry[BarrierOutcome]) -> dict[int, bytes]:
+    """Return the payloads of a released round by rank; ranks that brought none are absent."""
+    record = outcome.record
+    texts = dict(record.payloads)
+    if record.payload_chunks:
+        folder = outcome.key.removesuffix("outcome") + "payloads/"
+        for chunk in job.view.entries(folder, PayloadChunk):
+            texts.update(chunk.record.payloads)
+    return {int(rank): unb64(text) for rank, text in texts.items()}
+
+
+def writer_delay_ms(key: BarrierKey, me: InstanceId, ready: Iterable[InstanceId]) -> int:
+    """Return how long this replica waits, with a full set, for another one to write the outcome.
+
+    The ready replicas stand in rendezvous-hash order, which differs from key to key; the first
+    writes at once, the k-th after 20 k ms unless it saw the outcome.
+    """
+    text = f"\n{key.job}\n{key.name}\n{key.generation}\n{key.round}"
+
+    def score(instance: InstanceId) -> tuple[int, str]:
+        return xxhash.xxh3_64_intdigest((instance + text).encode()), instance
+
+    mine = score(me)
+    return WRITER_STEP_MS * sum(score(other) > mine for other in set(ready) if other != me)
+
+
+def decide_outcome(
+    job: JobView,
+    open_round: OpenRound,
+    *,
+    now_ms: float,
+    phases: Mapping[int, str] | None = None,
+) -> Decision:
+    """Write the round's outcome if what is known here decides it.
+
+    `phases`: what ranks last said of themselves, to say what the missing were doing. Refusals:
+    `StaleGeneration` when a newer head ended it, `Refused` for a round below the floor.
+    """
+    key = open_round.key
+    end = ended(job, key)
+    if end is not None:
+        if end.outcome is not None:
+            return Decision(reason=f"{key} is {end.outcome.record.result.value}")
+        assert end.refusal is not None, "a round without outcome ended by a refusal"
+        return Decision(reason=end.refusal.message, refusal=end.refusal)
+    world = job.world()
+    if world is None or world.head.generation != key.generation:
+        return Decision(reason=f"{key}: this view does not know its generation yet")
+    if open_round.complete:
+        return _release(job, open_round)
+    missing = open_round.missing()
+    arrived, expected = len(open_round.arrived), len(open_round.participants)
+    counted = f"{arrived} of {expected} arrived"
+    said = {**open_round.phases, **(phases or {})}
+    dead = _dead(job, world, missing)
+    if dead:
+        why = "; ".join(islice(dead.values(), _NAMED))
+        reason = f"{why}; {counted}, missing {_named(missing, said)}"
+        return _break(job, open_round, BarrierResult.BROKEN, reason, missing)
+    if open_round.deadline_ms is not None and now_ms >= open_round.deadline_ms:
+        waited_s = (now_ms - open_round.since_ms) / 1000
+        reason = f"timed out after {waited_s:.1f} s: {counted}, missing {_named(missing, said)}"
+        return _break(job, open_round, BarrierResult.TIMED_OUT, reason, missing)
+    return Decision(reason=f"{counted}; waiting for {_named(missing, said)}")
+
+
+def decide_arrived(job: JobView, open_round: OpenRound) -> Decision:
+    """Show people who is missing. Never read by a decision; the caller bounds how often."""
+    key = open_round.key
+    if ended(job, key) is not None:
+        return Decision(reason=f"{key} has ended")
+    path = job.keys.arrived(key.name, key.generation, key.round)
+    missing = open_round.missing()
+    record = BarrierArrived(
+        arrived=len(open_round.arrived),
+        expected=len(open_round.participants),
+        missing=tuple(missing[:MAX_MISSING]),
+    )
+    shown = job.view.entry(path, BarrierArrived)
+    if shown is not None and shown.record.arrived >= record.arrived:
+        return Decision(reason=f"{key}: {shown.record.arrived} arrived, as shown")
+    compares = (*_guards(job, key), unchanged(path, job.view.mod_revision(path)))
+    put = Put(key=path, value=encode(record))
+    reason = f"{key}: {record.arrived} of {record.expected} arrived"
+    return Decision(reason=reason, txn=Txn(compares=compares, success=(put,)))
+
+
+# -- what is written --------------------------------------------------------------------------
+
+
+def _floor(job: JobView, key: BarrierKey) -> Entry[BarrierFloor] | None:
+    return job.view.entry(job.keys.barrier_floor(key.name, key.generation), BarrierFloor)
+
+
+def _guards(job: JobView, key: BarrierKey) -> tuple[Compare, ...]:
+    """Compare the head, the floor, and that nobody has ended the round."""
+    keys, view = job.keys, job.view
+    floor = keys.barrier_floor(key.name, key.generation)
+    return (
+        unchanged(keys.head, view.mod_revision(keys.head)),
+        unchanged(floor, view.mod_revision(floor)),
+        absent(keys.outcome(key.name, key.generation, key.round)),
+    )
+
+
+def _release(job: JobView, open_round: OpenRound) -> Decision:
+    key, keys = open_round.key, job.keys
+    texts = {str(rank): b64(data) for rank, data in sorted(open_round.arrived.items()) if data}
+    chunks = _chunks(texts)
+    inline = chunks[0] if len(chunks) == 1 else {}
+    beside = chunks if len(chunks) > 1 else []
+    reason = f"all {len(open_round.participants)} arrived"
+    outcome = BarrierOutcome(
+        generation=key.generation,
+        round=key.round,
+        result=BarrierResult.RELEASED,
+        digest=open_round.digest,
+        reason=reason,
+        payloads=inline,
+        payload_chunks=len(beside),
+    )
+    operations: list[Operation] = [
+        Put(key=keys.outcome(key.name, key.generation, key.round), value=encode(outcome)),
+        Put(
+            key=keys.barrier_floor(key.name, key.generation),
+            value=encode(BarrierFloor(round=key.round)),
+        ),
+    ]
+    operations += [
+        Put(
+            key=keys.payload_chunk(key.name, key.generation, key.round, index),
+            value=encode(PayloadChunk(payloads=chunk)),
+        )
+        for index, chunk in enumerate(beside)
+    ]
+    if key.round > 1:
+        # Ends before this round's own keys, and the floor sorts after all numbers: etcd refuses
+        # a transaction that both deletes and puts a key.
+        folder = keys.barrier_generation(key.name, key.generation)
+        operations.append(Delete(key=folder + number(0), range_end=folder + number(key.round)))
+    txn = Txn(compares=_guards(job, key), success=tuple(operations))
+    return Decision(reason=f"{key}: {reason}", txn=txn)
+
+
+def _chunks(texts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Divide the payloads, as texts by rank, into parts that each fit into one value."""
+    chunks: list[dict[str, str]] = []
+    size = MAX_INLINE_BYTES
+    for rank, text in texts.items():
+        item_bytes = len(rank) + len(text) + 6  # quotes, colon, comma
+        if size + item_bytes > MAX_INLINE_BYTES:
+            chunks.append({})
+            size = 0
+        chunks[-1][rank] = text
+        size += item_bytes
+    return chunks
+
+
+def _break(
+    job: JobView,
+    open_round: OpenRound,
+    result: BarrierResult,
+    reason: str,
+    missing: list[int],
+) -> Decision:
+    key = open_round.key
+    outcome = BarrierOutcome(
+        generation=key.generation,
+        round=key.round,
+        result=result,
+        digest=open_round.digest,
+        reason=reason,
+        missing=tuple(missing[:MAX_MISSING]),
+    )
+    path = job.keys.outcome(key.name, key.generation, key.round)
+    txn = Txn(compares=_guards(job, key), success=(Put(key=path, value=encode(outcome)),))
+    return Decision(reason=f"{key} breaks: {reason}", txn=txn)
+
+
+# -- who is missing, and why ------------------------------------------------------------------
+
+
+def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str]:
+    """Return those of `missing` that cannot arrive any more, with the reason.
+
+    No transaction compares these facts: a `failed` or `done` key stays while the head does, and
+    an incarnation that is gone never returns.
+    """
+    generation, dead = world.head.generation, {}
+    failed, done = job.failed(generation), job.done(generation)
+    waited_for = set(missing)
+    for rank in sorted(waited_for & failed.keys()):
+        dead[rank] = f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
+    for rank in sorted(waited_for & done):
+        dead[rank] = f"rank {rank} is done and will not arrive"
+    for member in world.members:
+        worker = job.worker(member.worker)
+        if worker is not None and worker.create_revision == member.incarnation:
+            continue
+        for rank in range(member.first_rank, member.first_rank + member.slots):
+            if rank in waited_for and rank not in dead:
+                dead[rank] = f"rank {rank} went with {member.worker}"
+    return dead
+
+
+def _named(ranks: Collection[int], phases: Mapping[int, str]) -> str:
+    """Return the first few of the ranks with their phases, and how many more there are."""
+    names = [
+        f"{rank} ({phases[rank][:60]})" if phases.get(rank) else str(rank) for rank in islice(ranks, _NAMED)
+    ]
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return ", ".join(names) + more
