@@ -83,7 +83,7 @@ class Supervisor:
         worker_id: str,
         address: str,
         socket: str,
-        detect_s: Callable[[], float],
+        detect_s: float,
         place_changed: Callable[[Place | None], None],
     ) -> None:
         self._config = config
@@ -101,6 +101,7 @@ class Supervisor:
         self._port: ReservedPort | None = None
         self._handled = 0
         self._starts = 0
+        self._failed = 0
         self._last_code = 0
         self._reports: set[asyncio.Task[None]] = set()
 
@@ -121,8 +122,7 @@ class Supervisor:
     def rank_is_silent(self, rank: int, generation: int) -> None:
         """Kill a rank whose process lives but whose transport answers no more."""
         if self._ranks is not None and self._ranks.place.generation == generation:
-            limit = self._detect_s()
-            self._ranks.doom(rank, f"frozen: it did not answer for {limit:g} s")
+            self._ranks.doom(rank, f"frozen: it did not answer for {self._detect_s:g} s")
 
     # -- its life
 
@@ -173,7 +173,7 @@ class Supervisor:
                 master_port=meeting.port,
                 socket=self._socket,
                 endpoints=",".join(self._config.endpoints),
-                detect_s=self._detect_s(),
+                detect_s=self._detect_s,
             )
             self._place_changed(place)
             self._ranks = RankGroup(place, on_exit=self._rank_ended)
@@ -221,8 +221,9 @@ class Supervisor:
         )
 
     def _rank_ended(self, generation: int, rank: int, code: int, reason: str) -> None:
-        if code != 0:
-            self._last_code = code
+        if code != 0 and generation != self._failed:
+            # the first that fails is the cause; others fail because their collectives broke
+            self._failed, self._last_code = generation, code
         task = asyncio.create_task(
             self._upstream.rank_exit(generation=generation, rank=rank, code=code, reason=reason),
             name=f"report the end of rank {rank}",

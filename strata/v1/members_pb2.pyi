@@ -33,6 +33,7 @@ class Registration(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -44,6 +45,8 @@ class Registration(_message.Message):
     """The incarnation an earlier session of this boot was given; 0 at first. A session that names
     one never becomes a newcomer by accident.
     """
+    resume: _builtins.bool
+    """Takes up a job that is done or has failed, from its latest checkpoint."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -62,10 +65,11 @@ class Registration(_message.Message):
         pid: _builtins.int = ...,
         spec: _worlds_pb2.JobSpec | None = ...,
         incarnation: _builtins.int = ...,
+        resume: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,245 @@
+"""The relay: ranks speak to their supervisor, whose one session upward carries for all of them.
+
+A rank opens the same kind of session to this relay as a member opens to a coordinator. What it
+says goes up as it is (the session upward puts arrivals of one round into one message); outcomes,
+checkpoints and worlds that come down are handed to every rank of their generation. So the loss of
+a coordinator is met in one place, and a rank never notices.
+
+The relay also finds frozen ranks: a rank whose transport ended while its process lives, and that
+does not attach again within the grace, is reported to `on_silent`. A rank that never attached (a
+script that does not use the library) is not watched in this way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
+from strata.launch.environment import Place
+from strata.observe import get_logger
+from strata.session.served import End, Handler, Session
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.common_pb2 import Token
+from strata.v1.members_pb2 import RankProgress
+from strata.v1.session_pb2 import (
+    ArrivalRefused,
+    Call,
+    Down,
+    Hello,
+    Leave,
+    Outcomes,
+    Progress,
+    RankExit,
+    RankHello,
+    Reply,
+    Tick,
+    Welcome,
+    WorldUpdate,
+)
+from strata.wire.status import pack
+
+log = get_logger()
+
+INSTANCE = "supervisor"
+
+
+class Upstream(Protocol):
+    """What the relay needs of the session with the coordinators."""
+
+    token: Token
+    world: WorldUpdate | None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a coordinator serves the session at this moment."""
+        ...
+
+    def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
+        """Arrive on behalf of ranks; the future ends with the outcome or the refusal."""
+        ...
+
+    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        """Tell how far ranks are."""
+        ...
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        """Return the response to one of the requests that a session carries."""
+        ...
+
+
+Silent = Callable[[int, int], None]
+"""Called with (rank, generation) of a rank that is attached no more though it did not leave."""
+
+
+class Relay:
+    """Lets in the ranks of the current place, and carries between them and the session upward."""
+
+    def __init__(
+        self, upstream: Upstream, *, worker_id: str, detect_s: float, grace_s: float, on_silent: Silent
+    ) -> None:
+        self._upstream = upstream
+        self._worker_id = worker_id
+        self._detect_s = detect_s
+        self._grace_s = grace_s
+        self._on_silent = on_silent
+        self._place: Place | None = None
+        self._attached: dict[int, _RankHandler] = {}
+        self._graces: dict[int, asyncio.TimerHandle] = {}
+
+    # -- from the supervisor and the session upward
+
+    def set_place(self, place: Place | None) -> None:
+        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        self._place = place
+        for timer in self._graces.values():
+            timer.cancel()
+        self._graces.clear()
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        """Hand a round's outcome to the ranks of its generation."""
+        self._tell(outcome.generation, Down(outcomes=Outcomes(outcomes=[outcome])))
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Hand what is new of a checkpoint to the ranks of its generation."""
+        self._tell(checkpoint.generation, Down(checkpoint=checkpoint))
+
+    def on_world(self, update: WorldUpdate) -> None:
+        """Hand the world to every rank: that of a newer one ends their generation."""
+        for handler in self._attached.values():
+            handler.session.send(Down(world=update))
+
+    def _tell(self, generation: int, message: Down) -> None:
+        for handler in self._attached.values():
+            if handler.generation == generation:
+                handler.session.send(message)
+
+    # -- from the ranks
+
+    async def accept(self, hello: Hello, session: Session) -> Handler:
+        """Attach the rank that says hello, or refuse it: what `session.served.serve` calls."""
+        place, rank = self._place, hello.rank
+        if not hello.HasField("rank"):
+            raise InvalidArgument("only ranks of this node are served here")
+        self._check(place, rank)
+        before = self._attached.pop(rank.rank, None)
+        if before is not None:
+            before.session.close()
+        handler = _RankHandler(self, rank, session)
+        self._attached[rank.rank] = handler
+        if (timer := self._graces.pop(rank.rank, None)) is not None:
+            timer.cancel()
+        session.send(
+            Down(
+                welcome=Welcome(
+                    token=self._upstream.token,
+                    incarnation=place.member.incarnation if place is not None else 0,
+                    replica=self._worker_id,
+                    instance=INSTANCE,
+                    detect_s=self._detect_s,
+                )
+            )
+        )
+        if self._upstream.world is not None:
+            session.send(Down(world=self._upstream.world))
+        log.debug("rank.attached", rank=rank.rank, generation=rank.generation, pid=rank.pid)
+        return handler
+
+    def _check(self, place: Place | None, rank: RankHello) -> None:
+        if place is None or rank.generation != place.generation:
+            now = f"generation {place.generation}" if place is not None else "none"
+            raise StaleGeneration(f"{self._worker_id} runs {now}, not generation {rank.generation}")
+        if rank.job != place.job or rank.worker_id != place.worker_id or rank.rank not in place.ranks:
+            raise Refused(
+                f"rank {rank.rank} of {rank.worker_id} in job {rank.job} is not run by {self._worker_id}",
+                hint="a rank takes its STRATA_* variables from strata run, unchanged",
+            )
+
+    def _detached(self, handler: _RankHandler, end: End) -> None:
+        rank, generation = handler.rank, handler.generation
+        if self._attached.get(rank) is not handler:
+            return
+        del self._attached[rank]
+        current = self._place is not None and self._place.generation == generation
+        if end is End.BROKEN and current:
+            self._graces[rank] = asyncio.get_running_loop().call_later(
+                self._grace_s, self._grace_over, rank, generation
+            )
+
+    def _grace_over(self, rank: int, generation: int) -> None:
+        self._graces.pop(rank, None)
+        if rank not in self._attached and self._place is not None:
+            self._on_silent(rank, generation)
+
+
+class _RankHandler:
+    """What one rank says (`session.served.Handler`)."""
+
+    def __init__(self, relay: Relay, hello: RankHello, session: Session) -> None:
+        self._relay = relay
+        self._upstream = relay._upstream  # the relay's other half
+        self._job = hello.job
+        self.rank = hello.rank
+        self.generation = hello.generation
+        self.session = session
+
+    def arrivals(self, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            try:
+                if list(arrival.ranks) != [self.rank] or arrival.generation != self.generation:
+                    raise InvalidArgument(
+                        f"rank {self.rank} of generation {self.generation} arrives for itself only"
+                    )
+                outcome = self._upstream.arrive(arrival)
+            except StrataError as error:
+                self._refuse(arrival, error)
+            else:
+                outcome.add_done_callback(partial(self._ended_round, arrival))
+
+    def _ended_round(self, arrival: Arrival, outcome: asyncio.Future[BarrierOutcome]) -> None:
+        """Outcomes reach ranks through `Relay.on_outcome`; here only refusals are told."""
+        if not outcome.cancelled() and isinstance(error := outcome.exception(), StrataError):
+            self._refuse(arrival, error)
+
+    def _refuse(self, arrival: Arrival, error: StrataError) -> None:
+        self.session.send(
+            Down(
+                arrival_refused=ArrivalRefused(
+                    job=arrival.job,
+                    name=arrival.name,
+                    generation=arrival.generation,
+                    round=arrival.round,
+                    ranks=arrival.ranks,
+                    error=pack(error),
+                )
+            )
+        )
+
+    def progress(self, progress: Progress) -> None:
+        mine = [one for one in progress.ranks if one.rank == self.rank]
+        if progress.generation == self.generation and mine:
+            self._upstream.progress(self.generation, mine)
+
+    async def rank_exit(self, rank_exit: RankExit) -> Reply:
+        raise Refused("a rank's end is reported by the supervisor that waits for its process")
+
+    async def call(self, call: Call) -> Reply:
+        name = call.WhichOneof("request")
+        if name is None:
+            raise InvalidArgument("a call without a request, or one of a newer version")
+        response: Any = await self._upstream.call(getattr(call, name), timeout_s=None)
+        return Reply(token=self._upstream.token, **{name: response})
+
+    async def leave(self, leave: Leave) -> None:
+        log.debug("rank.detached", rank=self.rank, generation=self.generation, reason=leave.reason)
+
+    def tick(self, sequence: int) -> Tick:
+        return Tick(sequence=sequence, ready=self._upstream.connected)
+
+    def ended(self, end: End) -> None:
+        self._relay._detached(self, end)  # the relay's other half

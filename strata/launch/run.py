@@ -1,0 +1,193 @@
+"""`strata run`, put together: session upward, relay, supervisor, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from strata.client import MemberSession, parse_endpoints
+from strata.config import RunConfig
+from strata.core.ids import checked_id
+from strata.core.timing import Timing
+from strata.errors import StrataError
+from strata.launch.environment import Place
+from strata.launch.relay import Relay
+from strata.launch.relay_server import serving
+from strata.launch.supervisor import Supervisor
+from strata.observe import configure, get_logger
+from strata.v1.barriers_pb2 import BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import Welcome, WorldUpdate
+from strata.v1.worlds_pb2 import JobSpec
+
+log = get_logger()
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class _Observer:
+    """Hands what the session says to supervisor and relay, and tells people of its state."""
+
+    supervisor: Supervisor | None = None
+    relay: Relay | None = None
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def on_connected(self, welcome: Welcome) -> None:
+        self._told = ""
+        log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
+
+    def on_disconnected(self, reason: StrataError) -> None:
+        if reason.message != self._told:  # once a reason, not once a try
+            self._told = reason.message
+            log.warning("session.disconnected", reason=reason.message, hint=reason.hint)
+
+    def on_world(self, update: WorldUpdate) -> None:
+        if self.relay is not None:
+            self.relay.on_world(update)
+        if self.supervisor is not None:
+            self.supervisor.on_world(update)
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        if self.relay is not None:
+            self.relay.on_outcome(outcome)
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        if self.relay is not None:
+            self.relay.on_checkpoint(checkpoint)
+
+
+async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
+    """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
+
+    Waits for coordinators as long as it takes; a signal ends that too.
+    """
+    configure(fmt=config.log.format, level=config.log.level)
+    endpoints = parse_endpoints(config.endpoints)
+    worker_id = checked_id("worker", config.worker_id or socket.gethostname())
+    registration = Registration(
+        job=checked_id("job", config.job),
+        worker_id=worker_id,
+        boot=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        slots=config.slots,
+        pid=os.getpid(),
+        resume=config.resume,
+        spec=JobSpec(
+            min_workers=config.min_workers,
+            max_workers=config.max_workers or config.min_workers,
+            settle_s=config.settle_s,
+            max_fruitless_generations=config.max_fruitless_generations,
+        ),
+    )
+    observer = _Observer()
+    session = MemberSession(endpoints, registration, observer, rng=random.Random())
+    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    _on_signals(asked, observer)
+    serve_session = asyncio.create_task(session.run(), name="session")
+    try:
+        with tempfile.TemporaryDirectory(prefix="strata-") as folder:
+            if not await _connected(session, serve_session, asked):
+                return 128 + asked.result()
+            door = Path(folder) / "ranks.sock"
+            run = _run(config, command, session, observer, door, worker_id, asked)
+            supervise = asyncio.create_task(run, name="supervisor")
+            try:
+                await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
+                if not supervise.done() and serve_session.exception() is not None:
+                    raise serve_session.exception() or AssertionError
+                return await supervise
+            finally:
+                supervise.cancel()
+                await asyncio.gather(supervise, return_exceptions=True)
+    finally:
+        serve_session.cancel()
+        await asyncio.gather(serve_session, return_exceptions=True)
+
+
+async def _run(
+    config: RunConfig,
+    command: Sequence[str],
+    session: MemberSession,
+    observer: _Observer,
+    door: Path,
+    worker_id: str,
+    asked: asyncio.Future[int],
+) -> int:
+    assert session.welcome is not None
+    timing = Timing.derive(session.welcome.detect_s)
+
+    def place_changed(place: Place | None) -> None:
+        relay.set_place(place)
+
+    supervisor = Supervisor(
+        config,
+        command,
+        upstream=session,
+        worker_id=worker_id,
+        address=config.address or _address_towards(str(config.endpoints[0])),
+        socket=str(door),
+        detect_s=timing.detect_s,
+        place_changed=place_changed,
+    )
+    relay = Relay(
+        session,
+        worker_id=worker_id,
+        detect_s=timing.detect_s,
+        grace_s=timing.reconnect_grace_s,
+        on_silent=supervisor.rank_is_silent,
+    )
+    async with serving(relay, door, timing):
+        observer.relay, observer.supervisor = relay, supervisor
+        if asked.done():
+            supervisor.ask_to_stop(asked.result())
+        if session.world is not None:
+            supervisor.on_world(session.world)
+        return await supervisor.run()
+
+
+async def _connected(
+    session: MemberSession, serve_session: asyncio.Task[None], asked: asyncio.Future[int]
+) -> bool:
+    """Return True once a coordinator has welcomed us, False when asked to stop before."""
+    connected = asyncio.create_task(session.wait_connected())
+    first: tuple[asyncio.Future[Any], ...] = (connected, serve_session, asked)
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if asked.done() and not connected.done():
+        connected.cancel()
+        return False
+    await connected
+    return True
+
+
+def _on_signals(asked: asyncio.Future[int], observer: _Observer) -> None:
+    """Let signals stop the supervisor once there is one, and the wait for coordinators before."""
+
+    def on_signal(number: int) -> None:
+        if observer.supervisor is not None:
+            observer.supervisor.ask_to_stop(number)
+        elif not asked.done():
+            asked.set_result(number)
+
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+
+
+def _address_towards(endpoint: str) -> str:
+    """Return this host's address on the route to a coordinator: where other nodes reach it too."""
+    host, _, port = endpoint.removeprefix("http://").rpartition(":")
+    for family, *_rest, address in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing: it only asks the routing table
+            return str(probe.getsockname()[0])
+    return socket.gethostname()
