@@ -36,13 +36,11 @@ class JobQueue:
         """Take notice of a change; tell whether it made a job due."""
         found = False
         for event in batch.events:
-            job = self._keys.job_of(event.kv.key)
-            if job is None or job in self._failing:
-                continue
-            folder = event.kv.key[len(self._keys.jobs) + len(job) + 1 :].partition("/")[0]
-            if folder in self._folders:
-                self._due[job] = 0.0
-                found = True
+            match self._keys.parts(event.kv.key):
+                case ("jobs", job, folder, *_) if folder in self._folders:
+                    if job not in self._failing:
+                        self._due[job] = 0.0
+                        found = True
         return found
 
     async def each(self, view: View, work: Callable[[str], Awaitable[float | None]]) -> float | None:

@@ -1,0 +1,61 @@
+"""The ring of changes that relayed watches resume from."""
+
+from __future__ import annotations
+
+from strata.coordinator.history import History
+from strata.core.txn import Event, KeyValue, WatchBatch
+
+
+def batch(revision: int, events: int = 1) -> WatchBatch:
+    kv = KeyValue(key="/k", value=b"", create_revision=1, mod_revision=revision, version=1)
+    return WatchBatch(revision=revision, events=(Event(kv=kv),) * events)
+
+
+def revisions(history: History, since: int) -> list[int] | None:
+    found = history.since(since)
+    return None if found is None else [b.revision for b in found]
+
+
+def test_it_returns_what_came_after_a_token() -> None:
+    history = History()
+    history.reset(10)
+    for revision in (11, 14, 15):
+        history.append(batch(revision))
+    assert revisions(history, 10) == [11, 14, 15]
+    assert revisions(history, 13) == [14, 15]
+    assert revisions(history, 15) == []
+
+
+def test_a_token_from_before_its_floor_means_list_again() -> None:
+    history = History()
+    history.reset(10)
+    assert revisions(history, 9) is None
+    assert revisions(history, 10) == []
+
+
+def test_the_oldest_batches_make_room_and_raise_the_floor() -> None:
+    history = History(max_events=4)
+    history.reset(10)
+    for revision in (11, 12, 13):
+        history.append(batch(revision, events=2))
+    assert history.floor == 11
+    assert revisions(history, 10) is None
+    assert revisions(history, 11) == [12, 13]
+
+
+def test_a_list_forgets_everything() -> None:
+    history = History()
+    history.reset(10)
+    history.append(batch(11))
+    history.reset(20)
+    assert revisions(history, 11) is None
+    assert (history.floor, history.head) == (20, 20)
+
+
+def test_progress_notices_move_the_head_only() -> None:
+    history = History(max_events=1)
+    history.reset(10)
+    for revision in range(11, 1000):
+        history.append(batch(revision, events=0))
+    assert (history.floor, history.head) == (10, 999)
+    assert revisions(history, 10) == []

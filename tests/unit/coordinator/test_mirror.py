@@ -1,0 +1,250 @@
+"""The view follows the store: through partitions, compaction, lost events and replaced clusters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.core.records import ClusterUid, encode
+from strata.core.txn import Range, WatchBatch
+from strata.core.view import View
+from strata.errors import ClusterReplaced, Unavailable
+from strata.testing import virtual_time
+from strata.testing.memory_store import MemoryStore
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.rig import KEYS, put, rig
+
+
+def same(view: View, store: MemoryStore) -> bool:
+    """Tell whether the view is what the store holds below the root."""
+    listed = store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0"))
+    return {kv.key: kv for kv in listed.kvs} == {kv.key: kv for kv in view.walk(KEYS.root)}
+
+
+@in_virtual_time()
+async def test_it_lists_and_then_follows() -> None:
+    store = MemoryStore()
+    put(store, KEYS.root + "a", b"1")
+    async with rig(store) as r:
+        assert r.get("a") == b"1"
+        await r.mirror.at_least(r.put("b", b"2"))
+        assert r.get("b") == b"2"
+        await r.mirror.at_least(r.delete("a"))
+        assert r.get("a") is None
+        assert same(r.mirror.view, store)
+
+
+@in_virtual_time()
+async def test_the_uid_is_created_once() -> None:
+    store = MemoryStore()
+    async with rig(store) as first, rig(store, name="r2") as second:
+        assert first.mirror.uid == second.mirror.uid == "uid-1"
+        uid = store.read(Range(key=KEYS.uid)).kvs[0]
+        assert uid.version == 1
+
+
+@in_virtual_time()
+async def test_subscribers_hear_every_batch_in_order_after_the_view_has_it() -> None:
+    async with rig() as r:
+        heard: list[tuple[int, int]] = []
+
+        def hear(batch: WatchBatch) -> None:
+            heard.append((batch.revision, r.mirror.view.revision))
+
+        leave = r.mirror.subscribe(hear)
+        revisions = [r.put("a"), r.put("b"), r.delete("a")]
+        await r.mirror.at_least(revisions[-1])
+        assert heard == [(n, n) for n in revisions]
+        leave()
+        await r.mirror.at_least(r.put("c"))
+        assert len(heard) == 3
+
+
+@in_virtual_time()
+async def test_a_record_that_somebody_wrote_by_hand_does_not_end_the_mirror() -> None:
+    async with rig() as r:
+        others: list[WatchBatch] = []
+        r.mirror.subscribe(lambda _: void(r.mirror.view.record(KEYS.root + "x", ClusterUid)))
+        r.mirror.subscribe(others.append)
+        await r.mirror.at_least(r.put("x", b"not a record"))
+        await r.mirror.at_least(r.put("y"))
+        assert len(others) == 2
+
+
+def void(_: object) -> None:
+    return None
+
+
+@in_virtual_time()
+async def test_wait_until_asks_after_every_change() -> None:
+    async with rig() as r:
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(
+                r.mirror.wait_until(lambda view: view.get(KEYS.root + "b") is not None)
+            )
+            await r.mirror.at_least(r.put("a"))
+            assert not waiting.done()
+            r.put("b")
+        await r.mirror.wait_until(lambda view: True)
+
+
+@in_virtual_time()
+async def test_it_catches_up_after_a_partition() -> None:
+    async with rig() as r:
+        r.client.partition()
+        r.put("a", b"1")
+        r.put("a", b"2")
+        revision = r.put("b")
+        r.client.heal()
+        await r.mirror.at_least(revision)
+        assert same(r.mirror.view, r.store)
+        assert r.mirror.history.floor < revision - 2
+
+
+@in_virtual_time()
+async def test_after_a_compaction_it_lists_and_tells_deletes() -> None:
+    async with rig() as r:
+        await r.mirror.at_least(r.put("gone"))
+        heard: list[WatchBatch] = []
+        r.mirror.subscribe(heard.append)
+        r.client.partition()
+        r.put("new")
+        revision = r.delete("gone")
+        r.store.compact(revision)
+        r.client.heal()
+        await r.mirror.at_least(revision)
+        assert same(r.mirror.view, r.store)
+        (batch,) = (b for b in heard if b.events)
+        assert [(e.kv.key.rpartition("/")[2], e.deleted) for e in batch.events] == [
+            ("new", False),
+            ("gone", True),
+        ]
+        assert r.mirror.history.floor == batch.revision == revision
+
+
+@in_virtual_time()
+async def test_fresh_brings_the_view_to_the_newest_revision() -> None:
+    class Slow(PromptNetwork):
+        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+            return 0.05
+
+    async with rig(network=Slow()) as r:
+        revision = r.put("a")
+        assert r.mirror.view.revision < revision
+        assert await r.mirror.fresh() == revision
+        assert r.get("a") is not None
+
+
+@in_virtual_time()
+async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told() -> None:
+    loop = asyncio.get_running_loop()
+    async with rig() as r:
+        foreign = put(r.store, "/elsewhere/key")
+        before = loop.time()
+        assert await r.mirror.fresh() == foreign
+        assert loop.time() - before < 1, "a progress notice comes only after seconds"
+        # and what is proved once is known
+        before = loop.time()
+        await r.mirror.at_least(foreign)
+        assert loop.time() == before
+
+
+class Counting(PromptNetwork):
+    """Answers reads after 100 ms, and counts them."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def fate(self, call: Call) -> Fate:
+        if call.kind != "read":
+            return Fate()
+        self.reads += 1
+        return Fate(delay_s=0.05, answer_delay_s=0.05)
+
+
+@in_virtual_time()
+async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
+    network = Counting()
+    async with rig(network=network) as r:
+        network.reads = 0
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(r.mirror.fresh())
+            await asyncio.sleep(0.06)  # its read took effect already
+            later = r.put("a")
+            others = [tasks.create_task(r.mirror.fresh()) for _ in range(10)]
+        assert first.result() < later
+        assert all(other.result() >= later for other in others)
+        assert network.reads == 2
+
+
+@in_virtual_time()
+async def test_fresh_fails_when_etcd_is_out_of_reach_and_works_again() -> None:
+    async with rig() as r:
+        r.client.partition()
+        with pytest.raises(Unavailable):
+            await r.mirror.fresh()
+        r.client.heal()
+        assert await r.mirror.fresh() == r.mirror.view.revision
+
+
+@in_virtual_time()
+async def test_silence_is_measured() -> None:
+    async with rig() as r:
+        assert r.mirror.silence_s() < 0.1
+        r.client.partition()
+        await asyncio.sleep(8)
+        assert r.mirror.silence_s() >= 8
+        r.client.heal()
+        await r.mirror.fresh()
+        assert r.mirror.silence_s() == 0
+
+
+@in_virtual_time()
+async def test_an_audit_of_a_true_view_finds_nothing() -> None:
+    async with rig() as r:
+        r.put("a")
+        assert await r.mirror.audit() == 0
+        await asyncio.sleep(300)
+        assert r.mirror.differences == 0
+
+
+@in_virtual_time()
+async def test_an_audit_finds_lost_events_counts_and_repairs_them() -> None:
+    async with rig() as r:
+        await r.mirror.at_least(r.put("changed", b"1"))
+        await r.mirror.at_least(r.put("gone"))
+        drop_events(r.store)
+        r.put("changed", b"2")
+        r.put("new")
+        r.delete("gone")
+        assert r.get("changed") == b"1"
+        assert await r.mirror.audit() == 3
+        assert r.mirror.differences == 3
+        await r.mirror.wait_until(lambda view: same(view, r.store))
+        assert await r.mirror.audit() == 0
+
+
+def drop_events(store: MemoryStore) -> None:
+    """Make the store forget to tell its watches."""
+    store._subscribers.clear()
+
+
+async def replace_cluster(replacement: bytes | None, *, told: bool) -> None:
+    async with rig() as r:
+        if not told:
+            drop_events(r.store)
+        if replacement is None:
+            r.delete("uid")
+        else:
+            put(r.store, KEYS.uid, replacement)
+        await (asyncio.Event().wait() if told else r.mirror.fresh())
+
+
+@pytest.mark.parametrize("replacement", [encode(ClusterUid(uid="another")), None])
+@pytest.mark.parametrize("told", [True, False])
+def test_another_uid_ends_it_whether_the_watch_or_a_read_tells(replacement: bytes | None, told: bool) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        virtual_time.run(replace_cluster(replacement, told=told))
+    assert caught.group_contains(ClusterReplaced)
