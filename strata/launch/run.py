@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import tempfile
@@ -13,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strata.client import MemberSession, parse_endpoints
+from strata.client import Endpoint, MemberSession, parse_endpoints
 from strata.config import RunConfig
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
-from strata.errors import StrataError
+from strata.errors import ConfigError, StrataError
 from strata.launch.environment import Place
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
@@ -73,6 +75,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     Waits for coordinators as long as it takes; a signal ends that too.
     """
     configure(fmt=config.log.format, level=config.log.level)
+    _check_command(command[0])
     endpoints = parse_endpoints(config.endpoints)
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
     registration = Registration(
@@ -100,7 +103,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             if not await _connected(session, serve_session, asked):
                 return 128 + asked.result()
             door = Path(folder) / "ranks.sock"
-            run = _run(config, command, session, observer, door, worker_id, asked)
+            address = config.address or _address_towards(endpoints[0])
+            run = _run(config, command, session, observer, door, worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,6 +126,7 @@ async def _run(
     observer: _Observer,
     door: Path,
     worker_id: str,
+    address: str,
     asked: asyncio.Future[int],
 ) -> int:
     assert session.welcome is not None
@@ -135,7 +140,7 @@ async def _run(
         command,
         upstream=session,
         worker_id=worker_id,
-        address=config.address or _address_towards(str(config.endpoints[0])),
+        address=address,
         socket=str(door),
         detect_s=timing.detect_s,
         place_changed=place_changed,
@@ -180,13 +185,24 @@ def _on_signals(asked: asyncio.Future[int], observer: _Observer) -> None:
             asked.set_result(number)
 
     for number in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
 
-def _address_towards(endpoint: str) -> str:
+def _check_command(program: str) -> None:
+    """Refuse a program that cannot be found before this node makes others wait for it."""
+    if shutil.which(program) is None:
+        raise ConfigError(
+            f"there is no program {program!r} to run",
+            hint="the command after -- must be an executable file or a program on PATH",
+        )
+
+
+def _address_towards(endpoint: Endpoint) -> str:
     """Return this host's address on the route to a coordinator: where other nodes reach it too."""
-    host, _, port = endpoint.removeprefix("http://").rpartition(":")
-    for family, *_rest, address in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
+    with contextlib.suppress(OSError):  # without a name service or a route our name has to do
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)
+        family, *_rest, address = found[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing: it only asks the routing table
             return str(probe.getsockname()[0])

@@ -1,0 +1,86 @@
+"""What a rank's process finds in its environment."""
+
+from __future__ import annotations
+
+import json
+
+from strata.launch.environment import Place, describe, rank_environment
+from strata.v1.members_pb2 import Registration
+from strata.v1.worlds_pb2 import RestorePoint, World, WorldMember
+
+
+def place(*, restore: RestorePoint | None = None) -> Place:
+    return Place(
+        job="gpt",
+        worker_id="node-2",
+        world=World(generation=5, size=12, members=2, restore=restore),
+        member=WorldMember(worker_id="node-2", incarnation=99, group_rank=1, slots=8, first_rank=4),
+        master_addr="192.0.2.1",
+        master_port=4711,
+        socket="/run/strata/s",
+        endpoints="a:1,b:2",
+        detect_s=2.5,
+    )
+
+
+def test_torch_s_names_and_ours() -> None:
+    assert rank_environment(place(), local_rank=3, inherited={"PATH": "/bin"}, restarts=2) == {
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "1",
+        "RANK": "7",
+        "WORLD_SIZE": "12",
+        "LOCAL_RANK": "3",
+        "LOCAL_WORLD_SIZE": "8",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "7",
+        "ROLE_WORLD_SIZE": "12",
+        "MASTER_ADDR": "192.0.2.1",
+        "MASTER_PORT": "4711",
+        "TORCHELASTIC_RUN_ID": "gpt",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        "STRATA_JOB": "gpt",
+        "STRATA_WORKER_ID": "node-2",
+        "STRATA_INCARNATION": "99",
+        "STRATA_GENERATION": "5",
+        "STRATA_SOCKET": "/run/strata/s",
+        "STRATA_ENDPOINTS": "a:1,b:2",
+        "STRATA_DETECT_S": "2.5",
+    }
+
+
+def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
+    inherited = {"STRATA_RUN_SLOTS": "8", "STRATA_RESTORE": "stale", "STRATA_TOKEN": "t", "STRATAGEM": "x"}
+    found = rank_environment(place(), local_rank=0, inherited=inherited, restarts=0)
+    assert "STRATA_RUN_SLOTS" not in found
+    assert "STRATA_RESTORE" not in found
+    assert found["STRATA_TOKEN"] == "t"
+    assert found["STRATAGEM"] == "x"
+
+
+def test_the_user_s_thread_count_stands() -> None:
+    found = rank_environment(place(), local_rank=0, inherited={"OMP_NUM_THREADS": "4"}, restarts=0)
+    assert found["OMP_NUM_THREADS"] == "4"
+
+
+def test_the_point_to_restore_from_is_json() -> None:
+    point = RestorePoint(step=40, attempt="a1", record_generation=4, path="file:///c/x", manifest_digest="d")
+    found = rank_environment(place(restore=point), local_rank=0, inherited={}, restarts=0)
+    assert json.loads(found["STRATA_RESTORE"]) == {
+        "step": 40,
+        "attempt": "a1",
+        "record_generation": 4,
+        "path": "file:///c/x",
+        "manifest_digest": "d",
+    }
+
+
+def test_ranks_are_global_numbers() -> None:
+    assert list(place().ranks) == [4, 5, 6, 7, 8, 9, 10, 11]
+    assert place().generation == 5
+
+
+def test_a_registration_in_words() -> None:
+    assert describe(Registration(worker_id="n", slots=1, job="j")) == "n (1 rank) joins job j"
+    assert describe(Registration(worker_id="n", slots=8, job="j")) == "n (8 ranks) joins job j"

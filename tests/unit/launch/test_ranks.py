@@ -1,0 +1,118 @@
+"""The rank processes of one generation: started once, reported once, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from strata.errors import ConfigError
+from strata.launch.environment import Place
+from strata.launch.ranks import RankGroup, inherited_environment
+from strata.v1.worlds_pb2 import World, WorldMember
+
+LIMIT_S = 20.0
+STUBBORN = ("sh", "-c", "trap '' TERM; while :; do sleep 1000; done")
+Ended = tuple[int, int, int, str]
+
+
+def place(slots: int) -> Place:
+    return Place(
+        job="j",
+        worker_id="w",
+        world=World(generation=3, size=slots + 2),
+        member=WorldMember(first_rank=2, slots=slots),
+        master_addr="127.0.0.1",
+        master_port=1,
+        socket="",
+        endpoints="",
+        detect_s=5.0,
+    )
+
+
+@contextlib.asynccontextmanager
+async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, asyncio.Queue[Ended]]]:
+    ended: asyncio.Queue[Ended] = asyncio.Queue()
+    group = RankGroup(place(slots), on_exit=lambda *what: ended.put_nowait(what))
+    async with asyncio.timeout(LIMIT_S):
+        try:
+            group.start(command, inherited=inherited_environment(), restarts=0)
+            yield group, ended
+        finally:
+            group.kill()
+            await group.join()
+
+
+async def test_each_exit_is_told_once_with_its_global_rank() -> None:
+    async with started(2, "sh", "-c", "exit $((RANK * 10))") as (group, ended):
+        assert {await ended.get(), await ended.get()} == {
+            (3, 2, 20, "exited with 20"),
+            (3, 3, 30, "exited with 30"),
+        }
+        await group.join()
+        assert not group.running
+        assert group.pid(2) is None
+        await group.stop(0.0)
+        assert ended.empty()
+
+
+async def test_stop_ends_all_and_tells_nothing() -> None:
+    async with started(2, "sleep", "1000") as (group, ended):
+        assert group.pid(2) is not None
+        await group.stop(LIMIT_S)
+        assert not group.running
+        assert ended.empty()
+
+
+async def test_stop_insists_after_its_grace() -> None:
+    async with started(2, *STUBBORN) as (group, ended):
+        await group.stop(0.05)
+        assert not group.running
+        assert ended.empty()
+
+
+async def test_a_doomed_rank_s_exit_carries_the_reason() -> None:
+    async with started(2, "sleep", "1000") as (group, ended):
+        group.doom(3, "frozen")
+        group.doom(3, "said again")
+        assert await ended.get() == (3, 3, -signal.SIGKILL, "frozen")
+        assert group.pid(2) is not None, "its neighbour runs on"
+        group.doom(3, "late")
+        group.doom(99, "not ours")
+        assert ended.empty()
+
+
+async def test_a_signal_reaches_every_rank() -> None:
+    async with started(2, "sleep", "1000") as (group, ended):
+        group.signal(signal.SIGUSR1)
+        assert {(await ended.get())[2], (await ended.get())[2]} == {-signal.SIGUSR1}
+
+
+async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
+    pipe = tmp_path / "pids"
+    os.mkfifo(pipe)
+    async with started(1, "sh", "-c", f"sleep 1000 & echo $! > {pipe}; wait") as (group, ended):
+        grandchild = int(await asyncio.to_thread(pipe.read_text))
+        fd = os.pidfd_open(grandchild)
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(fd, gone.set)
+        pid = group.pid(2)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert (await ended.get())[2] == -signal.SIGKILL
+        await gone.wait()
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+
+
+@pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
+async def test_what_cannot_be_run_is_said_at_once(command: str) -> None:
+    group = RankGroup(place(2), on_exit=lambda *_: None)
+    with pytest.raises(ConfigError, match=command) as refused:
+        group.start((command,), inherited=inherited_environment(), restarts=0)
+    assert "after --" in refused.value.hint

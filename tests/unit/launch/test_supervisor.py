@@ -1,0 +1,346 @@
+"""The supervisor against a fake session, with tiny real commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from strata.config import RunConfig
+from strata.errors import ConfigError, StaleGeneration
+from strata.launch.environment import Place
+from strata.launch.rendezvous import JOIN_BARRIER, Meeting
+from strata.launch.supervisor import Supervisor, exit_status
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.common_pb2 import Token
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
+    JOB_PHASE_RUNNING,
+    JobPhase,
+    RestorePoint,
+    World,
+    WorldMember,
+)
+
+LIMIT_S = 20.0
+FOREVER = ("sleep", "1000")
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    generation: int
+    rank: int
+    code: int
+    reason: str
+
+
+@dataclass(slots=True)
+class FakeUpstream:
+    """A session whose barrier the test opens, and which keeps what it is told."""
+
+    arrivals: asyncio.Queue[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(
+        default_factory=asyncio.Queue
+    )
+    exits: asyncio.Queue[Exit] = field(default_factory=asyncio.Queue)
+    left: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def arrive(self, arrival: Arrival) -> BarrierOutcome:
+        outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()
+        self.arrivals.put_nowait((arrival, outcome))
+        return await outcome
+
+    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str) -> None:
+        self.exits.put_nowait(Exit(generation, rank, code, reason))
+
+    async def leave(self, reason: str) -> None:
+        self.left.put_nowait(reason)
+
+
+def update(
+    generation: int,
+    *,
+    first_rank: int | None = 0,
+    slots: int = 1,
+    size: int = 4,
+    phase: JobPhase.ValueType = JOB_PHASE_RUNNING,
+    revision: int | None = None,
+    restore: RestorePoint | None = None,
+) -> WorldUpdate:
+    """A world as a replica tells it; without `first_rank` this member is a standby."""
+    place = (
+        None
+        if first_rank is None
+        else WorldMember(worker_id="w", incarnation=7, group_rank=1, slots=slots, first_rank=first_rank)
+    )
+    return WorldUpdate(
+        world=World(generation=generation, size=size, members=2, reason="as told", restore=restore),
+        place=place,
+        phase=phase,
+        token=Token(uid="u", revision=generation * 100 if revision is None else revision),
+    )
+
+
+class Stage:
+    """A supervisor that runs, the session it thinks it has, and the places it told of."""
+
+    def __init__(self, command: tuple[str, ...], *, stop_grace_s: float = 10.0) -> None:
+        self.upstream = FakeUpstream()
+        self.places: asyncio.Queue[Place | None] = asyncio.Queue()
+        self.supervisor = Supervisor(
+            RunConfig(job="j", stop_grace_s=stop_grace_s, restart_grace_s=10.0),
+            command,
+            upstream=self.upstream,
+            worker_id="w",
+            address="192.0.2.1",
+            socket="/run/s",
+            detect_s=5.0,
+            place_changed=self.places.put_nowait,
+        )
+        self.done = asyncio.create_task(self.supervisor.run())
+
+    async def join(self, meeting: Meeting | None = None) -> Arrival:
+        """Release the join barrier that the supervisor arrives at next; return its arrival."""
+        arrival, outcome = await self.upstream.arrivals.get()
+        payload = arrival.payloads[0] if meeting is None else meeting.encode()
+        outcome.set_result(BarrierOutcome(name=arrival.name, payloads={0: payload}))
+        return arrival
+
+    async def started(self) -> Place:
+        """Return the next place whose ranks were started."""
+        while (place := await self.places.get()) is None:
+            pass
+        return place
+
+    async def enter(self, world: WorldUpdate) -> Place:
+        """Tell of a world, release its barrier, and return the place."""
+        self.supervisor.on_world(world)
+        await self.join(Meeting("192.0.2.1", 4711))
+        return await self.started()
+
+
+@contextlib.asynccontextmanager
+async def stage(*command: str, stop_grace_s: float = 10.0) -> AsyncIterator[Stage]:
+    async with asyncio.timeout(LIMIT_S):
+        it = Stage(command, stop_grace_s=stop_grace_s)
+        try:
+            yield it
+        finally:
+            it.done.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConfigError):
+                await it.done
+
+
+def shell(script: str) -> tuple[str, ...]:
+    return ("sh", "-c", script)
+
+
+async def test_a_process_a_slot_with_the_place_in_its_environment() -> None:
+    script = (
+        'test "$LOCAL_RANK/$LOCAL_WORLD_SIZE/$WORLD_SIZE/$GROUP_RANK" = "$((RANK - 2))/2/4/1" &&'
+        ' test "$MASTER_ADDR:$MASTER_PORT/$STRATA_GENERATION" = "192.0.2.1:4711/3" && exit $((40 + RANK))'
+    )
+    async with stage(*shell(script)) as it:
+        await it.enter(update(3, first_rank=2, slots=2))
+        exits = {await it.upstream.exits.get(), await it.upstream.exits.get()}
+    assert exits == {Exit(3, 2, 42, "exited with 42"), Exit(3, 3, 43, "exited with 43")}
+
+
+async def test_ranks_start_only_once_all_members_have_arrived() -> None:
+    async with stage("true") as it:
+        it.supervisor.on_world(update(1, first_rank=2, slots=2))
+        arrival, outcome = await it.upstream.arrivals.get()
+        assert (arrival.job, arrival.name, arrival.generation, arrival.round) == ("j", JOIN_BARRIER, 1, 1)
+        assert list(arrival.ranks) == [2, 3]
+        assert list(arrival.payloads) == [b"", b""], "only rank 0's member says where to meet"
+        assert it.upstream.exits.empty()
+        outcome.set_result(BarrierOutcome(payloads={0: Meeting("192.0.2.9", 99).encode()}))
+        place = await it.started()
+        assert (place.master_addr, place.master_port) == ("192.0.2.9", 99)
+        assert (await it.upstream.exits.get()).code == 0
+
+
+async def test_rank_0_s_member_offers_a_fresh_port_each_generation() -> None:
+    async with stage(*FOREVER) as it:
+        it.supervisor.on_world(update(1))
+        first = Meeting.decode((await it.join()).payloads[0])
+        it.supervisor.on_world(update(2))
+        second = Meeting.decode((await it.join()).payloads[0])
+    assert first.address == second.address == "192.0.2.1"
+    assert first.port != second.port
+
+
+async def test_a_signal_is_reported_as_its_negative() -> None:
+    async with stage(*shell("kill -9 $$")) as it:
+        await it.enter(update(1))
+        assert await it.upstream.exits.get() == Exit(1, 0, -9, "was ended by SIGKILL")
+
+
+async def test_a_newer_world_ends_the_ranks_and_starts_them_again() -> None:
+    async with stage(*shell('test "$TORCHELASTIC_RESTART_COUNT" = 1 && exit 5; exec sleep 1000')) as it:
+        await it.enter(update(1))
+        place = await it.enter(update(2, first_rank=1))
+        assert (place.generation, list(place.ranks)) == (2, [1])
+        exit_ = await it.upstream.exits.get()
+    assert (exit_.generation, exit_.code) == (2, 5), "the end of the old generation's rank is no news"
+
+
+async def test_nobody_may_attach_between_two_generations() -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        it.supervisor.on_world(update(2))
+        assert await it.places.get() is None
+        await it.join()
+        assert (await it.started()).generation == 2
+
+
+async def test_a_newer_world_during_the_join_barrier_is_followed() -> None:
+    async with stage("true") as it:
+        it.supervisor.on_world(update(1))
+        _, abandoned = await it.upstream.arrivals.get()
+        assert (await it.enter(update(2))).generation == 2
+        assert abandoned.cancelled()
+
+
+async def test_a_stale_join_waits_for_the_next_world() -> None:
+    async with stage("true") as it:
+        it.supervisor.on_world(update(1))
+        _, outcome = await it.upstream.arrivals.get()
+        outcome.set_exception(StaleGeneration("generation 1 has ended"))
+        assert (await it.enter(update(2))).generation == 2
+
+
+async def test_an_older_update_changes_nothing() -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(2, revision=50))
+        it.supervisor.on_world(update(1, revision=40))
+        it.supervisor.on_world(update(1, revision=40, phase=JOB_PHASE_FAILED))
+        assert (await it.enter(update(3, revision=60))).generation == 3
+        assert it.upstream.exits.empty()
+
+
+@pytest.mark.parametrize("forming", [False, True])
+async def test_without_a_place_nothing_is_started(forming: bool) -> None:
+    async with stage("true") as it:
+        waiting = update(1, first_rank=0 if forming else None)
+        waiting.world.forming = forming
+        it.supervisor.on_world(waiting)
+        assert (await it.enter(update(2))).generation == 2
+        assert (await it.upstream.exits.get()).generation == 2
+
+
+async def test_losing_a_place_ends_the_ranks() -> None:
+    async with stage(*shell("trap 'exit 9' TERM; sleep 1000 & wait")) as it:
+        await it.enter(update(1))
+        it.supervisor.on_world(update(2, first_rank=None))
+        assert await it.places.get() is None
+        it.supervisor.on_world(update(3, first_rank=None, phase=JOB_PHASE_DONE))
+        assert await it.done == 0
+        assert it.upstream.exits.empty()
+
+
+async def test_a_job_that_is_done_ends_with_0() -> None:
+    async with stage("true") as it:
+        await it.enter(update(1))
+        await it.upstream.exits.get()
+        it.supervisor.on_world(update(1, phase=JOB_PHASE_DONE, revision=101))
+        assert await it.done == 0
+        assert it.upstream.left.get_nowait() == "the job has ended"
+
+
+@pytest.mark.parametrize(
+    ("script", "status"), [("exit 7", 7), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("exec sleep 1000", 1)]
+)
+async def test_a_job_that_failed_ends_with_the_rank_s_code(script: str, status: int) -> None:
+    async with stage(*shell(script)) as it:
+        await it.enter(update(1))
+        if "sleep" not in script:
+            await it.upstream.exits.get()
+        it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED, revision=101))
+        assert await it.done == status
+
+
+async def test_the_code_is_that_of_the_rank_that_failed_first() -> None:
+    async with stage("true") as it:
+        it.supervisor._rank_ended(1, 0, 7, "exited with 7")
+        it.supervisor._rank_ended(1, 1, 1, "exited with 1")
+        it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED))
+        assert await it.done == 7
+
+
+async def test_the_code_is_that_of_the_last_generation() -> None:
+    async with stage("true") as it:
+        it.supervisor._rank_ended(1, 0, 7, "exited with 7")
+        it.supervisor._rank_ended(2, 0, 8, "exited with 8")
+        it.supervisor.on_world(update(3, phase=JOB_PHASE_FAILED))
+        assert await it.done == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_is_handed_on_and_ends_the_run(number: signal.Signals) -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        it.supervisor.ask_to_stop(number)
+        assert await it.done == 128 + number
+        assert number.name in it.upstream.left.get_nowait()
+        assert it.upstream.exits.empty()
+
+
+async def test_a_second_signal_does_not_wait_for_the_grace() -> None:
+    async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
+        await it.enter(update(1))
+        it.supervisor.ask_to_stop(signal.SIGTERM)
+        it.supervisor.ask_to_stop(signal.SIGTERM)
+        assert await it.done == 128 + signal.SIGTERM
+
+
+async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
+    async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done"), stop_grace_s=0.1) as it:
+        await it.enter(update(1))
+        it.supervisor.ask_to_stop(signal.SIGTERM)
+        assert await it.done == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("when", ["before any world", "at the barrier"])
+async def test_a_signal_is_obeyed_while_waiting(when: str) -> None:
+    async with stage("true") as it:
+        if when == "at the barrier":
+            it.supervisor.on_world(update(1))
+            await it.upstream.arrivals.get()
+        it.supervisor.ask_to_stop(signal.SIGINT)
+        assert await it.done == 128 + signal.SIGINT
+
+
+async def test_a_silent_rank_is_killed_with_the_reason() -> None:
+    async with stage(*shell("kill -STOP $$; sleep 1000")) as it:
+        await it.enter(update(2, slots=2, size=2))
+        it.supervisor.rank_is_silent(0, 1)
+        it.supervisor.rank_is_silent(1, 2)
+        exit_ = await it.upstream.exits.get()
+        assert exit_ == Exit(2, 1, -9, "frozen: it did not answer for 5 s")
+        assert it.upstream.exits.empty(), "what was said of an older generation counts for nothing"
+
+
+@pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
+async def test_a_command_that_cannot_run_is_the_user_s_fault(command: str) -> None:
+    async with stage(command) as it:
+        it.supervisor.on_world(update(1))
+        await it.join()
+        with pytest.raises(ConfigError, match=command):
+            await it.done
+
+
+async def test_the_point_to_restore_from_reaches_the_place() -> None:
+    point = RestorePoint(step=40, attempt="a", record_generation=1, path="file:///c", manifest_digest="d")
+    async with stage(*shell('test -n "$STRATA_RESTORE" && exit 40')) as it:
+        await it.enter(update(1, restore=point))
+        assert (await it.upstream.exits.get()).code == 40
+
+
+def test_exit_status_is_what_a_shell_would_say() -> None:
+    assert [exit_status(code) for code in (0, 7, -9, -15)] == [0, 7, 137, 143]
