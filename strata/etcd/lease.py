@@ -77,6 +77,8 @@ class Leases:
             except Unavailable:
                 self._drop(blame=True)
                 failures += 1
+                if renewals.closed:
+                    raise
             # bounded by the caller's timeout
             await renewals.timing.sleep(renewals.timing.pause_s(failures))
 
