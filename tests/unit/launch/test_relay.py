@@ -1,0 +1,327 @@
+"""The relay between ranks and the session upward, over links in memory and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
+from strata.launch.environment import Place
+from strata.launch.relay import Relay
+from strata.session.served import serve
+from strata.testing.links import MemoryLink, pair
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.common_pb2 import Token
+from strata.v1.members_pb2 import RankProgress
+from strata.v1.session_pb2 import Down, Up, WorldUpdate
+from strata.v1.worlds_pb2 import GetWorldResponse, World, WorldMember
+from strata.wire.status import unpack
+
+GRACE_S = 1.0
+
+
+@dataclass(slots=True)
+class FakeUpstream:
+    token: Token = field(default_factory=lambda: Token(uid="u", revision=9))
+    world: WorldUpdate | None = None
+    connected: bool = True
+    arrived: list[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(default_factory=list)
+    told: list[tuple[int, list[int]]] = field(default_factory=list)
+    asked: list[Message] = field(default_factory=list)
+    answer: Message | StrataError = field(default_factory=GetWorldResponse)
+
+    def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
+        outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()
+        self.arrived.append((arrival, outcome))
+        return outcome
+
+    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        self.told.append((generation, [r.rank for r in ranks]))
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        self.asked.append(request)
+        if isinstance(self.answer, StrataError):
+            raise self.answer
+        return self.answer
+
+
+def place(generation: int, *, first_rank: int = 2, slots: int = 2) -> Place:
+    return Place(
+        job="j",
+        worker_id="w",
+        world=World(generation=generation, size=4),
+        member=WorldMember(incarnation=77, first_rank=first_rank, slots=slots),
+        master_addr="",
+        master_port=0,
+        socket="",
+        endpoints="",
+        detect_s=5.0,
+    )
+
+
+class Node:
+    """A relay, the session it thinks it has, and whom it reported as silent."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.upstream = FakeUpstream()
+        self.silent: list[tuple[int, int]] = []
+        self.relay = Relay(
+            self.upstream,
+            worker_id="w",
+            detect_s=5.0,
+            grace_s=GRACE_S,
+            on_silent=lambda rank, generation: self.silent.append((rank, generation)),
+        )
+        self.relay.set_place(place(1))
+        self._tasks = tasks
+        self._links: list[MemoryLink] = []
+
+    async def dial(self, rank: int, *, generation: int = 1, job: str = "j", worker: str = "w") -> MemoryLink:
+        """Open a session as a rank does; what comes down is read by the caller."""
+        ours, theirs = pair()
+        self._tasks.create_task(serve(theirs, self.relay.accept))
+        self._links.append(ours)
+        hello = {"job": job, "worker_id": worker, "generation": generation, "rank": rank}
+        ours.send(up(hello={"rank": hello}))
+        return ours
+
+    async def attached(self, rank: int, *, generation: int = 1) -> MemoryLink:
+        """Open a session and return its link after the welcome."""
+        link = await self.dial(rank, generation=generation)
+        assert (await link.recv()).WhichOneof("message") == "welcome"
+        return link
+
+    def hang_up(self) -> None:
+        for link in self._links:
+            link.close()
+
+
+def up(**message: Any) -> Up:
+    """Nested messages as dicts, which protobuf takes and its types do not know."""
+    return Up(**message)
+
+
+def arrivals(rank: int, *, generation: int = 1, ranks: Sequence[int] | None = None) -> Up:
+    one = Arrival(job="j", name="b", generation=generation, round=4, ranks=ranks or [rank])
+    return up(arrivals={"arrivals": [one]})
+
+
+async def news(link: MemoryLink) -> Down:
+    """Return the next message that is no tick."""
+    while True:
+        down = await link.recv()
+        assert isinstance(down, Down)
+        if down.WhichOneof("message") != "tick":
+            return down
+
+
+@asynccontextmanager
+async def node() -> AsyncIterator[Node]:
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        it = Node(tasks)
+        stack.callback(it.hang_up)
+        yield it
+
+
+@in_virtual_time()
+async def test_a_rank_is_welcomed_and_told_the_world() -> None:
+    async with node() as it:
+        it.upstream.world = WorldUpdate(world=World(generation=1, size=4))
+        link = await it.dial(3)
+        welcome = (await link.recv()).welcome
+        assert (welcome.incarnation, welcome.replica, welcome.detect_s) == (77, "w", 5.0)
+        assert (welcome.token.uid, welcome.token.revision) == ("u", 9)
+        assert (await link.recv()).world.world.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("hello", "refusal"),
+    [
+        ({"rank": 2, "generation": 2}, StaleGeneration),
+        ({"rank": 4}, Refused),
+        ({"rank": 2, "job": "other"}, Refused),
+        ({"rank": 2, "worker": "other"}, Refused),
+    ],
+)
+@in_virtual_time()
+async def test_others_are_refused(hello: dict[str, Any], refusal: type[StrataError]) -> None:
+    async with node() as it:
+        link = await it.dial(**hello)
+        with pytest.raises(refusal):
+            await link.recv()
+
+
+@in_virtual_time()
+async def test_nobody_is_let_in_between_two_generations() -> None:
+    async with node() as it:
+        it.relay.set_place(None)
+        link = await it.dial(2)
+        with pytest.raises(StaleGeneration, match="none"):
+            await link.recv()
+
+
+@in_virtual_time()
+async def test_only_ranks_are_served() -> None:
+    async with node() as it:
+        ours, theirs = pair()
+        served = asyncio.create_task(serve(theirs, it.relay.accept))
+        ours.send(up(hello={"member": {"worker_id": "w"}}))
+        with pytest.raises(InvalidArgument, match="only ranks"):
+            await ours.recv()
+        await served
+
+
+@in_virtual_time()
+async def test_arrivals_go_up_and_outcomes_come_down_to_every_rank_of_the_generation() -> None:
+    async with node() as it:
+        two, three = await it.attached(2), await it.attached(3)
+        two.send(arrivals(2))
+        three.send(up(tick={"sequence": 1}))
+        await asyncio.sleep(0.1)
+        ((arrival, _),) = it.upstream.arrived
+        assert (arrival.name, arrival.round, list(arrival.ranks)) == ("b", 4, [2])
+        it.relay.on_outcome(BarrierOutcome(name="b", generation=1, round=4))
+        it.relay.on_outcome(BarrierOutcome(name="of another", generation=2, round=1))
+        it.relay.on_outcome(BarrierOutcome(name="b", generation=1, round=5))
+        for link in (two, three):
+            rounds = [(await news(link)).outcomes.outcomes[0].round for _ in range(2)]
+            assert rounds == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [arrivals(2, ranks=[3]), arrivals(2, ranks=[2, 3]), arrivals(2, generation=2)],
+    ids=["another's", "another's too", "of another generation"],
+)
+@in_virtual_time()
+async def test_a_rank_arrives_for_itself_only(message: Up) -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.send(message)
+        refused = (await news(link)).arrival_refused
+        assert isinstance(unpack(refused.error), InvalidArgument)
+        assert (refused.name, refused.round) == ("b", 4)
+        assert not it.upstream.arrived
+
+
+@in_virtual_time()
+async def test_what_is_refused_above_is_refused_below() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.send(arrivals(2))
+        await asyncio.sleep(0.1)
+        it.upstream.arrived[0][1].set_exception(Refused("other participants"))
+        refused = (await news(link)).arrival_refused
+        assert unpack(refused.error).message == "other participants"
+        assert list(refused.ranks) == [2]
+
+
+@in_virtual_time()
+async def test_calls_are_answered_by_who_is_above_and_refusals_stay_themselves() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        it.upstream.answer = GetWorldResponse(world=World(generation=5))
+        link.send(up(call={"id": 11, "get_world": {"job": "j"}}))
+        reply = (await news(link)).reply
+        assert (reply.id, reply.get_world.world.generation, reply.token.revision) == (11, 5, 9)
+        it.upstream.answer = Refused("not now")
+        link.send(up(call={"id": 12, "get_world": {"job": "j"}}))
+        reply = (await news(link)).reply
+        assert (reply.id, unpack(reply.error).message) == (12, "not now")
+        link.send(up(call={"id": 13}))
+        assert isinstance(unpack((await news(link)).reply.error), InvalidArgument)
+        assert len(it.upstream.asked) == 2
+
+
+@in_virtual_time()
+async def test_a_rank_cannot_report_an_end() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.send(up(rank_exit={"id": 1, "rank": 3, "generation": 1}))
+        assert isinstance(unpack((await news(link)).reply.error), Refused)
+
+
+@in_virtual_time()
+async def test_progress_goes_up_for_oneself_in_this_generation() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        for generation, ranks in ((1, [2, 3]), (2, [2]), (1, [3]), (1, [2])):
+            told = [{"rank": r} for r in ranks]
+            link.send(up(progress={"generation": generation, "ranks": told}))
+        await asyncio.sleep(0.1)
+        assert it.upstream.told == [(1, [2]), (1, [2])]
+
+
+@in_virtual_time()
+async def test_a_newer_world_and_checkpoints_reach_the_ranks_of_the_old() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        it.relay.on_checkpoint(Checkpoint(generation=1, step=20))
+        it.relay.on_checkpoint(Checkpoint(generation=2, step=30))
+        it.relay.set_place(None)
+        it.relay.on_world(WorldUpdate(world=World(generation=2)))
+        assert (await news(link)).checkpoint.step == 20
+        assert (await news(link)).world.world.generation == 2
+
+
+@in_virtual_time()
+async def test_a_rank_that_stays_away_is_silent() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.break_off()
+        await asyncio.sleep(GRACE_S * 0.9)
+        assert it.silent == []
+        await asyncio.sleep(GRACE_S * 0.2)
+        assert it.silent == [(2, 1)]
+
+
+@in_virtual_time()
+async def test_a_rank_that_comes_back_within_the_grace_is_not() -> None:
+    async with node() as it:
+        (await it.attached(2)).break_off()
+        await asyncio.sleep(GRACE_S * 0.9)
+        await it.attached(2)
+        await asyncio.sleep(GRACE_S * 5)
+        assert it.silent == []
+
+
+@in_virtual_time()
+async def test_a_rank_that_left_or_belongs_to_the_past_is_not() -> None:
+    async with node() as it:
+        left, of_the_past = await it.attached(2), await it.attached(3)
+        left.send(up(leave={"reason": "done"}))
+        assert await left.recv() is None
+        of_the_past.break_off()
+        await asyncio.sleep(GRACE_S * 0.5)
+        it.relay.set_place(place(2))
+        await asyncio.sleep(GRACE_S * 5)
+        assert it.silent == []
+
+
+@in_virtual_time()
+async def test_a_second_session_of_a_rank_takes_over_from_the_first() -> None:
+    async with node() as it:
+        first = await it.attached(2)
+        second = await it.attached(2)
+        assert await first.recv() is None
+        it.relay.on_checkpoint(Checkpoint(generation=1, step=20))
+        assert (await news(second)).checkpoint.step == 20
+        await asyncio.sleep(GRACE_S * 5)
+        assert it.silent == []
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@in_virtual_time()
+async def test_ticks_say_whether_a_coordinator_serves(connected: bool) -> None:
+    async with node() as it:
+        it.upstream.connected = connected
+        link = await it.attached(2)
+        assert (await link.recv()).tick.ready is connected
