@@ -9,17 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata.client.coordinator import CoordinatorClient as CoordinatorClient
+    from strata.client.datasets import DatasetRegistry as DatasetRegistry
     from strata.client.endpoints import Endpoint as Endpoint
     from strata.client.endpoints import parse_endpoints as parse_endpoints
+    from strata.client.joining import connect as connect
     from strata.client.member import MemberSession as MemberSession
     from strata.client.member import RankSession as RankSession
+    from strata.client.rank import RankClient as RankClient
     from strata.client.session import SessionObserver as SessionObserver
 
 _HOME = {
+    "CoordinatorClient": "coordinator",
+    "DatasetRegistry": "datasets",
     "Endpoint": "endpoints",
     "MemberSession": "member",
+    "RankClient": "rank",
     "RankSession": "member",
     "SessionObserver": "session",
+    "connect": "joining",
     "parse_endpoints": "endpoints",
 }
 

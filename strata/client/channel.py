@@ -4,15 +4,14 @@ A channel is made fresh for each connection, with a subchannel pool of its own: 
 otherwise share one connection, and its backoff, between all channels to an address. Its own
 retries are off, because a call whose outcome is unknown is repeated only by who knows that it may
 be (PROTOCOLS 2.3). Proxies from the environment are not used: one that answers pings would hide a
-death. Both sides ping: a replica whose host is gone is left within `KeepAlive.limit_s`.
+death. Both sides ping: a replica whose host is gone is left within `detect_s`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
 import grpc
@@ -20,6 +19,7 @@ import grpc.aio
 
 from strata.client import fork
 from strata.client.endpoints import Endpoint
+from strata.core.timing import Timing
 from strata.errors import Unavailable
 from strata.session.link import Link
 from strata.v1.session_pb2 import Down, Up
@@ -31,45 +31,22 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 CONNECT_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepAlive:
-    """How soon this side finds out that the other side's host or process stopped."""
-
-    time_ms: int = 1000
-    timeout_ms: int = 2000
-
-    @property
-    def limit_s(self) -> float:
-        return (self.time_ms + self.timeout_ms) / 1000
-
-
-def channel_options(keepalive: KeepAlive | None) -> list[tuple[str, int | str]]:
-    """Return the options of every channel of ours; without `keepalive` it sends no pings."""
-    options: list[tuple[str, int | str]] = [
+def channel_options(timing: Timing | None) -> list[tuple[str, int]]:
+    """Return the options of every channel of ours; without `timing` it sends no pings."""
+    return [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        *(timing.client_options() if timing is not None else ()),
     ]
-    if keepalive is not None:
-        options += [
-            ("grpc.keepalive_time_ms", keepalive.time_ms),
-            ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
-        ]
-    return options
 
 
 @asynccontextmanager
 async def connected(
-    endpoint: Endpoint, *, keepalive: KeepAlive | None = None, connect_s: float = CONNECT_S
+    endpoint: Endpoint, *, timing: Timing | None = None, connect_s: float = CONNECT_S
 ) -> AsyncIterator[grpc.aio.Channel]:
     """Have a channel that has reached `endpoint`, or has failed to and lets calls say why.
 
@@ -78,7 +55,7 @@ async def connected(
     """
     fork.refuse_in_child()
     with fork.guarding(endpoint):
-        async with grpc.aio.insecure_channel(endpoint.target, options=channel_options(keepalive)) as channel:
+        async with grpc.aio.insecure_channel(endpoint.target, options=channel_options(timing)) as channel:
             try:
                 async with asyncio.timeout(connect_s):
                     await _settled(channel)
@@ -94,26 +71,18 @@ async def _settled(channel: grpc.aio.Channel) -> None:
         state = channel.get_state(try_to_connect=True)
 
 
-@asynccontextmanager
-async def dial_coordinator(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
-    """Open a session's stream to a coordinator replica."""
-    async with _session(endpoint, KeepAlive()) as link:
-        yield link
+def dialer(timing: Timing | None) -> Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]:
+    """Return how a session's stream to an endpoint is opened, pinged as `timing` says.
 
-
-@asynccontextmanager
-async def dial_supervisor(endpoint: Endpoint) -> AsyncIterator[Link[Down, Up]]:
-    """Open a session's stream to the supervisor on the same host.
-
-    Without pings of ours: the supervisor sends them, and when it dies the kernel closes the socket.
+    Without `timing` there are no pings of ours: a rank's supervisor is on the same host and sends
+    its own, and when it dies the kernel closes the socket.
     """
-    async with _session(endpoint, None) as link:
-        yield link
+    return lambda endpoint: _session(endpoint, timing)
 
 
 @asynccontextmanager
-async def _session(endpoint: Endpoint, keepalive: KeepAlive | None) -> AsyncIterator[Link[Down, Up]]:
-    async with connected(endpoint, keepalive=keepalive) as channel:
+async def _session(endpoint: Endpoint, timing: Timing | None) -> AsyncIterator[Link[Down, Up]]:
+    async with connected(endpoint, timing=timing) as channel:
         with translated(str(endpoint)):
             call: Any = SessionsStub(channel).Session()
             async with dialled(call, str(endpoint)) as link:

@@ -38,19 +38,21 @@ _user: int | None = None
 _forked_from: int | None = None
 
 
-def allow_grpc() -> None:
-    """Raise `ConfigError` unless grpc may be used here: no fork of a user, fork handlers off.
-
-    From then on a forked child is refused.
-    """
-    global _user  # noqa: PLW0603  # a fact about the process
-    refuse_in_child()
+def check_import_order() -> None:
+    """Raise `ConfigError` if grpc was imported with its fork handlers on."""
     if os.environ.get(_SETTING, "").lower() not in {"0", "false"}:
         raise ConfigError(
             f"grpc was imported before strata, and {_SETTING} is not 0:"
             " a forked child (a DataLoader worker) would crash",
             hint=f"import strata before grpc, or set {_SETTING}=0 in the environment",
         )
+
+
+def allow_grpc() -> None:
+    """Raise `ConfigError` unless grpc may be used here; from now on a forked child may not use it."""
+    global _user  # noqa: PLW0603  # a fact about the process
+    refuse_in_child()
+    check_import_order()
     _user = os.getpid()
 
 

@@ -30,6 +30,7 @@ class BackgroundLoop:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
         self._stopped = False
+        self._last_acts: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._thread = threading.Thread(target=self._main, name="strata", daemon=True)
         self._thread.start()
 
@@ -68,13 +69,22 @@ class BackgroundLoop:
         self._check()
         self._loop.call_soon_threadsafe(callback)
 
+    def at_stop(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have `act` run in the loop before it stops, for at most `STOP_S` together with others."""
+        self._last_acts.append(act)
+
+    def forget_at_stop(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Take back an `at_stop`."""
+        if act in self._last_acts:
+            self._last_acts.remove(act)
+
     def stop(self) -> None:
         """Cancel everything that runs in the loop and end the thread. Idempotent."""
         if self._stopped or os.getpid() != self._pid:
             return
         self._stopped = True
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_S)
+        self._thread.join(3 * STOP_S)
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -91,11 +101,14 @@ class BackgroundLoop:
             self._loop.close()
 
     async def _end(self) -> None:
+        acts = [asyncio.ensure_future(act()) for act in self._last_acts]
+        if acts:
+            await asyncio.wait(acts, timeout=STOP_S)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=STOP_S / 2)
+            await asyncio.wait(tasks, timeout=STOP_S)
         await self._loop.shutdown_asyncgens()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from strata.client.channel import dial_coordinator, dial_supervisor
+from strata.client.channel import dialer
 from strata.client.endpoints import Endpoint, Route
 from strata.client.session import Dial, Pace, Session, SessionObserver
+from strata.core.timing import Timing
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Hello, RankHello
@@ -17,6 +18,8 @@ class MemberSession(Session):
     """Be a member of a job, over whichever of `endpoints` serves.
 
     `registration` names the job, the worker and its boot; its incarnation is filled in here.
+    `timing` says how soon a replica whose host is gone is left: by default within 5 s. `dial`
+    replaces the transport.
     """
 
     def __init__(
@@ -26,7 +29,8 @@ class MemberSession(Session):
         observer: SessionObserver,
         *,
         rng: random.Random,
-        dial: Dial = dial_coordinator,
+        timing: Timing | None = None,
+        dial: Dial | None = None,
         pace: Pace | None = None,
     ) -> None:
         def introduce(token: Token, incarnation: int) -> Hello:
@@ -36,7 +40,11 @@ class MemberSession(Session):
             return Hello(token=token, member=member)
 
         super().__init__(
-            introduce=introduce, route=Route(endpoints, rng), dial=dial, observer=observer, pace=pace
+            introduce=introduce,
+            route=Route(endpoints, rng),
+            dial=dial or dialer(timing or Timing.derive()),
+            observer=observer,
+            pace=pace,
         )
 
 
@@ -50,12 +58,16 @@ class RankSession(Session):
         observer: SessionObserver,
         *,
         rng: random.Random,
-        dial: Dial = dial_supervisor,
+        dial: Dial | None = None,
         pace: Pace | None = None,
     ) -> None:
         def introduce(token: Token, incarnation: int) -> Hello:
             return Hello(token=token, rank=rank)
 
         super().__init__(
-            introduce=introduce, route=Route((socket,), rng), dial=dial, observer=observer, pace=pace
+            introduce=introduce,
+            route=Route((socket,), rng),
+            dial=dial or dialer(None),
+            observer=observer,
+            pace=pace,
         )

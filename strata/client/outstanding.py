@@ -10,31 +10,33 @@ Times are `loop.time()`, given by the caller.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 
-from strata.errors import InvalidArgument, StaleGeneration, StrataError
+from strata.core.arrivals import payload_limit
+from strata.core.ids import checked_id
+from strata.errors import InvalidArgument, QuotaExceeded, StaleGeneration, StrataError
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 
-MAX_PAYLOAD_BYTES = 4096
 
-
-@dataclass(frozen=True, slots=True)
-class RoundKey:
-    """One round of one barrier."""
+class RoundKey(NamedTuple):
+    """One round of one barrier of this session's job."""
 
     name: str
     generation: int
     round: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Arrived:
     payload: bytes
     phase: str
-    at: float
+    at_s: float
+    deadline_s: float
     sent: bool = False
 
 
@@ -42,9 +44,16 @@ class _Arrived:
 class _OpenRound:
     job: str
     participants: tuple[int, ...]
-    timeout_ms: int
-    outcome: asyncio.Future[BarrierOutcome]
     ranks: dict[int, _Arrived] = field(default_factory=dict)
+    waiting: dict[frozenset[int], asyncio.Future[BarrierOutcome]] = field(default_factory=dict)
+
+    def fail(self, ranks: Iterable[int], error: StrataError) -> None:
+        """Forget the arrivals of `ranks`, and tell who waits for them."""
+        gone = set(ranks)
+        for rank in gone:
+            self.ranks.pop(rank, None)
+        for group in [group for group in self.waiting if group & gone]:
+            _fail(self.waiting.pop(group), error)
 
 
 class OpenArrivals:
@@ -56,46 +65,47 @@ class OpenArrivals:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    def add(self, arrival: Arrival, now: float) -> asyncio.Future[BarrierOutcome]:
+    def add(self, arrival: Arrival, now_s: float, size: int) -> asyncio.Future[BarrierOutcome]:
         """Keep the arrival until its round ends, and return the future of that end.
 
-        Arrivals of several ranks at one round share the future; the same rank again changes
-        nothing. `InvalidArgument` when the arrival contradicts itself or an earlier one.
+        Arriving again changes nothing and returns the same future. `size` is that of the world,
+        or 0 if unknown. `InvalidArgument` when the arrival contradicts itself, or one before it.
         """
-        _check(arrival)
+        _check(arrival, size)
         key = RoundKey(arrival.name, arrival.generation, arrival.round)
         open_round = self._rounds.get(key)
         if open_round is None:
-            open_round = self._rounds[key] = _OpenRound(
-                job=arrival.job,
-                participants=tuple(arrival.participants),
-                timeout_ms=arrival.timeout_ms,
-                outcome=asyncio.get_running_loop().create_future(),
-            )
+            open_round = _OpenRound(job=arrival.job, participants=tuple(arrival.participants))
+            self._rounds[key] = open_round
         elif open_round.participants != tuple(arrival.participants):
             raise InvalidArgument(
                 f"barrier {arrival.name!r} round {arrival.round} was begun with other participants",
                 hint="give a barrier of other ranks another name",
             )
-        since = now - arrival.age_ms / 1000
+        at_s = now_s - arrival.age_ms / 1000
         for i, rank in enumerate(arrival.ranks):
             open_round.ranks.setdefault(
                 rank,
                 _Arrived(
                     payload=arrival.payloads[i] if arrival.payloads else b"",
                     phase=arrival.phases[i] if arrival.phases else "",
-                    at=since,
+                    at_s=at_s,
+                    deadline_s=at_s + arrival.timeout_ms / 1000 if arrival.timeout_ms else math.inf,
                 ),
             )
-        return open_round.outcome
+        group = frozenset(arrival.ranks)
+        outcome = open_round.waiting.get(group)
+        if outcome is None or outcome.done():
+            outcome = open_round.waiting[group] = asyncio.get_running_loop().create_future()
+        return outcome
 
-    def unsent(self, now: float) -> list[Arrival]:
+    def unsent(self, now_s: float) -> list[Arrival]:
         """Return, one message a round, the arrivals not sent on this connection yet."""
         messages = []
         for key, open_round in self._rounds.items():
             ranks = sorted(rank for rank, arrived in open_round.ranks.items() if not arrived.sent)
             if ranks:
-                messages.append(_message(key, open_round, ranks, now))
+                messages.append(_message(key, open_round, ranks, now_s))
         return messages
 
     def disconnected(self) -> None:
@@ -106,28 +116,34 @@ class OpenArrivals:
 
     def end(self, outcome: BarrierOutcome) -> None:
         """Give the round its outcome; one that is not awaited here is no error."""
-        key = RoundKey(outcome.name, outcome.generation, outcome.round)
-        open_round = self._rounds.pop(key, None)
-        if open_round is not None and not open_round.outcome.done():
-            open_round.outcome.set_result(outcome)
+        open_round = self._rounds.pop(RoundKey(outcome.name, outcome.generation, outcome.round), None)
+        for future in open_round.waiting.values() if open_round is not None else ():
+            if not future.done():
+                future.set_result(outcome)
+
+    def refuse(self, key: RoundKey, ranks: Iterable[int], error: StrataError) -> None:
+        """End the arrival of these ranks with `error`; the round goes on without it."""
+        open_round = self._rounds.get(key)
+        if open_round is not None:
+            open_round.fail(ranks, error)
+            if not open_round.ranks:
+                del self._rounds[key]
 
     def end_before(self, generation: int) -> None:
         """End the rounds of generations older than `generation` with `StaleGeneration`."""
-        stale = [key for key in self._rounds if key.generation < generation]
-        for key in stale:
-            _fail(
-                self._rounds.pop(key).outcome,
-                StaleGeneration(
-                    f"generation {key.generation} ended while barrier {key.name!r} was open;"
-                    f" the world is at generation {generation}"
-                ),
+        for key in [key for key in self._rounds if key.generation < generation]:
+            open_round = self._rounds.pop(key)
+            error = StaleGeneration(
+                f"generation {key.generation} ended while barrier {key.name!r} was open;"
+                f" the world is at generation {generation}"
             )
+            open_round.fail(tuple(open_round.ranks), error)
 
     def fail(self, error: StrataError) -> None:
         """End every round with `error`: the session is over."""
         rounds, self._rounds = self._rounds, {}
         for open_round in rounds.values():
-            _fail(open_round.outcome, error)
+            open_round.fail(tuple(open_round.ranks), error)
 
 
 @dataclass(slots=True)
@@ -190,11 +206,16 @@ def _fail(future: asyncio.Future[BarrierOutcome] | asyncio.Future[Message], erro
         future.exception()  # it may be that nobody waits (any more); that is no loss
 
 
-def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now: float) -> Arrival:
-    """Return one arrival for all of `ranks`, as old as the oldest, and count them as sent."""
+def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now_s: float) -> Arrival:
+    """Return one arrival for all of `ranks`, and count them as sent.
+
+    It is as old as the oldest of them, and times out when the first of them does.
+    """
     arrived = [open_round.ranks[rank] for rank in ranks]
     for one in arrived:
         one.sent = True
+    since_s = min(a.at_s for a in arrived)
+    deadline_s = min(a.deadline_s for a in arrived)
     return Arrival(
         job=open_round.job,
         name=key.name,
@@ -203,23 +224,23 @@ def _message(key: RoundKey, open_round: _OpenRound, ranks: Sequence[int], now: f
         ranks=ranks,
         payloads=[a.payload for a in arrived] if any(a.payload for a in arrived) else (),
         participants=open_round.participants,
-        age_ms=max(0, round(1000 * (now - min(a.at for a in arrived)))),
-        timeout_ms=open_round.timeout_ms,
+        age_ms=max(0, round(1000 * (now_s - since_s))),
+        timeout_ms=0 if deadline_s == math.inf else max(1, round(1000 * (deadline_s - since_s))),
         phases=[a.phase for a in arrived] if any(a.phase for a in arrived) else (),
     )
 
 
-def _check(arrival: Arrival) -> None:
-    def parallel(values: Iterable[object]) -> bool:
-        return len(list(values)) in {0, len(arrival.ranks)}
-
-    if not arrival.ranks or not parallel(arrival.payloads) or not parallel(arrival.phases):
+def _check(arrival: Arrival, size: int) -> None:
+    checked_id("barrier", arrival.name)
+    count = len(arrival.ranks)
+    if not count or len(arrival.payloads) not in {0, count} or len(arrival.phases) not in {0, count}:
         raise InvalidArgument("an arrival names its ranks, with a payload and a phase each or none")
     if arrival.participants and not set(arrival.ranks) <= set(arrival.participants):
         raise InvalidArgument(f"ranks {list(arrival.ranks)} do not take part in barrier {arrival.name!r}")
+    limit = payload_limit(len(arrival.participants) or size)
     for payload in arrival.payloads:
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise InvalidArgument(
-                f"a barrier payload has at most {MAX_PAYLOAD_BYTES} bytes, not {len(payload)}",
+        if len(payload) > limit:
+            raise QuotaExceeded(
+                f"a payload of {len(payload)} bytes at barrier {arrival.name!r}: here a rank may bring {limit}",
                 hint="put the data into a file and pass its name",
             )

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from strata import errors
 from strata.client.endpoints import Endpoint, Route
-from strata.client.outstanding import OpenArrivals, OpenCalls
+from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.errors import StrataError, Unavailable
 from strata.session.link import Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -51,18 +51,6 @@ Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
 """Opens a stream to an endpoint; a connection that cannot be made is `Unavailable`."""
 
 LEAVE_S: Final = 5.0
-
-_FINAL: Final = (
-    errors.StaleIncarnation,
-    errors.StaleGeneration,
-    errors.ClusterReplaced,
-    errors.ConfigError,
-    errors.InvalidArgument,
-    errors.Conflict,
-    errors.JobFailed,
-)
-"""With these the end of a stream ends the session: every replica would say the same. All others
-(a full etcd, a bug in one replica) are met by going on elsewhere: losing coordinators ends nobody."""
 
 _REQUEST_FIELD: Final[dict[type[Message], str]] = {
     type(getattr(Call(), field.name)): field.name
@@ -99,6 +87,19 @@ class Pace:
     coalesce_s: float = 0.0
     progress_s: float = 0.1
     retry_s: float = 0.2
+
+
+def _is_final(error: StrataError, *, welcomed: bool) -> bool:
+    """Tell whether the end of a stream with `error` ends the session: all replicas would say so.
+
+    A full etcd, a bug in one replica, and, once a coordinator has welcomed us, a stranger on one
+    of their ports are met by going on elsewhere: losing coordinators ends nobody.
+    """
+    if error.retryable or type(error) is StrataError:
+        return False
+    if isinstance(error, errors.QuotaExceeded | errors.OutcomeUnknown):
+        return False
+    return not (welcomed and isinstance(error, errors.ConfigError | errors.NotFound))
 
 
 class _Leaving(Exception):
@@ -161,8 +162,8 @@ class Session:
     def arrive(self, arrival: Arrival) -> asyncio.Future[BarrierOutcome]:
         """Arrive at a round and return the future of its outcome.
 
-        The future ends with the outcome, whatever its result; with `StaleGeneration` once a newer
-        world is known; or with what ended the session. Cancelling it does not take the arrival
+        The future ends with the outcome, whatever its result; with the refusal of this arrival;
+        with `StaleGeneration` once a newer world is known; or with what ended the session. Cancelling it does not take the arrival
         back; arriving again returns the same future.
         """
         self._check_open()
@@ -171,7 +172,8 @@ class Session:
                 f"barrier {arrival.name!r} is of generation {arrival.generation},"
                 f" the world is at generation {self.world.world.generation}"
             )
-        outcome = self._arrivals.add(arrival, self._now())
+        size = self.world.world.size if self.world is not None else 0
+        outcome = self._arrivals.add(arrival, self._now(), size)
         self._flush_soon("arrivals", self._pace.coalesce_s, self._flush_arrivals)
         return outcome
 
@@ -252,7 +254,7 @@ class Session:
             return
         except StrataError as error:
             trouble = error
-            if isinstance(error, _FINAL):
+            if _is_final(error, welcomed=self.welcome is not None):
                 self._finish(error)
         finally:
             self._link = None
@@ -293,6 +295,10 @@ class Session:
                 for outcome in down.outcomes.outcomes:
                     self._observer.on_outcome(outcome)
                     self._arrivals.end(outcome)
+            case "arrival_refused":
+                refused = down.arrival_refused
+                key = RoundKey(refused.name, refused.generation, refused.round)
+                self._arrivals.refuse(key, refused.ranks, unpack(refused.error))
             case "checkpoint":
                 self._observer.on_checkpoint(down.checkpoint)
             case "reply":

@@ -1,0 +1,75 @@
+"""Strata: a highly available control plane for distributed model training.
+
+    import strata
+    with strata.connect() as client:             # this process's rank, in a world
+        client.barrier("ready")
+
+Names are imported when they are first used: importing this package is cheap and imports no grpc.
+It also has to come first, because gRPC reads `GRPC_ENABLE_FORK_SUPPORT` once, when it is imported,
+and unless it is 0 then, forked DataLoader workers of a process with a session crash.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+if "grpc" not in sys.modules:
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Otherwise it is left as it is, and `strata.client.fork` says what is wrong before grpc is used.
+
+_HOME = {
+    "CheckpointManager": "client.checkpoints",
+    "CheckpointManagerConfig": "client.checkpoints",
+    "CheckpointType": "core.records",
+    "CoordinatorClient": "client.coordinator",
+    "DatasetRegistry": "client.datasets",
+    "RankClient": "client.rank",
+    "connect": "client.joining",
+    **dict.fromkeys(
+        (
+            "BarrierBroken",
+            "BarrierTimeout",
+            "CheckpointAborted",
+            "CheckpointCorrupt",
+            "CheckpointError",
+            "CheckpointNotFound",
+            "ClusterReplaced",
+            "ConfigError",
+            "Conflict",
+            "InvalidArgument",
+            "JobFailed",
+            "NotFound",
+            "NotLeader",
+            "OutcomeUnknown",
+            "QuotaExceeded",
+            "Refused",
+            "StaleGeneration",
+            "StaleIncarnation",
+            "StorageError",
+            "StrataError",
+            "Unavailable",
+        ),
+        "errors",
+    ),
+}
+"""Where each public name lives. `__init__.pyi` says the same to type checkers."""
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if home in {"client.coordinator", "client.datasets", "client.joining", "client.rank"}:
+        import_module("strata.client.fork").check_import_order()
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,27 @@
+# What `__init__.py` imports when it is first used, for type checkers.
+from strata.client.coordinator import CoordinatorClient as CoordinatorClient
+from strata.client.datasets import DatasetRegistry as DatasetRegistry
+from strata.client.joining import connect as connect
+from strata.client.rank import RankClient as RankClient
+from strata.core.records import CheckpointType as CheckpointType
+from strata.errors import BarrierBroken as BarrierBroken
+from strata.errors import BarrierTimeout as BarrierTimeout
+from strata.errors import CheckpointAborted as CheckpointAborted
+from strata.errors import CheckpointCorrupt as CheckpointCorrupt
+from strata.errors import CheckpointError as CheckpointError
+from strata.errors import CheckpointNotFound as CheckpointNotFound
+from strata.errors import ClusterReplaced as ClusterReplaced
+from strata.errors import ConfigError as ConfigError
+from strata.errors import Conflict as Conflict
+from strata.errors import InvalidArgument as InvalidArgument
+from strata.errors import JobFailed as JobFailed
+from strata.errors import NotFound as NotFound
+from strata.errors import NotLeader as NotLeader
+from strata.errors import OutcomeUnknown as OutcomeUnknown
+from strata.errors import QuotaExceeded as QuotaExceeded
+from strata.errors import Refused as Refused
+from strata.errors import StaleGeneration as StaleGeneration
+from strata.errors import StaleIncarnation as StaleIncarnation
+from strata.errors import StorageError as StorageError
+from strata.errors import StrataError as StrataError
+from strata.errors import Unavailable as Unavailable

@@ -1,0 +1,214 @@
+"""`CoordinatorClient`: ask coordinators, and be a member by heartbeats, with plain calls."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Self
+
+from google.protobuf.message import Message
+
+from strata.client import loop
+from strata.client.endpoints import Endpoint, parse_endpoints
+from strata.client.unary import ATTEMPT_S, UnaryClient
+from strata.errors import InvalidArgument, NotFound
+from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
+from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
+from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest, ListCheckpointsRequest
+from strata.v1.members_pb2 import (
+    HeartbeatRequest,
+    LeaveRequest,
+    ListMembersRequest,
+    Member,
+    RegisterRequest,
+    RegisterResponse,
+    Registration,
+)
+from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
+from strata.v1.worlds_pb2 import (
+    GetJobRequest,
+    GetWorldRequest,
+    GetWorldResponse,
+    Job,
+    JobSpec,
+    ListJobsRequest,
+    World,
+)
+
+REGISTER_S: Final = 30.0
+"""A name that another process holds is kept waiting until that one is known dead or alive."""
+
+
+class CoordinatorClient:
+    """A blocking client of a cluster, for any thread.
+
+    Answers are the messages of `strata.v1`. Every call tries one endpoint after the other until
+    `timeout_s`, then raises `Unavailable`; all are safe to repeat. Nothing is connected before
+    the first call.
+
+    As a member it is the simple kind: `register` (or the first `heartbeat`) makes a worker of it,
+    and `heartbeat` keeps it alive. Trainers use `strata.connect()` instead, whose life is its
+    connection. Heartbeats of one client share a random boot id, so a second client with the same
+    worker id is another process to the cluster, and is refused while the first one lives.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint], *, job: str, timeout_s: float) -> None:
+        self.endpoints = tuple(endpoints)
+        self.job = job
+        self.timeout_s = timeout_s
+        self.boot = uuid.uuid4().hex
+        self._loop = loop.shared()
+        self._unary: UnaryClient | None = None
+        self._registered: dict[str, Registration] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def connect(
+        cls, endpoints: str | Iterable[str], *, job: str = "default", timeout_s: float = 10.0
+    ) -> Self:
+        """Return a client of the coordinators at `endpoints`: "a:50051,b:50051,c:50051"."""
+        return cls(parse_endpoints(endpoints), job=job, timeout_s=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Workers registered here stay, until their silence is noticed."""
+        unary, self._unary = self._unary, None
+        if unary is not None:
+            self._loop.call(unary.close())
+
+    def call(self, request: Message, *, timeout_s: float | None = None, attempt_s: float = ATTEMPT_S) -> Any:
+        """Return the response to any unary request of `strata.v1`."""
+        return self._loop.call(
+            self._call(request, self.timeout_s if timeout_s is None else timeout_s, attempt_s)
+        )
+
+    async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
+        if self._unary is None:
+            self._unary = UnaryClient(self.endpoints, random.Random())
+        return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
+
+    # -- reading
+
+    def status(self) -> GetStatusResponse:
+        """Return the replicas, the leader and etcd's members."""
+        answer: GetStatusResponse = self.call(GetStatusRequest())
+        return answer
+
+    def jobs(self) -> list[Job]:
+        """Return every job of the cluster."""
+        return list(self.call(ListJobsRequest()).jobs)
+
+    def job_status(self) -> Job:
+        """Return this client's job; `NotFound` when it does not exist."""
+        job: Job = self.call(GetJobRequest(job=self.job)).job
+        return job
+
+    def world(self) -> GetWorldResponse:
+        """Return the job's current world and its members."""
+        answer: GetWorldResponse = self.call(GetWorldRequest(job=self.job))
+        return answer
+
+    def members(self) -> list[Member]:
+        """Return the job's members, standbys included, and how far their ranks are."""
+        return list(self.call(ListMembersRequest(job=self.job)).members)
+
+    def barriers(self) -> ListBarriersResponse:
+        """Return the job's open barriers, and those that ended last."""
+        answer: ListBarriersResponse = self.call(ListBarriersRequest(job=self.job))
+        return answer
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return every checkpoint in the job's catalog."""
+        return list(self.call(ListCheckpointsRequest(job=self.job)).checkpoints)
+
+    def latest_checkpoint(self) -> Checkpoint:
+        """Return the newest committed checkpoint; `CheckpointNotFound` before the first."""
+        checkpoint: Checkpoint = self.call(GetCheckpointRequest(job=self.job, latest=True)).checkpoint
+        return checkpoint
+
+    def recovery(self, *, worker_id: str) -> RecoveryResponse:
+        """Return where a worker goes on from: world, ranks, checkpoint and shards."""
+        answer: RecoveryResponse = self.call(RecoveryRequest(job=self.job, worker_id=worker_id))
+        return answer
+
+    # -- being a member by heartbeats
+
+    def register(
+        self,
+        *,
+        worker_id: str,
+        slots: int = 1,
+        host: str | None = None,
+        devices: Iterable[str] = (),
+        spec: JobSpec | None = None,
+    ) -> RegisterResponse:
+        """Make `worker_id` a member of the job, which is created with `spec` if it is new.
+
+        The answer holds the incarnation, the current world, and `detect_s`, within which the next
+        heartbeat is due. Registering again is no error. `Conflict` when another process lives
+        under this name; `StaleIncarnation` when one has taken the place of this client's.
+        """
+        with self._lock:
+            known = self._registered.get(worker_id)
+        registration = Registration(
+            job=self.job,
+            worker_id=worker_id,
+            boot=self.boot,
+            host=socket.gethostname() if host is None else host,
+            slots=slots,
+            devices=devices,
+            pid=os.getpid(),
+            spec=spec,
+            incarnation=known.incarnation if known is not None else 0,
+        )
+        return self._register(registration)
+
+    def _register(self, registration: Registration) -> RegisterResponse:
+        answer: RegisterResponse = self.call(
+            RegisterRequest(registration=registration),
+            timeout_s=max(self.timeout_s, REGISTER_S),
+            attempt_s=REGISTER_S,
+        )
+        registration.incarnation = answer.incarnation
+        with self._lock:
+            self._registered[registration.worker_id] = registration
+        return answer
+
+    def heartbeat(self, *, worker_id: str) -> World:
+        """Say that `worker_id` is alive, and return the current world.
+
+        The first heartbeat of a worker that this client has not registered does that first, with
+        one slot. A worker that was given up for silence, and not replaced, is registered anew:
+        its incarnation changes, and the next world is one of a newcomer.
+        """
+        with self._lock:
+            known = self._registered.get(worker_id)
+        if known is None:
+            return self.register(worker_id=worker_id).world
+        request = HeartbeatRequest(
+            job=self.job, worker_id=worker_id, boot=self.boot, incarnation=known.incarnation
+        )
+        try:
+            world: World = self.call(request).world
+        except NotFound:
+            return self._register(known).world
+        return world
+
+    def leave(self, *, worker_id: str) -> None:
+        """End the membership of a worker that this client registered."""
+        with self._lock:
+            known = self._registered.get(worker_id)
+        if known is None:
+            raise InvalidArgument(f"this client did not register a worker {worker_id!r}")
+        self.call(LeaveRequest(job=self.job, worker_id=worker_id, incarnation=known.incarnation))
+        with self._lock:
+            self._registered.pop(worker_id, None)

@@ -1,0 +1,128 @@
+"""`DatasetRegistry`: which shards of a dataset are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from strata.client.coordinator import CoordinatorClient
+from strata.errors import ConfigError
+from strata.v1.datasets_pb2 import (
+    Dataset,
+    GetAssignmentRequest,
+    GetAssignmentResponse,
+    ListDatasetsRequest,
+    RegisterDatasetRequest,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One numbered file of a dataset. `uri` is "" when the dataset was registered without one."""
+
+    dataset: str
+    index: int
+    uri: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetAssignment:
+    """Whose shards are whose, as of one assignment epoch: it grows with every change.
+
+    `owners` holds every worker of the assignment, those without a shard too. It follows from
+    `workers`, the number of shards and the published `ring`, so anybody can compute it.
+    """
+
+    dataset: str
+    assign_epoch: int
+    generation: int
+    shards: int
+    ring: str
+    workers: tuple[str, ...]
+    owners: Mapping[str, tuple[int, ...]]
+
+
+class DatasetRegistry:
+    """A blocking client of a job's datasets, for any thread.
+
+    Takes the endpoints of `CoordinatorClient.connect`, and raises what its calls raise.
+    """
+
+    def __init__(
+        self, coordinator_url: str | Iterable[str], *, job: str = "default", timeout_s: float = 10.0
+    ) -> None:
+        self._client = CoordinatorClient.connect(coordinator_url, job=job, timeout_s=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def register(
+        self, name: str, *, shards: int, uri: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a dataset of `shards` files, or find it as it is.
+
+        `uri` names a shard's file with `{shard}` in the place of its number, formatted as by
+        `str.format`: "s3://bucket/part-{shard:05d}.parquet". `Conflict` when a dataset of this
+        name exists with another spec, `NotFound` when the job does not exist.
+        """
+        _file(uri, 0)
+        dataset = Dataset(name=name, shards=shards, uri=uri, metadata=metadata)
+        self._client.call(RegisterDatasetRequest(job=self._client.job, dataset=dataset))
+
+    def datasets(self) -> list[str]:
+        """Return the names of the job's datasets."""
+        answer = self._client.call(ListDatasetsRequest(job=self._client.job))
+        return [dataset.name for dataset in answer.datasets]
+
+    def assignment(self, dataset: str | None = None) -> DatasetAssignment:
+        """Return whose shards are whose; `dataset` may be left out when the job has only one.
+
+        `NotFound` when there is no such dataset, or no world to divide it among yet.
+        """
+        answer = self._ask(dataset, worker_id="")
+        owned = {worker: tuple(sorted(shards.index)) for worker, shards in answer.owners.items()}
+        return DatasetAssignment(
+            dataset=answer.dataset.name,
+            assign_epoch=answer.assign_epoch,
+            generation=answer.generation,
+            shards=answer.dataset.shards,
+            ring=answer.ring,
+            workers=tuple(answer.workers),
+            owners={worker: owned.get(worker, ()) for worker in answer.workers},
+        )
+
+    def get_assigned_shards(self, *, worker_id: str, dataset: str | None = None) -> list[Shard]:
+        """Return the shards of one worker in the order of their numbers.
+
+        `worker_id` names a member of the job, not a rank. Errors as of `assignment`.
+        """
+        answer = self._ask(dataset, worker_id=worker_id)
+        return [
+            Shard(dataset=answer.dataset.name, index=index, uri=_file(answer.dataset.uri, index))
+            for index in sorted(answer.owners[worker_id].index)
+        ]
+
+    def _ask(self, dataset: str | None, *, worker_id: str) -> GetAssignmentResponse:
+        answer: GetAssignmentResponse = self._client.call(
+            GetAssignmentRequest(job=self._client.job, dataset=dataset or "", worker_id=worker_id)
+        )
+        return answer
+
+
+def _file(uri: str, shard: int) -> str:
+    """Return the name of a shard's file; `ConfigError` when `uri` is no format of one."""
+    try:
+        return uri.format(shard=shard)
+    except (LookupError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{uri!r} is not the name of a shard's file: {error!r}",
+            hint="write {shard} for the number, other braces twice",
+        ) from None

@@ -1,0 +1,176 @@
+"""`strata.connect()`: this process's session, as its environment says or as the caller does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from google.protobuf import json_format
+
+from strata.client import loop
+from strata.client.endpoints import Endpoint, parse_endpoints
+from strata.client.member import MemberSession, RankSession
+from strata.client.rank import RankClient, RankPlace, Watcher, placed
+from strata.client.session import Session
+from strata.core.ids import checked_id
+from strata.errors import ConfigError, Unavailable
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import RankHello
+from strata.v1.worlds_pb2 import JobSpec, RestorePoint
+
+_SUPERVISED: Final = (
+    "STRATA_SOCKET",
+    "STRATA_JOB",
+    "STRATA_WORKER_ID",
+    "STRATA_GENERATION",
+    "RANK",
+    "WORLD_SIZE",
+)
+
+
+def connect(
+    endpoints: str | Iterable[str] | None = None,
+    *,
+    job: str | None = None,
+    worker_id: str | None = None,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    timeout_s: float = 300.0,
+) -> RankClient:
+    """Return this process's rank, once it is part of a world.
+
+    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the
+    process becomes a member of `job` (STRATA_JOB, else "default") with one rank, at `endpoints`
+    (STRATA_ENDPOINTS), under `worker_id` (STRATA_WORKER_ID, else made of the host's name and the
+    local rank, or the process id). The job is created with `min_workers` and `max_workers` (as
+    many) if it is new; the call returns once its world has formed with this process in it.
+
+    `ConfigError` when the environment says neither; `Unavailable` when the world, or any
+    coordinator, was not there within `timeout_s`; `Conflict` when another process lives under
+    this name; `JobFailed` when the job has ended.
+    """
+    environment = os.environ
+    background = loop.shared()
+    if endpoints is None and "STRATA_SOCKET" in environment:
+        return background.call(_attach(background, environment, timeout_s))
+    where = endpoints if endpoints is not None else environment.get("STRATA_ENDPOINTS")
+    if not where:
+        raise ConfigError(
+            "this process runs neither under `strata run` nor knows a coordinator",
+            hint='set STRATA_ENDPOINTS, or pass endpoints: strata.connect("host:50051")',
+        )
+    registration = Registration(
+        job=checked_id("job", job or environment.get("STRATA_JOB") or "default"),
+        worker_id=checked_id(
+            "worker", worker_id or environment.get("STRATA_WORKER_ID") or _own_name(environment)
+        ),
+        boot=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        slots=1,
+        pid=os.getpid(),
+        spec=JobSpec(min_workers=min_workers, max_workers=max_workers or min_workers),
+    )
+    return background.call(_join(background, parse_endpoints(where), registration, timeout_s))
+
+
+async def _attach(
+    background: loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float
+) -> RankClient:
+    """Attach to the supervisor as the rank that the environment names."""
+    missing = [name for name in _SUPERVISED if name not in environment]
+    if missing:
+        raise ConfigError(
+            f"STRATA_SOCKET is set, but {', '.join(missing)} is not",
+            hint="keep the variables that `strata run` gives to a rank",
+        )
+    try:
+        place = RankPlace(
+            job=environment["STRATA_JOB"],
+            worker_id=environment["STRATA_WORKER_ID"],
+            generation=int(environment["STRATA_GENERATION"]),
+            rank=int(environment["RANK"]),
+            world_size=int(environment["WORLD_SIZE"]),
+            restore_point=_restore_point(environment.get("STRATA_RESTORE")),
+        )
+        hello = RankHello(
+            job=place.job,
+            worker_id=place.worker_id,
+            generation=place.generation,
+            rank=place.rank,
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            pid=os.getpid(),
+        )
+    except ValueError as error:
+        raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
+    watcher = Watcher()
+    session = RankSession(Endpoint(path=environment["STRATA_SOCKET"]), hello, watcher, rng=random.Random())
+    running = background.submit(session.run())
+    try:
+        await _connected(session, timeout_s, "the supervisor")
+    except BaseException:
+        running.cancel()
+        raise
+    return RankClient(session, watcher, place, background=background, owns_member=False)
+
+
+async def _join(
+    background: loop.BackgroundLoop,
+    endpoints: tuple[Endpoint, ...],
+    registration: Registration,
+    timeout_s: float,
+) -> RankClient:
+    """Register as a member with one rank, and wait for a world that has a place for it."""
+    watcher = Watcher()
+    session = MemberSession(endpoints, registration, watcher, rng=random.Random())
+    running = background.submit(session.run())
+    try:
+        async with asyncio.timeout(timeout_s):
+            await session.wait_connected()
+            place = await placed(
+                session, watcher, job=registration.job, worker_id=registration.worker_id, after=0
+            )
+    except TimeoutError:
+        await session.leave("no world came about in time")
+        raise Unavailable(_not_placed(session, timeout_s)) from None
+    except BaseException:
+        running.cancel()
+        raise
+    return RankClient(session, watcher, place, background=background, owns_member=True)
+
+
+def _not_placed(session: Session, timeout_s: float) -> str:
+    if not session.incarnation:
+        why = f": {session.last_trouble.message}" if session.last_trouble else ""
+        return f"could not reach any coordinator within {timeout_s:g} s{why}"
+    why = f": {session.world.world.reason}" if session.world is not None else ""
+    return f"no world with a place for this member within {timeout_s:g} s{why}"
+
+
+async def _connected(session: Session, timeout_s: float, what: str) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await session.wait_connected()
+    except TimeoutError:
+        why = f": {session.last_trouble.message}" if session.last_trouble else ""
+        raise Unavailable(f"could not reach {what} within {timeout_s:g} s{why}") from None
+
+
+def _restore_point(text: str | None) -> RestorePoint | None:
+    if text is None:
+        return None
+    try:
+        return json_format.Parse(text, RestorePoint(), ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise ConfigError(f"STRATA_RESTORE is not what `strata run` set: {error}") from None
+
+
+def _own_name(environment: Mapping[str, str]) -> str:
+    """Return a worker id that no other process of this host takes."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100].lstrip("._-") or "host"
+    return f"{host}-{environment.get('LOCAL_RANK') or os.getpid()}"

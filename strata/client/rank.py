@@ -1,0 +1,362 @@
+"""`RankClient`: one rank's blocking view of its session. What `strata.connect()` returns.
+
+Inside `strata run` the rank attaches to its supervisor's socket, and its place is in the
+environment. Otherwise the process is a member of its own, with one rank, whose place the world
+gives. Both are used alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from google.protobuf.message import Message
+
+from strata.client.barriers import RoundBook, payloads_of
+from strata.client.loop import BackgroundLoop
+from strata.client.session import Session
+from strata.errors import JobFailed, Refused, StaleGeneration, StrataError, Unavailable
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import RankProgress
+from strata.v1.session_pb2 import Welcome, WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
+
+LOCAL_SLACK_S: Final = 10.0
+"""How much later than a barrier's own time its outcome may come: reconnects take a while."""
+
+log: Final = logging.getLogger("strata.client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Which rank of which generation this process is."""
+
+    job: str
+    worker_id: str
+    generation: int
+    rank: int
+    world_size: int
+    restore_point: RestorePoint | None = None
+
+
+class Watcher:
+    """The observer of a rank's session: remembers, wakes who waits, passes checkpoints on."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
+        self._told = ""
+
+    def on_connected(self, welcome: Welcome) -> None:
+        if self._told:
+            log.warning("connected again: replica %s", welcome.replica)
+        self._told = ""
+        self.changed.set()
+
+    def on_disconnected(self, reason: StrataError) -> None:
+        if reason.message != self._told:  # once a reason, not once a try
+            self._told = reason.message
+            log.warning("not connected, trying on: %s", reason.message)
+        self.changed.set()
+
+    def on_world(self, update: WorldUpdate) -> None:
+        self.changed.set()
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        pass  # whoever arrived has its future
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        for callback in tuple(self.checkpoint_callbacks):
+            try:
+                callback(checkpoint)
+            except Exception:
+                # a bug in one observer must not end the session that everything else rides on
+                log.exception("an observer of checkpoints failed")
+
+
+async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str, after: int) -> RankPlace:
+    """Return this member's place once a world newer than generation `after` has one for it.
+
+    For a member with one rank. `JobFailed` or `Refused` when the job ends instead.
+    """
+    while True:
+        watcher.changed.clear()
+        if session.error is not None:
+            raise session.error
+        update = session.world
+        if update is not None and update.phase == JOB_PHASE_FAILED:
+            raise JobFailed(f"job {job} has failed: {update.phase_reason}")
+        if update is not None and update.phase == JOB_PHASE_DONE:
+            raise Refused(f"job {job} is done: {update.phase_reason}")
+        if update is not None and update.world.generation > after and update.HasField("place"):
+            return RankPlace(
+                job=job,
+                worker_id=worker_id,
+                generation=update.world.generation,
+                rank=update.place.first_rank,
+                world_size=update.world.size,
+                restore_point=update.world.restore if update.world.HasField("restore") else None,
+            )
+        await watcher.changed.wait()
+
+
+class RankClient:
+    """One rank: barriers, progress and requests, from any thread.
+
+    Coordinators may come and go; calls wait for them as long as their time allows. Once a newer
+    world exists every call of this rank raises `StaleGeneration`, and once the session is over
+    for good every call raises why (`StaleIncarnation`, `ClusterReplaced`, `JobFailed`…).
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        watcher: Watcher,
+        place: RankPlace,
+        *,
+        background: BackgroundLoop,
+        owns_member: bool,
+    ) -> None:
+        self._session = session
+        self._watcher = watcher
+        self._place = place
+        self._loop = background
+        self._owns_member = owns_member
+        self._rounds = RoundBook()
+        self._phase = ""
+        self._closed = False
+        self._loop.at_stop(self._detach)
+
+    # -- who this is
+
+    @property
+    def job(self) -> str:
+        return self._place.job
+
+    @property
+    def worker_id(self) -> str:
+        """The member that this rank belongs to."""
+        return self._place.worker_id
+
+    @property
+    def incarnation(self) -> int:
+        """What tells the member from its replacement."""
+        return self._session.incarnation
+
+    @property
+    def generation(self) -> int:
+        """The generation this rank belongs to; not a newer one that may exist."""
+        return self._place.generation
+
+    @property
+    def rank(self) -> int:
+        return self._place.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._place.world_size
+
+    @property
+    def restore_point(self) -> RestorePoint | None:
+        """The checkpoint that this generation begins from; None when from nothing."""
+        return self._place.restore_point
+
+    @property
+    def uid(self) -> str:
+        """The cluster's uid."""
+        return self._session.token.uid
+
+    @property
+    def detect_s(self) -> float:
+        """Within how many seconds a frozen process is noticed."""
+        welcome = self._session.welcome
+        return welcome.detect_s if welcome is not None else 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the session is served at this moment."""
+        return self._session.connected
+
+    # -- what a rank does
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        """Return once every rank of the world (or of `ranks`) is here, with what each brought.
+
+        Ranks without a payload are absent from the result. A name belongs to one set of ranks,
+        and each call with it is a round of its own; one call a name at a time.
+
+        `BarrierTimeout` names who was missing `timeout_s` after the first arrival, and
+        `BarrierBroken` who died: for all ranks alike, and the round is over. `Unavailable` is
+        local: no outcome could be learned. Call again, and it is the same round.
+        """
+        return self._loop.call(self._barrier(name, payload or b"", tuple(ranks or ()), timeout_s))
+
+    async def _barrier(
+        self, name: str, payload: bytes, ranks: tuple[int, ...], timeout_s: float | None
+    ) -> dict[int, bytes]:
+        self._check_current()
+        pending = self._rounds.pending(name)
+        if pending is None:
+            update = self._session.world
+            if update is not None and update.world.generation == self.generation:
+                self._rounds.floors(update.barrier_floors)
+            pending = self._session.arrive(
+                Arrival(
+                    job=self.job,
+                    name=name,
+                    generation=self.generation,
+                    round=self._rounds.next_round(name),
+                    ranks=[self.rank],
+                    payloads=[payload] if payload else (),
+                    participants=sorted(set(ranks)),
+                    timeout_ms=0 if timeout_s is None else max(1, round(1000 * timeout_s)),
+                    phases=[self._phase] if self._phase else (),
+                )
+            )
+            self._rounds.arrived(name, pending)
+        try:
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + LOCAL_SLACK_S):
+                outcome = await asyncio.shield(pending)
+        except TimeoutError:
+            trouble = self._session.last_trouble
+            raise Unavailable(
+                f"barrier {name!r}: no outcome within {timeout_s:g} s and {LOCAL_SLACK_S:g} s more"
+                + (f": {trouble.message}" if trouble is not None else "")
+            ) from None
+        except StrataError:
+            self._rounds.delivered(name, None)
+            raise
+        self._rounds.delivered(name, outcome)
+        return payloads_of(outcome)
+
+    def progress(self, step: int, phase: str = "") -> None:
+        """Say which step this rank is at, and what it does; sent soon, without waiting.
+
+        Shown to people, and named when others wait for this rank.
+        """
+        self._check_current()
+        self._phase = phase
+        told = RankProgress(rank=self.rank, step=step, phase=phase)
+        self._loop.soon(lambda: self._session.progress(self.generation, [told]))
+
+    def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
+        """Return the response to one of the requests that a session carries.
+
+        `Unavailable` after `timeout_s`: it may have taken effect, and may be repeated.
+        """
+        return self._loop.call(self._session.call(request, timeout_s=timeout_s))
+
+    def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
+        """Hand every change of a checkpoint to `callback`, in the background thread.
+
+        It must not block. Returns the function that ends this.
+        """
+        callbacks = self._watcher.checkpoint_callbacks
+        callbacks.append(callback)
+
+        def stop() -> None:
+            with contextlib.suppress(ValueError):
+                callbacks.remove(callback)
+
+        return stop
+
+    def check(self) -> None:
+        """Raise if this rank's generation or session has ended; return at once otherwise."""
+        self._check_current()
+
+    def _check_current(self) -> None:
+        if self._session.error is not None:
+            raise self._session.error
+        if self._closed:
+            raise Unavailable("this client was closed", hint="strata.connect() again")
+        update = self._session.world
+        if update is None:
+            return
+        if update.phase == JOB_PHASE_FAILED:
+            raise JobFailed(f"job {self.job} has failed: {update.phase_reason}")
+        if update.world.generation > self.generation:
+            raise StaleGeneration(
+                f"rank {self.rank} is of generation {self.generation}, the world is at generation"
+                f" {update.world.generation}: {update.world.reason}"
+            )
+
+    def rejoin(self, *, timeout_s: float = 300.0) -> None:
+        """Become part of the newest world, once there is a newer one with a place for this member.
+
+        For a lone trainer that holds nothing of the old generation (no process group, no state of
+        other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
+        """
+        if not self._owns_member:
+            raise Refused(
+                "under `strata run` a process belongs to one generation",
+                hint="the supervisor starts new ranks in a new one",
+            )
+        self._loop.call(self._rejoin(timeout_s))
+
+    async def _rejoin(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._place = await placed(
+                    self._session,
+                    self._watcher,
+                    job=self.job,
+                    worker_id=self.worker_id,
+                    after=self.generation,
+                )
+        except TimeoutError:
+            raise Unavailable(f"no newer world with a place here within {timeout_s:g} s") from None
+        self._rounds = RoundBook()
+
+    # -- the end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.close(code=1, reason=f"{type(error).__name__}: {error}")
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        """End the session in order. Idempotent.
+
+        Under `strata run` the supervisor learns from the process's own end how the rank fared.
+        A lone trainer says it here: with code 0 its rank is done, with another one it failed. A
+        process that ends without this leaves the world, which ends the generation for the others.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(Unavailable):  # nobody to tell, and nothing left to do
+            self._loop.call(self._close(code, reason))
+        self._loop.forget_at_stop(self._detach)
+
+    async def _close(self, code: int, reason: str) -> None:
+        if self._owns_member and self._session.error is None:
+            try:
+                async with asyncio.timeout(LOCAL_SLACK_S):
+                    await self._session.rank_exit(
+                        generation=self.generation, rank=self.rank, code=code, reason=reason
+                    )
+            except (StrataError, TimeoutError):
+                pass  # its generation has ended, or nobody hears: leaving says the rest
+        await self._session.leave(reason or "closed")
+
+    async def _detach(self) -> None:
+        """Leave when the process ends without `close`, so that it is not taken for frozen."""
+        if not self._closed:
+            self._closed = True
+            await self._session.leave("the process ends")

@@ -1,0 +1,165 @@
+"""Unary calls that find a coordinator that answers.
+
+One channel is kept to one endpoint. When a call on it fails in a way that another replica may not
+(`error.retryable`), the next endpoint is tried with the same request until the call's time is up.
+That is right because every request of ours bears repetition: it names what it is about by an id
+that the caller chose, or asks a question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc.aio
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from strata.client.channel import connected
+from strata.client.endpoints import Endpoint, Route
+from strata.errors import ClusterReplaced, InvalidArgument, StrataError, Unavailable
+from strata.v1 import (
+    admin_pb2,
+    barriers_pb2,
+    checkpoints_pb2,
+    datasets_pb2,
+    members_pb2,
+    recovery_pb2,
+    worlds_pb2,
+)
+from strata.v1.common_pb2 import Token
+from strata.wire.status import translated
+
+ATTEMPT_S: Final = 3.0
+"""How long one replica may take over an ordinary call before another one is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    path: str
+    response: type[Message]
+
+
+def _methods(*files: FileDescriptor) -> dict[type[Message], _Method]:
+    """Return every unary method by the class of its request, which no two share."""
+    return {
+        GetMessageClass(method.input_type): _Method(
+            f"/{service.full_name}/{method.name}", GetMessageClass(method.output_type)
+        )
+        for file in files
+        for service in file.services_by_name.values()
+        for method in service.methods
+    }
+
+
+_METHODS: Final = _methods(
+    admin_pb2.DESCRIPTOR,
+    barriers_pb2.DESCRIPTOR,
+    checkpoints_pb2.DESCRIPTOR,
+    datasets_pb2.DESCRIPTOR,
+    members_pb2.DESCRIPTOR,
+    recovery_pb2.DESCRIPTOR,
+    worlds_pb2.DESCRIPTOR,
+)
+
+
+@dataclass(slots=True)
+class _Line:
+    """A channel in use, and what has to be undone with it once nobody uses it any more."""
+
+    endpoint: Endpoint
+    channel: grpc.aio.Channel
+    stack: AsyncExitStack
+    users: int = 0
+
+
+class UnaryClient:
+    """Calls any of our unary methods at whichever endpoint answers. For one event loop."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], rng: random.Random) -> None:
+        self._endpoints = tuple(endpoints)
+        self._route = Route(endpoints, rng)
+        self._line: _Line | None = None
+        self._dialling = asyncio.Lock()
+        self.token = Token()
+
+    async def call(self, request: Message, *, timeout_s: float, attempt_s: float = ATTEMPT_S) -> Any:
+        """Return the response to `request`; each replica is given up after `attempt_s`.
+
+        `Unavailable` when none answered within `timeout_s`: the request may have taken effect.
+        """
+        method = _METHODS.get(type(request))
+        if method is None:
+            raise InvalidArgument(f"no call takes a {type(request).__name__}")
+        request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
+        trouble: dict[str, StrataError] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        return await self._attempt(method, request, attempt_s)
+                    except StrataError as error:
+                        if not error.retryable:
+                            raise
+                        trouble[str(self._route.current)] = error
+        except TimeoutError:
+            said = "; ".join(error.message for error in trouble.values()) or "no connection came about"
+            raise Unavailable(f"no coordinator answered within {timeout_s:g} s: {said}") from None
+
+    async def close(self) -> None:
+        """Close the channel once the calls on it are done; a later call opens another."""
+        line, self._line = self._line, None
+        if line is not None:
+            await self._tidy(line)
+
+    async def _attempt(self, method: _Method, request: Message, attempt_s: float) -> Any:
+        line = await self._connected()
+        line.users += 1
+        try:
+            invoke: Any = line.channel.unary_unary(
+                method.path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            with translated(str(line.endpoint)):
+                response = await invoke(request, timeout=attempt_s)
+        except (StrataError, asyncio.CancelledError) as error:
+            if self._line is line and not (isinstance(error, StrataError) and not error.retryable):
+                self._line = None  # it gave no answer: the next attempt goes elsewhere
+            raise
+        finally:
+            line.users -= 1
+            await self._tidy(line)
+        self._route.reached()
+        self._take_token(response.token)
+        return response
+
+    async def _tidy(self, line: _Line) -> None:
+        """Close a line that was given up once nobody uses it."""
+        if line is not self._line and not line.users:
+            await line.stack.aclose()
+
+    def _take_token(self, token: Token) -> None:
+        if not token.uid:
+            return
+        if self.token.uid and self.token.uid != token.uid:
+            raise ClusterReplaced(
+                f"this client began with cluster {self.token.uid}; {self._route.current} serves {token.uid}"
+            )
+        self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
+
+    async def _connected(self) -> _Line:
+        """Return the line in use, or a new one to the next endpoint."""
+        async with self._dialling:
+            if self._line is None:
+                endpoint, delay_s = self._route.next()
+                await asyncio.sleep(delay_s)
+                async with AsyncExitStack() as stack:
+                    channel = await stack.enter_async_context(connected(endpoint))
+                    self._line = _Line(endpoint, channel, stack.pop_all())
+            return self._line
