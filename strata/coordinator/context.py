@@ -5,18 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from strata.config import CoordinatorConfig
+from strata.coordinator.election import Election
+from strata.coordinator.executor import Executor
+from strata.coordinator.mirror import Mirror
 from strata.core.ids import InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
-
-if TYPE_CHECKING:  # they import nothing of this module; only names are needed here
-    from strata.config import CoordinatorConfig
-    from strata.coordinator.election import Election
-    from strata.coordinator.executor import Executor
-    from strata.coordinator.mirror import Mirror
-    from strata.core.timing import Timing
+from strata.core.timing import Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +29,15 @@ class EtcdMember:
     error: str = ""
 
 
+EtcdMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
+"""Asks every etcd member for its status, each with a limit of its own; raises for none of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
     """One running replica. Everything in it lives as long as `Replica.run`.
 
-    `is_ready` says whether members may be sent here, and if not, why. `etcd_members` asks every
-    etcd member for its status, each with a limit of its own, and never raises for one of them.
-    `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
+    `is_ready` says whether members may be sent here, and if not, why. `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
     uses the loop's time.
     """
 
@@ -51,7 +51,7 @@ class ReplicaContext:
     replica: ReplicaId
     instance: InstanceId
     is_ready: Callable[[], tuple[bool, str]]
-    etcd_members: Callable[[], Awaitable[Sequence[EtcdMember]]]
+    etcd_members: EtcdMembers
     unix_now: Callable[[], float]
     rng: random.Random
 

@@ -7,15 +7,15 @@ replica may not act any more, and it ends the term at once when etcd says so (PR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from strata.coordinator.executor import Decide
 from strata.coordinator.mirror import Mirror
 from strata.core.ids import Epoch
 from strata.core.keys import ClusterKeys
+from strata.core.leadership import fence
 from strata.core.store import Store
-from strata.core.txn import Range, Txn, TxnResult, created_at
+from strata.core.txn import Range, Txn, TxnResult
 from strata.errors import NotLeader, Unavailable
 
 FIRST_PAUSE_S = 0.02
@@ -44,7 +44,7 @@ class Fence:
         self._mirror = mirror
         self._term = term
         self._leader_key = keys.leader
-        self._compare = created_at(keys.leader, epoch)
+        self._compare = fence(keys, epoch)
 
     async def execute(self, txn: Txn) -> TxnResult:
         """Return the outcome of `txn` under the fence, once the view shows it.
@@ -97,6 +97,3 @@ class Fence:
 
     def _over(self) -> NotLeader:
         return NotLeader(f"this replica's term of epoch {self.epoch} is over", hint="")
-
-
-FenceFactory = Callable[[Epoch], Fence]

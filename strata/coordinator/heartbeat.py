@@ -32,6 +32,7 @@ class Heartbeat:
             self._waiting -= 1
             self.beat()
 
-    def turned_within(self, span_s: float) -> bool:
-        """Tell whether the loop turned, or waited for etcd, within the last `span_s`."""
-        return self._waiting > 0 or self._clock() - self._at <= span_s
+    @property
+    def turned_s(self) -> float:
+        """When the loop last turned; now, while it waits for etcd."""
+        return self._clock() if self._waiting else self._at

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import Final
 
+from strata.coordinator.context import EtcdMembers
 from strata.coordinator.mirror import Mirror
 from strata.core.store import Store
 from strata.core.txn import WatchBatch
@@ -24,21 +24,18 @@ SAMPLE_S: Final = 15.0
 QUOTA_EVERY_S: Final = 60.0
 WARN_SHARE: Final = 0.7
 
-DbSize = Callable[[], Awaitable[int]]
-"""Returns the bytes of the largest member's database; 0 when none answers."""
-
 
 class Compaction:
-    """The controller that compacts; `db_bytes` None: nobody can say how full etcd is."""
+    """The controller that compacts; `members` says how full etcd is."""
 
     name: Final = "compaction"
     tick_s: Final = SAMPLE_S
 
-    def __init__(self, *, store: Store, mirror: Mirror, quota_bytes: int, db_bytes: DbSize | None) -> None:
+    def __init__(self, *, store: Store, mirror: Mirror, quota_bytes: int, members: EtcdMembers) -> None:
         self._store = store
         self._mirror = mirror
         self._quota_bytes = quota_bytes
-        self._db_bytes = db_bytes
+        self._members = members
         self._samples: deque[tuple[float, int]] = deque()
         self._compacted = 0
         self._quota_at = 0.0
@@ -56,11 +53,12 @@ class Compaction:
             await self._store.compact(target)
             self._compacted = target
             log.debug("compacted", revision=target)
-        if self._db_bytes is not None and now >= self._quota_at:
+        if now >= self._quota_at:
             self._quota_at = now + QUOTA_EVERY_S
-            await self._warn(await self._db_bytes())
+            await self._look_at_quota()
 
-    async def _warn(self, used_bytes: int) -> None:
+    async def _look_at_quota(self) -> None:
+        used_bytes = max((m.db_size_bytes for m in await self._members()), default=0)
         share = used_bytes / self._quota_bytes
         if share >= WARN_SHARE:
             log.warning(

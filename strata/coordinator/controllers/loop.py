@@ -27,8 +27,11 @@ LONGEST_PAUSE_S: Final = 5.0
 class Controller(Protocol):
     """What the loop drives."""
 
-    name: str
-    tick_s: float
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tick_s(self) -> float: ...
 
     def wants(self, batch: WatchBatch) -> bool:
         """Tell whether this change may give work. Called on every batch: cheap."""

@@ -1,0 +1,241 @@
+"""Leadership: carries out what `core.leadership` says, and tells the rest of the replica.
+
+The pure part decides every step from (standing, view, time). Here are its hands: the lease and
+its renewal on a store handle of their own, the campaign, the confirmation, the guarded delete.
+Whoever acts as leader asks `epoch` before each act, which reads the clock again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strata.coordinator.executor import Executor
+from strata.coordinator.heartbeat import Heartbeat
+from strata.coordinator.mirror import Mirror
+from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.keys import ClusterKeys
+from strata.core.leadership import (
+    ASKED_TTL_S,
+    Act,
+    Standing,
+    Step,
+    campaign_txn,
+    leader_of,
+    next_step,
+    resign_txn,
+)
+from strata.core.records import PoisonRecord
+from strata.core.store import Store
+from strata.core.txn import Range, Txn, WatchBatch
+from strata.errors import NotFound, Unavailable
+from strata.observe import get_logger
+
+log = get_logger()
+
+RETRY_S: Final = 0.1
+
+OnChange = Callable[[Epoch | None], None]
+
+
+class Election:
+    """One instance's part in who leads. `run` campaigns and renews until cancelled.
+
+    `renewals` is the store handle that leases go through, so that nothing else stands before
+    them. `clock` runs through suspends (CLOCK_BOOTTIME).
+    """
+
+    def __init__(
+        self,
+        *,
+        renewals: Store,
+        mirror: Mirror,
+        executor: Executor,
+        keys: ClusterKeys,
+        instance: InstanceId,
+        replica: ReplicaId,
+        heartbeat: Heartbeat,
+        clock: Callable[[], float],
+    ) -> None:
+        self._renewals = renewals
+        self._mirror = mirror
+        self._executor = executor
+        self._keys = keys
+        self._replica = replica
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._standing = Standing(instance=instance)
+        self._wake = asyncio.Event()
+        self._listeners: list[OnChange] = []
+        self._office_changed = asyncio.Event()
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch in which this replica may act as leader at this moment, or None."""
+        standing = self._standing
+        return standing.epoch if standing.may_act(self._clock()) else None
+
+    def on_change(self, listener: OnChange) -> None:
+        """Call `listener` with the epoch when an office is taken, with None when it ends."""
+        self._listeners.append(listener)
+
+    async def elected(self) -> Epoch:
+        """Return the epoch once this replica is in office."""
+        while (epoch := self._standing.epoch) is None:
+            await self._office_changed.wait()
+        return epoch
+
+    async def ended(self, epoch: Epoch) -> None:
+        """Return once the office of `epoch` has ended."""
+        while self._standing.epoch == epoch:
+            await self._office_changed.wait()
+
+    def deposed(self, epoch: Epoch, reason: str) -> None:
+        """End the office of `epoch` at once, if it is the current one."""
+        if self._standing.epoch == epoch:
+            self._stop(reason)
+            self._wake.set()
+
+    async def resign(self) -> None:
+        """Leave office and delete the leader key if it is ours, so that another leads at once.
+
+        To be called when `run` has ended. The caller sets the limit: etcd may be away.
+        """
+        if self._standing.epoch is not None:
+            self._stop("it resigned")
+        held = leader_of(self._mirror.view, self._keys)
+        if held is not None and held.record.instance == self._standing.instance:
+            await self._executor.execute(resign_txn(self._keys, held.create_revision))
+
+    async def run(self, *, address: str) -> None:
+        """Campaign whenever nobody leads, and renew while in office; until cancelled.
+
+        To be started once `address`, where this replica is reached, is served.
+        """
+
+        def look(batch: WatchBatch) -> None:
+            if any(event.kv.key == self._keys.leader for event in batch.events):
+                self._wake.set()
+
+        leave = self._mirror.subscribe(look)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._wake.clear()
+                    try:
+                        await self._perform(self._next(), address, tasks)
+                    except Unavailable as error:
+                        log.debug("election_retries", error=error.message)
+                        await self._pause(RETRY_S)
+                    except PoisonRecord:
+                        log.exception("leader_key_unreadable")
+                        await self._pause(1.0)
+        finally:
+            leave()
+
+    # -- the hands
+
+    def _next(self) -> Step:
+        return next_step(
+            self._standing,
+            self._mirror.view,
+            self._keys,
+            now_s=self._clock(),
+            turned_s=self._heartbeat.turned_s,
+        )
+
+    async def _perform(self, step: Step, address: str, tasks: asyncio.TaskGroup) -> None:
+        standing = self._standing
+        match step.act:
+            case Act.WAIT:
+                await self._pause(None if step.until_s is None else step.until_s - self._clock())
+            case Act.GRANT:
+                sent_s = self._clock()
+                lease = await self._renewals.grant(ASKED_TTL_S)
+                self._standing = standing.granted(lease.id, lease.ttl_s, sent_s=sent_s)
+            case Act.CAMPAIGN:
+                assert standing.lease is not None
+                txn = campaign_txn(
+                    self._keys,
+                    instance=standing.instance,
+                    replica=self._replica,
+                    address=address,
+                    lease_id=standing.lease.lease_id,
+                )
+                await self._submit(txn)
+            case Act.TAKE_OFFICE:
+                assert step.epoch is not None
+                await self._take_office(step.epoch)
+            case Act.RENEW:
+                self._standing = standing.sending(self._clock())
+                tasks.create_task(self._renew(), name="election-renew")
+            case Act.DELETE_OWN:
+                assert step.epoch is not None
+                await self._submit(resign_txn(self._keys, step.epoch))
+            case Act.STOP:
+                self._stop(step.reason)
+
+    async def _submit(self, txn: Txn) -> None:
+        """Execute once and see the outcome in the view. If it is unknown, the next step knows."""
+        try:
+            result = await self._renewals.execute(txn)
+        except NotFound:  # the lease ran out on the way
+            self._standing = self._standing.stopped()
+        else:
+            await self._mirror.at_least(result.revision)
+
+    async def _pause(self, limit_s: float | None) -> None:
+        """Return after `limit_s`, or when the leader key or the standing changes."""
+        try:
+            # A clock other than the loop's may be a little ahead of it: never a busy loop.
+            async with asyncio.timeout(None if limit_s is None else max(limit_s, 0.001)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _take_office(self, epoch: Epoch) -> None:
+        """Confirm the key by a linearizable read, bring the view there, begin (PROTOCOLS 4.3)."""
+        answer = await self._renewals.read(Range(key=self._keys.leader))
+        await self._mirror.at_least(answer.revision)
+        (held,) = answer.kvs or (None,)
+        if held is None or held.create_revision != epoch:
+            return  # the view knows better by now
+        lease = self._standing.lease
+        if lease is None or not lease.may_act(self._clock()):
+            return
+        self._heartbeat.beat()
+        self._standing = self._standing.took_office(epoch)
+        log.info("leadership_taken", epoch=epoch)
+        self._announce(epoch)
+
+    async def _renew(self) -> None:
+        """Send one keepalive; its answer moves the deadline if it is still that lease's."""
+        lease = self._standing.lease
+        assert lease is not None
+        ttl_s, gone = 0, False
+        try:
+            ttl_s = await self._renewals.keep_alive(lease.lease_id)
+            self._mirror.note_contact()
+        except NotFound:
+            gone = True
+        except Unavailable as error:
+            log.warning("leadership_not_renewed", error=error.message)
+        if self._standing.lease == lease:  # else this office has ended meanwhile
+            if ttl_s > 0:
+                self._standing = self._standing.renewed(ttl_s)
+            else:
+                self._standing = self._standing.not_renewed(gone=gone)
+            self._wake.set()
+
+    def _stop(self, reason: str) -> None:
+        epoch = self._standing.epoch
+        self._standing = self._standing.stopped()
+        log.warning("leadership_ended", epoch=epoch, reason=reason)
+        self._announce(None)
+
+    def _announce(self, epoch: Epoch | None) -> None:
+        changed, self._office_changed = self._office_changed, asyncio.Event()
+        changed.set()
+        for listener in tuple(self._listeners):
+            listener(epoch)

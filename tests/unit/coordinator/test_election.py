@@ -1,0 +1,366 @@
+"""Who leads: one an epoch, the next one at once, and nobody by a lease that time has taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from strata.coordinator.election import Election
+from strata.coordinator.fence import Fence
+from strata.coordinator.heartbeat import Heartbeat
+from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.keys import ClusterKeys
+from strata.core.records import Leader, decode, encode
+from strata.core.txn import Delete, Put, Range, Txn, absent
+from strata.errors import NotLeader
+from strata.testing.memory_store import MemoryStore
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.rig import KEYS, Rig, rig
+
+
+class Candidate:
+    """A rig with an election. Its world controller is a task that beats, until `stuck`."""
+
+    def __init__(self, r: Rig, name: str) -> None:
+        self.rig = r
+        self.name = name
+        self.skew_s = 0.0
+        """Added to its clock: a suspend that the loop's clock did not see."""
+        self.stuck = False
+        loop = asyncio.get_running_loop()
+        self.heartbeat = Heartbeat(lambda: loop.time() + self.skew_s)
+        self.election = Election(
+            renewals=r.client,
+            mirror=r.mirror,
+            executor=r.executor,
+            keys=KEYS,
+            instance=InstanceId(f"instance-{name}"),
+            replica=ReplicaId(name),
+            heartbeat=self.heartbeat,
+            clock=lambda: loop.time() + self.skew_s,
+        )
+        self.campaigning: asyncio.Task[None] | None = None
+        self.heard: list[Epoch | None] = []
+        self.election.on_change(self.heard.append)
+
+    def leads(self) -> bool:
+        return self.election.epoch is not None
+
+    def fence(self, epoch: Epoch) -> Fence:
+        return Fence(
+            store=self.rig.client,
+            mirror=self.rig.mirror,
+            keys=KEYS,
+            term=self.election,
+            epoch=epoch,
+        )
+
+    async def retire(self) -> None:
+        """Leave as a replica does that stops."""
+        assert self.campaigning is not None
+        self.campaigning.cancel()
+        await asyncio.wait([self.campaigning])
+        await self.election.resign()
+
+    async def beat(self) -> None:
+        while True:
+            if not self.stuck:
+                self.heartbeat.beat()
+            await asyncio.sleep(0.5)
+
+
+@asynccontextmanager
+async def candidate(
+    store: MemoryStore, name: str = "r1", network: PromptNetwork | None = None
+) -> AsyncIterator[Candidate]:
+    async with rig(store, name=name, network=network) as r, asyncio.TaskGroup() as tasks:
+        made = Candidate(r, name)
+        made.campaigning = tasks.create_task(made.election.run(address=f"{name}:1"))
+        running = [made.campaigning, tasks.create_task(made.beat())]
+        yield made
+        for task in running:
+            task.cancel()
+
+
+def leader_key(store: MemoryStore, keys: ClusterKeys = KEYS) -> tuple[str, int] | None:
+    kvs = store.read(Range(key=keys.leader)).kvs
+    return (decode(Leader, kvs[0].value).replica, kvs[0].create_revision) if kvs else None
+
+
+@in_virtual_time()
+async def test_one_of_three_leads() -> None:
+    store = MemoryStore()
+    async with AsyncExitStack() as stack:
+        three = [await stack.enter_async_context(candidate(store, f"r{i}")) for i in (1, 2, 3)]
+        await asyncio.sleep(30)
+        (leader,) = [c for c in three if c.leads()]
+        assert leader_key(store) == (leader.name, leader.election.epoch)
+        assert store.read(Range(key=KEYS.leader)).kvs[0].version == 1, "never overwritten"
+        assert leader.heard == [leader.election.epoch]
+
+
+@in_virtual_time()
+async def test_a_resigned_leader_is_followed_at_once() -> None:
+    loop = asyncio.get_running_loop()
+    store = MemoryStore()
+    async with candidate(store, "r1") as first:
+        epoch = await first.election.elected()
+        async with candidate(store, "r2") as second:
+            await asyncio.sleep(10)
+            assert not second.leads()
+            before = loop.time()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(first.retire())
+                assert await second.election.elected() > epoch
+            assert loop.time() - before < 0.01
+            assert not first.leads()
+
+
+@in_virtual_time()
+async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins() -> None:
+    loop = asyncio.get_running_loop()
+    store = MemoryStore()
+    async with candidate(store, "r1") as first:
+        epoch = await first.election.elected()
+        async with candidate(store, "r2") as second:
+            await asyncio.sleep(10)
+            first.rig.client.partition()
+            cut_at = loop.time()
+            await first.election.ended(epoch)
+            assert loop.time() - cut_at <= 4.01, "two thirds of the lease"
+            assert not second.leads()
+            await second.election.elected()
+            assert loop.time() - cut_at <= 6.1, "the lease, anchored at its last renewal"
+            first.rig.client.heal()
+            await asyncio.sleep(30)
+            assert second.leads()
+            assert not first.leads()
+
+
+@in_virtual_time()
+async def test_a_leader_back_within_its_lease_gives_the_stale_office_up_and_runs_again() -> None:
+    store = MemoryStore()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        await asyncio.sleep(10)
+        only.rig.client.partition()
+        await only.election.ended(epoch)
+        only.rig.client.heal()
+        assert await only.election.elected() > epoch
+        assert only.heard == [epoch, None, only.election.epoch]
+
+
+@in_virtual_time()
+async def test_time_that_only_the_clock_saw_ends_the_office() -> None:
+    store = MemoryStore()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        assert only.leads()
+        only.skew_s = 4.5  # the host was suspended
+        assert only.election.epoch is None, "asked before each act, without waiting for a timer"
+        with pytest.raises(NotLeader):
+            await only.fence(epoch).execute(Txn())
+        await only.election.ended(epoch)
+
+
+@in_virtual_time()
+async def test_a_stuck_world_controller_lets_the_lease_run_out() -> None:
+    loop = asyncio.get_running_loop()
+    store = MemoryStore()
+    async with candidate(store, "r1") as first:
+        epoch = await first.election.elected()
+        async with candidate(store, "r2") as second:
+            await asyncio.sleep(10)
+            first.stuck = True
+            stuck_at = loop.time()
+            await first.election.ended(epoch)
+            assert 4 <= loop.time() - stuck_at <= 7
+            await asyncio.sleep(1)
+            assert first.leads() or second.leads()
+
+
+@in_virtual_time()
+async def test_waiting_for_etcd_counts_as_turning() -> None:
+    async with candidate(MemoryStore()) as only:
+        epoch = await only.election.elected()
+        only.stuck = True
+        with only.heartbeat.waiting():
+            await asyncio.sleep(60)
+        only.stuck = False
+        await asyncio.sleep(60)
+        assert only.election.epoch == epoch
+
+
+@in_virtual_time()
+async def test_a_deleted_leader_key_ends_the_office_at_once() -> None:
+    store = MemoryStore()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        store.execute(Txn(success=(Delete(key=KEYS.leader),)))
+        await only.election.ended(epoch)
+        assert await only.election.elected() > epoch
+
+
+@in_virtual_time()
+async def test_a_revoked_lease_ends_the_office() -> None:
+    store = MemoryStore()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        for lease in list(store.state.leased):
+            store.revoke(lease)
+        await only.election.ended(epoch)
+        assert await only.election.elected() > epoch
+
+
+@in_virtual_time()
+async def test_a_keepalive_answer_proves_nothing() -> None:
+    """etcd#15247: the answer says renewed, and the lease is gone all the same."""
+
+    class Lying(MemoryStore):
+        def keep_alive(self, lease_id: int) -> int:
+            return 6
+
+    store = Lying()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        await only.election.ended(epoch)
+        assert leader_key(store) is None or leader_key(store) != ("r1", epoch)
+
+
+class Once(PromptNetwork):
+    """Gives the first campaign a fate of its own."""
+
+    def __init__(self, fate: Fate) -> None:
+        self._fate: Fate | None = fate
+
+    def fate(self, call: Call) -> Fate:
+        if (
+            self._fate is not None
+            and isinstance(call.argument, Txn)
+            and any(isinstance(op, Put) and op.key == KEYS.leader for op in call.argument.success)
+        ):
+            fate, self._fate = self._fate, None
+            return fate
+        return Fate()
+
+
+@pytest.mark.parametrize("fate", [Fate(lost="answer"), Fate(lost="request"), Fate(delay_s=3.0)])
+def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(fate: Fate) -> None:
+    @in_virtual_time()
+    async def scenario() -> None:
+        store = MemoryStore()
+        async with candidate(store, network=Once(fate)) as only:
+            epoch = await only.election.elected()
+            await asyncio.sleep(20)
+            assert only.election.epoch == epoch
+            assert leader_key(store) == ("r1", epoch)
+
+    scenario()
+
+
+@in_virtual_time()
+async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back() -> None:
+    store = MemoryStore()
+    async with candidate(store, "r1", network=Once(Fate(delay_s=5.5))) as late:
+        # Somebody else led in between, so r1 won only when its request arrived at last.
+        store.execute(
+            Txn(
+                compares=(absent(KEYS.leader),),
+                success=(
+                    Put(
+                        key=KEYS.leader,
+                        value=encode(Leader(instance=InstanceId("x"), replica=ReplicaId("x"), address="x:1")),
+                        lease=store.grant(5).id,
+                    ),
+                ),
+            )
+        )
+        epoch = await late.election.elected()
+        await asyncio.sleep(20)
+        assert late.election.epoch == epoch
+        assert leader_key(store) == ("r1", epoch)
+
+
+# -- the fence --------------------------------------------------------------------------------
+
+
+@in_virtual_time()
+async def test_a_deposed_leaders_writes_fail_and_end_its_office() -> None:
+    store = MemoryStore()
+    async with candidate(store, "r1") as first:
+        epoch = await first.election.elected()
+        fence = first.fence(epoch)
+        key = KEYS.root + "jobs/x"
+        assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
+
+        class Deaf(PromptNetwork):
+            """Its watch tells nothing any more: it cannot know that it was deposed."""
+
+            def watch_delay_s(self, client: str, batch: object) -> float:
+                return 1000.0
+
+        first.rig.client.network = Deaf()
+        store.execute(Txn(success=(Delete(key=KEYS.leader),)))
+        assert first.leads(), "it does not know yet"
+        with pytest.raises(NotLeader):
+            await fence.execute(Txn(success=(Put(key=key, value=b"2"),)))
+        assert not first.leads()
+        assert store.read(Range(key=key)).kvs[0].value == b"1"
+
+
+@in_virtual_time()
+async def test_a_compare_that_fails_for_another_reason_ends_nothing() -> None:
+    async with candidate(MemoryStore()) as only:
+        epoch = await only.election.elected()
+        key = KEYS.root + "jobs/x"
+        only.rig.put("jobs/x")
+        result = await only.fence(epoch).execute(
+            Txn(compares=(absent(key),), success=(Put(key=key, value=b"mine"),))
+        )
+        assert not result.succeeded
+        assert only.election.epoch == epoch
+        assert only.rig.get("jobs/x") == b"{}", "the view shows why"
+
+
+@in_virtual_time()
+async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again() -> None:
+    store = MemoryStore()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        key = KEYS.root + "jobs/x"
+
+        class Loses(PromptNetwork):
+            left = 2
+
+            def fate(self, call: Call) -> Fate:
+                if call.kind == "execute" and self.left:
+                    self.left -= 1
+                    return Fate(lost="answer")
+                return Fate()
+
+        only.rig.client.network = Loses()
+        result = await only.fence(epoch).execute(
+            Txn(compares=(absent(key),), success=(Put(key=key, value=b"1"),))
+        )
+        assert not result.succeeded, "the first one took effect, so the same again does not"
+        assert only.rig.get("jobs/x") == b"1"
+        assert store.read(Range(key=key)).kvs[0].version == 1
+
+
+@in_virtual_time()
+async def test_a_fence_sends_nothing_when_the_lease_says_so() -> None:
+    store = MemoryStore()
+    async with candidate(store) as only:
+        epoch = await only.election.elected()
+        only.rig.client.partition()
+        fence = only.fence(epoch)
+        key = KEYS.root + "jobs/x"
+        with pytest.raises(NotLeader):
+            await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))
+        only.rig.client.heal()
+        await asyncio.sleep(10)
+        assert not store.read(Range(key=key)).kvs
