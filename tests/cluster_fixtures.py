@@ -1,0 +1,177 @@
+"""A whole control plane for tests, and nodes that run ranks on it.
+
+`cluster` is three coordinators over one etcd member for the whole run: break nothing in it, and
+use the `job` fixture's name. `start_cluster` makes one that a test may break. `nodes` starts
+`strata run` and any other talking process, and sees to it that nothing of them is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from strata.launch.children import Child
+from strata.launch.etcd_binary import EtcdBinary
+from strata.launch.local_cluster import LocalCluster
+from tests.processes import LIMIT_S, Record, Talker
+
+ROOT = Path(__file__).resolve().parent.parent
+RANKS = ROOT / "tests" / "ranks"
+DETECT_S = 2.0
+"""Quick, where it does not matter."""
+
+_numbers = itertools.count(1)
+
+
+class StartCluster(Protocol):
+    """The `start_cluster` fixture: a cluster that ends with the test's module."""
+
+    def __call__(
+        self, *, etcd_members: int = 1, coordinators: int = 3, detect_s: float = DETECT_S
+    ) -> LocalCluster: ...
+
+
+@pytest.fixture(scope="session")
+def cluster(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three coordinators over one etcd member, for the whole run; break nothing."""
+    local = LocalCluster.start(
+        tmp_path_factory.mktemp("cluster"),
+        etcd_members=1,
+        coordinators=3,
+        binary=etcd_binary,
+        detect_s=DETECT_S,
+        fsync=False,
+    )
+    yield local
+    local.kill()
+
+
+@pytest.fixture(scope="module")
+def start_cluster(
+    etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartCluster]:
+    """A function that starts a cluster for this module, to be killed and frozen at will."""
+    with contextlib.ExitStack() as running:
+
+        def start(
+            *, etcd_members: int = 1, coordinators: int = 3, detect_s: float = DETECT_S
+        ) -> LocalCluster:
+            local = LocalCluster.start(
+                tmp_path_factory.mktemp("cluster"),
+                etcd_members=etcd_members,
+                coordinators=coordinators,
+                binary=etcd_binary,
+                detect_s=detect_s,
+                fsync=False,
+            )
+            running.callback(local.kill)
+            return local
+
+        yield start
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> str:
+    """A job's name that no other test uses."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:80].strip("-")
+    return f"{name}-{next(_numbers)}"
+
+
+@pytest.fixture
+def record() -> Record:
+    """What this test's processes say."""
+    return Record()
+
+
+class Nodes:
+    """Starts the processes of one test."""
+
+    def __init__(self, record: Record, job: str) -> None:
+        self.record = record
+        self.job = job
+        self.talkers: list[Talker] = []
+
+    def start(
+        self,
+        *argv: str,
+        name: str,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        new_session: bool = False,
+    ) -> Talker:
+        """Start any program; `env` is on top of this process's, None takes a variable away."""
+        merged = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        whole = {key: value for key, value in merged.items() if value is not None}
+        talker = Talker(argv, name=name, record=self.record, env=whole, cwd=cwd, new_session=new_session)
+        self.talkers.append(talker)
+        return talker
+
+    def strata(
+        self, *words: str, name: str = "strata", env: Mapping[str, str | None] | None = None
+    ) -> Talker:
+        """Start a command of the command line."""
+        return self.start(sys.executable, "-m", "strata", *words, name=name, env=env)
+
+    def run(
+        self,
+        endpoints: str,
+        script: str,
+        *arguments: str,
+        node: str = "node-1",
+        options: tuple[str, ...] = (),
+        env: Mapping[str, str | None] | None = None,
+    ) -> Talker:
+        """Start `strata run` of one of the scripts in tests/ranks for this test's job."""
+        given = ("--endpoints", endpoints, "--job", self.job, "--worker-id", node, "--log-format", "json")
+        command = (sys.executable, str(RANKS / f"{script}.py"), *arguments)
+        return self.strata("run", *given, *options, "--", *command, name=node, env=env)
+
+    def end(self) -> None:
+        """Kill what runs, and check that nothing is left."""
+        for talker in self.talkers:
+            talker.child.resume()
+            talker.child.kill()
+        for talker in self.talkers:
+            talker.join()
+            talker.wait_quiet(LIMIT_S)
+
+
+@pytest.fixture
+def nodes(record: Record, job: str) -> Iterator[Nodes]:
+    """Starts processes that talk; they, and all they started, are gone after the test."""
+    it = Nodes(record, job)
+    yield it
+    it.end()
+
+
+def run_strata(
+    *words: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
+) -> tuple[int, str]:
+    """Run a command of the command line to its end; return its code and its whole output."""
+    record = Record()
+    talker = Talker([sys.executable, "-m", "strata", *words], name="strata", record=record, env=env)
+    code = talker.join(limit_s)
+    talker.wait_quiet()
+    return code, "\n".join(str(e.get("text", e)) for e in record.events)
+
+
+def restart_all(cluster: LocalCluster) -> None:
+    """Bring every process of a cluster back that is not there."""
+    for member in cluster.etcd.members:
+        if not member.running:
+            member.start()
+    cluster.etcd.wait_healthy()
+    for coordinator in cluster.coordinators:
+        child: Child = coordinator.child
+        if child.poll() is not None:
+            coordinator.restart()
+    for coordinator in cluster.coordinators:
+        coordinator.wait_ready(LIMIT_S)

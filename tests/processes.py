@@ -1,0 +1,188 @@
+"""Processes whose words a test waits for, instead of sleeping.
+
+    record = Record()
+    node = Talker(["strata", "run", ...], name="node-1", record=record)
+    started = record.wait("start", count=3, generation=2)      # events: what is said as JSON
+    assert node.join() == 0
+    node.wait_quiet()                                          # nobody holds its output any more
+
+A thread reads each process's output as it comes, so an event carries the moment it was heard. The
+output is handed on to children and theirs: its end proves that none of them is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from strata.launch.children import Child
+
+LIMIT_S = 40.0
+"""How long to wait for what must happen: far more than it takes on a busy machine."""
+MARK = "TALKER_MARK"
+"""In the environment of every process that a talker starts, theirs included."""
+
+Event = dict[str, Any]
+_T = TypeVar("_T")
+
+
+class Record:
+    """Everything that a test's processes have said, in the order it was heard."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    @property
+    def events(self) -> list[Event]:
+        with self._changed:
+            return list(self._events)
+
+    def of(self, kind: str, **facts: object) -> list[Event]:
+        """Return the events of one kind with these facts."""
+        return _chosen(self.events, kind, facts)
+
+    def until(self, what: str, found: Callable[[list[Event]], _T], *, limit_s: float = LIMIT_S) -> _T:
+        """Return the first true answer of `found` over all events; fail with what was said."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while not (answer := found(self._events)):
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    said = "\n".join(str(e) for e in self._events[-60:])
+                    raise AssertionError(f"{what} was not heard within {limit_s:g} s; heard:\n{said}")
+            return answer
+
+    def wait(self, kind: str, *, count: int = 1, limit_s: float = LIMIT_S, **facts: object) -> list[Event]:
+        """Return the events of one kind with these facts, once there are `count` of them."""
+
+        def enough(events: list[Event]) -> list[Event]:
+            chosen = _chosen(events, kind, facts)
+            return chosen if len(chosen) >= count else []
+
+        return self.until(f"{count} x {kind} {facts}", enough, limit_s=limit_s)
+
+    def wait_one(self, kind: str, *, limit_s: float = LIMIT_S, **facts: object) -> Event:
+        """Return the first event of one kind with these facts."""
+        return self.wait(kind, count=1, limit_s=limit_s, **facts)[0]
+
+    def wait_line(self, part: str, *, limit_s: float = LIMIT_S) -> str:
+        """Return the first line, of those that are no events, that contains `part`."""
+
+        def line(events: list[Event]) -> str:
+            return next((e["text"] for e in events if e["event"] == "line" and part in e["text"]), "")
+
+        return self.until(f"a line with {part!r}", line, limit_s=limit_s)
+
+
+def _chosen(events: list[Event], kind: str, facts: Mapping[str, object]) -> list[Event]:
+    return [e for e in events if e["event"] == kind and all(e.get(k) == v for k, v in facts.items())]
+
+
+class Talker:
+    """A child process and what it and its children say; an event's `source` is its name."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        name: str,
+        record: Record,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        new_session: bool = False,
+    ) -> None:
+        self.name = name
+        self.record = record
+        self.mark = uuid.uuid4().hex
+        self._quiet = threading.Event()
+        ours, theirs = os.pipe()
+        try:
+            self.child = Child.start(
+                argv,
+                name=name,
+                env={**(os.environ if env is None else env), MARK: self.mark},
+                cwd=cwd,
+                stdout=theirs,
+                stderr=theirs,
+                new_session=new_session,
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal to this process alone."""
+        self.child.send_signal(number)
+
+    def join(self, limit_s: float = LIMIT_S) -> int:
+        """Return the exit code once the process has ended, and all it said has been heard.
+
+        Its children may still run, and hold the output.
+        """
+        try:
+            code = self.child.join(limit_s)
+        except TimeoutError:
+            said = "\n".join(str(e) for e in self.record.events[-60:])
+            raise AssertionError(f"{self.name} runs after {limit_s:g} s; heard:\n{said}") from None
+        self._quiet.wait(1.0)
+        return code
+
+    def wait_quiet(self, limit_s: float = LIMIT_S) -> None:
+        """Return once nobody is left that was started by this process, directly or not."""
+        if not self._quiet.wait(limit_s):
+            raise AssertionError(f"of {self.name} there are left: {self.family()}")
+        assert self.family() == {}
+
+    def family(self) -> dict[int, str]:
+        """Return the processes that carry this talker's mark, with their command lines."""
+        return marked(self.mark)
+
+    def _listen(self, fd: int) -> None:
+        with open(fd, "rb") as pipe:
+            for line in pipe:
+                self.record.add(_event(line) | {"source": self.name, "heard": time.monotonic()})
+        self._quiet.set()
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Return the live processes whose environment holds the mark."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has ended, is a zombie, or is somebody else's
+    return found
+
+
+def _event(line: bytes) -> Event:
+    text = line.decode(errors="replace").rstrip("\n")
+    if text.startswith("{"):
+        try:
+            body = json.loads(text)
+        except ValueError:
+            body = None
+        if isinstance(body, dict) and "event" in body:
+            return body
+    return {"event": "line", "text": text}

@@ -1,0 +1,42 @@
+"""A rank that knows nothing of Strata: says its environment, and ends as it is told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from tests.ranks.saying import say
+
+
+def main() -> int:
+    """Return the exit code that was asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--exit", type=int, default=0)
+    parser.add_argument("--signal", type=int, help="end by this signal")
+    parser.add_argument("--only-rank", type=int, help="the others wait for ever")
+    parser.add_argument("--wait", action="store_true", help="until a signal comes")
+    options = parser.parse_args()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        say("signal", number=number)
+        sys.exit(options.exit)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    say("start", pid=os.getpid(), env=dict(os.environ))
+    if options.wait or options.only_rank not in {None, int(os.environ["RANK"])}:
+        while True:
+            time.sleep(1000)
+    if options.signal is not None:
+        if options.signal != signal.SIGKILL:
+            signal.signal(options.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), options.signal)
+    return int(options.exit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
