@@ -1,7 +1,7 @@
 """Datasets and whose shards are whose (PROTOCOLS 7.1).
 
-The assignment names the members and the ring; the owners follow from them (`core.ring`), so the
-record stays small. It changes when the members of the world do, and only then: a new generation
+The assignment names the members, the ring and the shards moved on it; the owners follow from them
+(`core.ring`), so the record stays small. It changes when the members of the world do, and only then: a new generation
 of the same members moves nothing.
 """
 
@@ -13,7 +13,7 @@ from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.records import Assignment, DatasetSpec, Phase, encode
-from strata.core.ring import RING
+from strata.core.ring import RING, assign, owners
 from strata.core.txn import Decision, Put, Txn, absent, created_at, unchanged
 from strata.errors import Conflict, InvalidArgument, QuotaExceeded
 
@@ -46,6 +46,19 @@ def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decis
     )
 
 
+def owners_of(assignment: Assignment) -> list[str]:
+    """Return the worker that owns each shard."""
+    return owners(assignment.workers, assignment.shards, assignment.moved)
+
+
+def shards_of(assignment: Assignment) -> dict[str, list[int]]:
+    """Return the shards of each worker, in order; a worker may own none."""
+    found: dict[str, list[int]] = {worker: [] for worker in assignment.workers}
+    for shard, worker in enumerate(owners_of(assignment)):
+        found[worker].append(shard)
+    return found
+
+
 def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> AssignmentPlan:
     """Say what the leader of `epoch` writes so that every dataset is divided among the world."""
     world = job.world()
@@ -62,6 +75,8 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Assignmen
         old = view.entry(key, Assignment)
         if old and (old.record.workers, old.record.shards) == (workers, spec.record.shards):
             continue
+        before = owners_of(old.record) if old is not None else None
+        moved = assign(workers, spec.record.shards, before)
         record = Assignment(
             assign_epoch=old.record.assign_epoch + 1 if old is not None else 1,
             epoch=epoch,
@@ -69,6 +84,7 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Assignmen
             shards=spec.record.shards,
             workers=workers,
             ring=RING,
+            moved={worker: tuple(taken) for worker, taken in moved.items()},
         )
         try:
             value = encode(record)

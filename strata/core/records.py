@@ -242,8 +242,9 @@ class DatasetSpec:
 class Assignment:
     """Whose shards are whose, as of one assignment epoch.
 
-    The owners follow from `workers`, `shards` and the published ring (`core.ring`), so that the
-    record stays small and any client in any language can compute them.
+    The owners follow from `workers`, `shards` and the published ring (`core.ring`), but for the
+    `moved` ones, listed by owner; so the record stays small, and any client in any language can
+    compute them.
     """
 
     assign_epoch: int
@@ -252,6 +253,7 @@ class Assignment:
     shards: int
     workers: tuple[WorkerId, ...]
     ring: str = "ring-v1"
+    moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
