@@ -1,6 +1,6 @@
 """Configuration: flag > environment `STRATA_*` > TOML file > default, checked at the entrance."""
 
-from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, split_address
+from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, is_loopback, split_address
 from strata.config.loading import Setting, load, read_file, setting, settings
 from strata.config.run import RunConfig
 
@@ -10,6 +10,7 @@ __all__ = [
     "LogConfig",
     "RunConfig",
     "Setting",
+    "is_loopback",
     "load",
     "read_file",
     "setting",

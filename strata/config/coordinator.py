@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,12 @@ class CoordinatorConfig:
         doc="the address that others connect to, by default the one listened at",
         env="STRATA_ADVERTISE",
     )
+    insecure: bool = setting(
+        "coordinator.insecure",
+        default=False,
+        doc="serve plaintext on an address that is not loopback",
+        env="STRATA_INSECURE",
+    )
     detect_s: float = setting(
         "detect_s", default=5.0, doc="how fast a frozen or lost member is found, in seconds"
     )
@@ -110,6 +117,11 @@ class CoordinatorConfig:
         elif host in ("0.0.0.0", "::"):  # noqa: S104  # refused here, not bound
             raise ConfigError(
                 f"others cannot connect to {host}", hint="set coordinator.advertise to host:port"
+            )
+        if not self.insecure and not is_loopback(host):
+            raise ConfigError(
+                f"{self.listen} is not a loopback address, and what is served there is plaintext",
+                hint="listen on 127.0.0.1, or pass --insecure in a network that you trust",
             )
 
     @classmethod
@@ -137,6 +149,16 @@ def split_address(what: str, address: str) -> tuple[str, int]:
     if int(port) > 65535:
         raise ConfigError(f"{what}: {port} is not a port")
     return (host[1:-1] if bracketed else host), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can connect to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -91,6 +91,8 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
         ({"STRATA_LISTEN": "h:70000"}, "not a port"),
         ({"STRATA_LISTEN": "0.0.0.0:50051"}, "cannot connect to 0.0.0.0"),
         ({"STRATA_ADVERTISE": "h:0"}, "not 0"),
+        ({"STRATA_LISTEN": "10.0.0.1:50051"}, "plaintext"),
+        ({"STRATA_LISTEN": "node-7:50051"}, "plaintext"),
         ({"STRATA_ETCD_CERT_FILE": "x.pem"}, "need each other"),
         ({"STRATA_ETCD_USERNAME": "me"}, "need each other"),
         ({"STRATA_ETCD_ENDPOINTS": ","}, "no etcd endpoint"),
@@ -102,6 +104,21 @@ def test_a_mistake_in_the_environment_is_named(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said):
         load(env=env)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"STRATA_LISTEN": "0.0.0.0:50051", "STRATA_ADVERTISE": "h:50051", "STRATA_INSECURE": "yes"},
+        {"STRATA_LISTEN": "[::1]:50051"},
+        {"STRATA_LISTEN": "localhost:50051"},
+    ],
+)
+def test_what_may_be_listened_at(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(env=env).listen == env["STRATA_LISTEN"]
 
 
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What each RPC does: decode, one call, encode."""

@@ -1,0 +1,84 @@
+"""Admin: the cluster as the replica that answers sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from strata.coordinator.context import EtcdMember, ReplicaContext
+from strata.core import records
+from strata.core.ids import InstanceId
+from strata.core.job import job_names
+from strata.core.leadership import leader_of
+from strata.core.view import Entry
+from strata.v1 import admin_pb2, admin_pb2_grpc
+from strata.wire.tokens import token
+
+UNHEARD = "the replica that answers does not hear it"
+
+
+class AdminServicer(admin_pb2_grpc.AdminServicer):
+    """`peer_ready` tells whether a peer said within the last second that it is ready."""
+
+    def __init__(
+        self,
+        context: ReplicaContext,
+        *,
+        peer_ready: Callable[[InstanceId], bool],
+        sessions: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._peer_ready = peer_ready
+        self._sessions = sessions
+
+    async def GetStatus(  # noqa: N802  # the name is the RPC's
+        self,
+        _request: admin_pb2.GetStatusRequest,
+        _call: grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse],
+    ) -> admin_pb2.GetStatusResponse:
+        context, view = self._context, self._context.mirror.view
+        etcd = await context.etcd_members()
+        leader = leader_of(view, context.keys)
+        instance = leader.record.instance if leader is not None else ""
+        replicas = view.entries(context.keys.replicas, records.Replica)
+        return admin_pb2.GetStatusResponse(
+            cluster=context.keys.cluster,
+            leader=leader.record.replica if leader is not None else "",
+            leader_epoch=leader.create_revision if leader is not None else 0,
+            replicas=[self._replica(entry, leader=entry.record.instance == instance) for entry in replicas],
+            etcd=[_member(member) for member in etcd],
+            jobs=len(job_names(view, context.keys)),
+            sessions=self._sessions(),
+            answered_by=context.replica,
+            token=token(context.mirror.uid, view.revision),
+        )
+
+    def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> admin_pb2.ReplicaStatus:
+        record = entry.record
+        if record.instance == self._context.instance:
+            ready, reason = self._context.is_ready()
+        else:
+            ready = self._peer_ready(record.instance)
+            reason = "" if ready else UNHEARD
+        return admin_pb2.ReplicaStatus(
+            replica=entry.name,
+            instance=record.instance,
+            address=record.address,
+            http_address=record.http_address,
+            version=record.version,
+            leader=leader,
+            ready=ready,
+            not_ready_reason=reason,
+        )
+
+
+def _member(member: EtcdMember) -> admin_pb2.EtcdStatus:
+    return admin_pb2.EtcdStatus(
+        endpoint=member.endpoint,
+        version=member.version,
+        healthy=member.healthy,
+        leader=member.leader,
+        db_size_bytes=member.db_size_bytes,
+        error=member.error,
+    )
