@@ -1,0 +1,188 @@
+"""What the leader clears away: keys of ended generations, and members whose replica is gone.
+
+Both go by *soft* times: since when the leader itself has seen something. A new leader begins to
+count anew, which only makes it later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys, number
+from strata.core.records import Replica, Worker
+from strata.core.txn import (
+    Delete,
+    Operation,
+    Txn,
+    created_at,
+    delete_prefix,
+    none_newer_in,
+    unchanged,
+)
+from strata.core.view import Entry
+
+MAX_OPS = 90
+"""Below the 100 of PROTOCOLS 2.5 by the few compares that come with them."""
+MAX_ORPHANS = 30
+"""In one transaction: a hand-over that comes between makes all of it fail."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True)
+class FirstSeen(Generic[K]):
+    """Since when each of a changing set of things has been there, as far as one process saw."""
+
+    since_ms: dict[K, float] = field(default_factory=dict)
+
+    def update(self, present: Iterable[K], now_ms: float) -> Mapping[K, float]:
+        """Take over what is there now; what went is forgotten."""
+        self.since_ms = {key: self.since_ms.get(key, now_ms) for key in present}
+        return self.since_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaning:
+    """What to delete, each transaction for itself: one that fails is planned anew."""
+
+    reason: str
+    txns: tuple[Txn, ...] = ()
+
+
+# -- ended generations (PROTOCOLS 6.6) --------------------------------------------------------
+
+
+def ended_generations(job: JobView) -> list[int]:
+    """Return the generations below the head's that still have keys to delete."""
+    head = job.head()
+    if head is None:
+        return []
+    view, keys = job.view, job.keys
+    found = {
+        int(name)
+        for name in view.names(keys.worlds)
+        if int(name) < head.record.generation and _has_rubbish(job, int(name))
+    }
+    for barrier in view.names(keys.barriers):
+        names = view.names(keys.barrier_name(barrier))
+        found |= {int(name) for name in names if int(name) < head.record.generation}
+    return sorted(found)
+
+
+def plan_ended_generations(
+    job: JobView,
+    *,
+    keys: ClusterKeys,
+    epoch: int,
+    ended_since_ms: Mapping[int, float],
+    now_ms: float,
+    keep_s: float = 60.0,
+) -> Cleaning:
+    """Delete the worlds and barriers of generations that ended `keep_s` ago.
+
+    `worlds/<gen>/restored` stays as long as a checkpoint is superseded by it (PROTOCOLS 8.4). No
+    later checkpoint can be: a record of an older generation is never begun after its world.
+    """
+    head = job.head()
+    due = [
+        generation
+        for generation in ended_generations(job)
+        if now_ms - ended_since_ms.get(generation, now_ms) >= keep_s * 1000
+    ]
+    if head is None or not due:
+        return Cleaning(reason=f"job {job.keys.name} has no generation to clear away")
+    deletes: list[Operation] = []
+    for generation in due:
+        folder, restored = job.keys.generation(generation), job.keys.restored(generation)
+        if _supersedes(job, generation):
+            # what sorts before it: chunks (digits), done, failed
+            deletes.append(Delete(key=folder, range_end=restored))
+        else:
+            deletes.append(delete_prefix(folder))
+    for barrier in job.view.names(job.keys.barriers):
+        there = set(job.view.names(job.keys.barrier_name(barrier)))
+        deletes += (
+            delete_prefix(job.keys.barrier_generation(barrier, generation))
+            for generation in due
+            if number(generation) in there
+        )
+    guards = (
+        created_at(keys.leader, epoch),
+        unchanged(job.keys.head, head.mod_revision),
+    )
+    txns = tuple(
+        Txn(compares=guards, success=tuple(deletes[start : start + MAX_OPS]))
+        for start in range(0, len(deletes), MAX_OPS)
+    )
+    return Cleaning(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
+
+
+def _supersedes(job: JobView, generation: int) -> bool:
+    """Tell whether this generation's restore point supersedes a record that still exists."""
+    step = job.restored(generation)
+    return step is not None and any(
+        entry.record.generation < generation and entry.record.step > step for entry in job.checkpoints()
+    )
+
+
+def _has_rubbish(job: JobView, generation: int) -> bool:
+    names = job.view.names(job.keys.generation(generation))
+    return names != ["restored"] or not _supersedes(job, generation)
+
+
+# -- orphans (PROTOCOLS 5.4) ------------------------------------------------------------------
+
+Orphan = tuple[str, str, int]
+"""Job, worker, and the mod_revision of its key: a hand-over makes it another."""
+
+
+def orphans(job: JobView, *, keys: ClusterKeys) -> dict[Orphan, Entry[Worker]]:
+    """Return the members that are served by a replica instance which is not there."""
+    instances = {entry.record.instance for entry in job.view.entries(keys.replicas, Replica)}
+    return {
+        (job.keys.name, worker.name, worker.mod_revision): worker
+        for worker in job.workers()
+        if worker.record.served_by not in instances
+    }
+
+
+def plan_orphans(
+    job: JobView,
+    *,
+    keys: ClusterKeys,
+    epoch: int,
+    orphaned_since_ms: Mapping[Orphan, float],
+    calm_since_ms: float,
+    now_ms: float,
+    orphan_s: float = 5.0,
+) -> Cleaning:
+    """Delete the members whose replica has been gone for `orphan_s`.
+
+    `calm_since_ms`: the later of taking office and of the last replica becoming ready. Members
+    had that long to come back through another replica.
+    """
+    waits_ms = orphan_s * 1000
+    found = orphans(job, keys=keys)
+    due = [
+        entry
+        for orphan, entry in found.items()
+        if now_ms - max(calm_since_ms, orphaned_since_ms.get(orphan, now_ms)) >= waits_ms
+    ]
+    if not due:
+        return Cleaning(reason=f"job {job.keys.name}: {len(found)} members without a replica")
+    guards = (
+        created_at(keys.leader, epoch),
+        none_newer_in(keys.replicas, job.view.revision),  # the replica has not come back
+    )
+    txns = []
+    for start in range(0, len(due), MAX_ORPHANS):
+        batch = due[start : start + MAX_ORPHANS]
+        same = (unchanged(entry.key, entry.mod_revision) for entry in batch)
+        deletes = tuple(Delete(key=entry.key) for entry in batch)
+        txns.append(Txn(compares=(*guards, *same), success=deletes))
+    names = ", ".join(entry.name for entry in due[:4])
+    more = f" and {len(due) - 4} more" if len(due) > 4 else ""
+    return Cleaning(reason=f"{names}{more}: no replica has served them for {orphan_s:g} s", txns=tuple(txns))

@@ -1,0 +1,258 @@
+"""What must hold in every view, whatever happened before: each finding is a sentence.
+
+Called in unit tests, in the simulation, and by `strata doctor`. A finding is a bug of Strata, or
+of whoever wrote to the keyspace by hand. Nothing here compares views over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strata.core.job import JobView, World, job_names
+from strata.core.keys import ClusterKeys
+from strata.core.records import (
+    Assignment,
+    BarrierFloor,
+    BarrierOutcome,
+    BarrierResult,
+    CheckpointState,
+    DatasetSpec,
+    JobPhase,
+    JobSpec,
+    Leader,
+    Phase,
+    PoisonRecord,
+    Standbys,
+)
+from strata.core.ring import bound
+from strata.core.view import View
+
+_LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
+
+
+def check(view: View, keys: ClusterKeys) -> list[str]:
+    """Return what is wrong with the keyspace, in words; nothing, if all is well."""
+    found: list[str] = []
+    for name in job_names(view, keys):
+        job = JobView(view, keys.job(name))
+        for rule in (_worlds, _ends, _barriers, _latest, _catalog, _datasets, _epochs):
+            try:
+                found += [f"job {name}: {problem}" for problem in rule(job)]
+            except PoisonRecord as error:
+                found.append(f"job {name}: {error.message}")
+    try:
+        found += _leader(view, keys)
+    except PoisonRecord as error:
+        found.append(error.message)
+    return found
+
+
+def _leader(view: View, keys: ClusterKeys) -> Iterator[str]:
+    """Nothing was written by a leader that is still to come."""
+    leader = view.entry(keys.leader, Leader)
+    if leader is None:
+        return
+    for name in job_names(view, keys):
+        epoch = _highest_epoch(JobView(view, keys.job(name)))
+        if epoch > leader.create_revision:
+            yield f"job {name}: epoch {epoch} is above the leader's own"
+
+
+# -- worlds -----------------------------------------------------------------------------------
+
+
+def _worlds(job: JobView) -> Iterator[str]:
+    """The head names its members, and they are what it says they are."""
+    world = job.world()
+    if world is None:
+        for name in job.view.names(job.keys.worlds):
+            for ended in ("done", "failed", "restored"):
+                if ended in job.view.names(job.keys.generation(int(name))):
+                    yield f"generation {name} has {ended} keys, and there is no head"
+        return
+    head = world.head
+    yield from _members(world)
+    folder = job.keys.members(head.generation, head.epoch)
+    chunks = len(job.view.names(folder))
+    if chunks != head.chunks:
+        yield f"generation {head.generation} has {chunks} chunks, its head says {head.chunks}"
+    newest = max(map(int, job.view.names(job.keys.worlds)), default=0)
+    if newest > head.generation + 1:
+        yield f"generation {newest} has keys, and the head is {head.generation}"
+    step = job.restored(head.generation)
+    wanted = head.restore.step if head.restore is not None else None
+    if step != wanted:
+        yield f"generation {head.generation} restored {step}, its head says {wanted}"
+    if head.forming and head.restore is not None:
+        yield f"generation {head.generation} is forming and restores"
+
+
+def _members(world: World) -> Iterator[str]:
+    head, members = world.head, world.members
+    if len(members) != head.members:
+        yield f"generation {head.generation} has {len(members)} members, not {head.members}"
+    if sum(member.slots for member in members) != head.size:
+        yield f"generation {head.generation} has not {head.size} ranks"
+    first_rank = 0
+    for index, member in enumerate(members):
+        if (member.group_rank, member.first_rank) != (index, first_rank):
+            yield f"generation {head.generation}: {member.worker} is out of place"
+        first_rank += member.slots
+    if len({member.worker for member in members}) != len(members):
+        yield f"generation {head.generation} has a member twice"
+
+
+def _ends(job: JobView) -> Iterator[str]:
+    """A rank ends once, within the world's size; an all-done world is what DONE means."""
+    world = job.world()
+    if world is None:
+        return
+    generation, size = world.head.generation, world.head.size
+    done, failed = job.done(generation), job.failed(generation)
+    if both := done & failed.keys():
+        yield f"generation {generation}: ranks {sorted(both)} are done and failed"
+    if outside := {rank for rank in done | failed.keys() if rank >= size}:
+        yield f"generation {generation}: ranks {sorted(outside)} ended, of {size}"
+    if job.phase() is Phase.DONE and len(done) != size:
+        yield f"the job is done with {len(done)} of {size} ranks"
+    standbys = job.view.record(job.keys.standbys, Standbys)
+    waiting = set(standbys.workers) if standbys is not None else set()
+    alive = {
+        member.worker
+        for member in world.members
+        if (worker := job.worker(member.worker)) is not None and worker.create_revision == member.incarnation
+    }
+    if inside := waiting & alive:
+        yield f"members {sorted(inside)} of the world stand by"
+
+
+# -- barriers ---------------------------------------------------------------------------------
+
+
+def _barriers(job: JobView) -> Iterator[str]:
+    """The floor is the highest released round, and nothing lies below it."""
+    view, keys = job.view, job.keys
+    head = job.head()
+    current = head.record.generation if head is not None else 0
+    for name in view.names(keys.barriers):
+        for generation in map(int, view.names(keys.barrier_name(name))):
+            what = f"barrier {name}/{generation}"
+            if generation > current:
+                yield f"{what} is of a generation that does not exist"
+            record = view.record(keys.barrier_floor(name, generation), BarrierFloor)
+            floor = record.round if record is not None else 0
+            rounds = view.names(keys.barrier_generation(name, generation))
+            for round_ in (int(text) for text in rounds if text != "floor"):
+                outcome = view.entry(keys.outcome(name, generation, round_), BarrierOutcome)
+                if round_ < floor:
+                    yield f"{what}: round {round_} lies below the floor {floor}"
+                if outcome is None:
+                    continue
+                released = outcome.record.result is BarrierResult.RELEASED
+                if released and round_ != floor:
+                    yield f"{what}: round {round_} was released, and the floor is {floor}"
+                if (outcome.record.generation, outcome.record.round) != (generation, round_):
+                    yield f"{what}: round {round_} holds the outcome of another"
+                if released and outcome.record.missing:
+                    yield f"{what}: round {round_} was released without all"
+            if floor and view.get(keys.outcome(name, generation, floor)) is None:
+                yield f"{what}: the floor is {floor}, and that round has no outcome"
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+def _latest(job: JobView) -> Iterator[str]:
+    """`latest` is a committed record, none that counts is newer, and its world restores it."""
+    latest, head = job.latest(), job.head()
+    if latest is None:
+        return
+    record = latest.record
+    where = f"latest ({record.generation}, {record.step})"
+    checkpoint = job.checkpoint(record.step, record.record_generation)
+    if checkpoint is None:
+        yield f"{where} refers to no record"
+    elif checkpoint.record.attempt != record.attempt:
+        yield f"{where} refers to attempt {record.attempt}, which is not the record's"
+    elif checkpoint.record.state not in _LATEST_STATES:
+        yield f"{where} refers to a record that is {checkpoint.record.state.value}"
+    if record.record_generation > record.generation:
+        yield f"{where} counts under a generation before its record's"
+    if head is None or record.generation > head.record.generation:
+        yield f"{where} is of a generation that does not exist"
+        return
+    restore = head.record.restore
+    if (
+        record.generation == head.record.generation
+        and record.record_generation != record.generation
+        and (restore is None or (restore.step, restore.attempt) != (record.step, record.attempt))
+    ):
+        yield f"{where} is not what generation {record.generation} restored"
+
+
+def _catalog(job: JobView) -> Iterator[str]:
+    """Records lie where they say, of generations that have been; no state without its acks."""
+    head = job.head()
+    current = head.record.generation if head is not None else 0
+    for entry in job.checkpoints():
+        record = entry.record
+        what = f"checkpoint ({record.step}, {record.generation})"
+        if entry.key != job.keys.checkpoint(record.step, record.generation):
+            yield f"{what} lies at {entry.key}"
+        if record.generation > current and record.state is not CheckpointState.PREPARED:
+            yield f"{what} is of a generation that does not exist"
+        if record.state is CheckpointState.COMMITTED and not record.manifest_digest:
+            yield f"{what} is committed without a manifest's digest"
+
+
+# -- datasets ---------------------------------------------------------------------------------
+
+
+def _datasets(job: JobView) -> Iterator[str]:
+    """An assignment is of its dataset and of a world, and its loads are bounded."""
+    head, world = job.head(), job.world()
+    current = head.record.generation if head is not None else 0
+    for name in job.view.names(job.keys.datasets):
+        spec = job.view.record(job.keys.dataset_spec(name), DatasetSpec)
+        assignment = job.view.record(job.keys.assignment(name), Assignment)
+        if assignment is None:
+            continue
+        if spec is None or spec.shards != assignment.shards:
+            yield f"dataset {name} is assigned with {assignment.shards} shards, its spec differs"
+        if assignment.generation > current:
+            yield f"dataset {name} is assigned in a generation that does not exist"
+        members = {member.worker for member in world.members} if world is not None else set()
+        if assignment.generation == current and not set(assignment.workers) <= members:
+            yield f"dataset {name} is assigned to workers outside the world"
+        moved = [shard for taken in assignment.moved.values() for shard in taken]
+        if len(set(moved)) != len(moved) or not set(moved) <= set(range(assignment.shards)):
+            yield f"dataset {name} moves a shard twice, or one that does not exist"
+        if not assignment.moved.keys() <= set(assignment.workers):
+            yield f"dataset {name} moves shards to workers that it is not assigned to"
+        most = bound(len(assignment.workers), assignment.shards, percent=40)
+        if max(map(len, assignment.moved.values()), default=0) > most:
+            yield f"dataset {name} moves more shards to one worker than it may own"
+
+
+# -- epochs -----------------------------------------------------------------------------------
+
+
+def _highest_epoch(job: JobView) -> int:
+    view, keys = job.view, job.keys
+    head = job.head()
+    epochs = [head.record.epoch if head is not None else 0]
+    if (phase := view.record(keys.phase, JobPhase)) is not None:
+        epochs.append(phase.epoch)
+    if (standbys := view.record(keys.standbys, Standbys)) is not None:
+        epochs.append(standbys.epoch)
+    assignments = (view.record(keys.assignment(name), Assignment) for name in view.names(keys.datasets))
+    epochs += (assignment.epoch for assignment in assignments if assignment is not None)
+    return max(epochs)
+
+
+def _epochs(job: JobView) -> Iterator[str]:
+    """An epoch is a revision that has been; a job with anything in it has a spec."""
+    if (epoch := _highest_epoch(job)) > job.view.revision:
+        yield f"epoch {epoch} is above revision {job.view.revision}"
+    if job.head() is not None and job.view.record(job.keys.spec, JobSpec) is None:
+        yield "it has a world and no spec"
