@@ -44,8 +44,9 @@ class Op(Enum):
 class Compare:
     """A condition on one key, or on every existing key of `[key, range_end)`.
 
-    An absent single key has version, create and mod revision 0; a range condition holds when no
-    key lies in the range. An absent key never equals a VALUE, not even the empty one.
+    An absent key has version, create revision, mod revision and lease 0, and an empty range counts
+    as one absent key: of it `VERSION = 0` and `MOD < 5` hold, `MOD > 5` does not. Nothing holds of
+    the VALUE of an absent key or an empty range, not even NOT_EQUAL.
     """
 
     key: str
