@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from strata.client.endpoints import Endpoint, Route, parse_endpoints
+from strata.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("host:1", "dns:///host:1"),
+        ("host", "dns:///host:50051"),
+        ("http://[::1]:50051", "ipv6:[::1]:50051"),
+        ("http://host:8/", "dns:///host:8"),
+        ("grpc://10.0.0.7:9", "ipv4:10.0.0.7:9"),
+        ("[::1]", "ipv6:[::1]:50051"),
+        ("[fe80::1%eth0]:7", "ipv6:[fe80::1%25eth0]:7"),
+        ("a_b.c-d.example:7", "dns:///a_b.c-d.example:7"),
+        ("unix:/run/strata.sock", "unix:/run/strata.sock"),
+        ("unix:///run/strata.sock", "unix:/run/strata.sock"),
+    ],
+)
+def test_what_people_write_and_what_grpc_gets(text: str, target: str) -> None:
+    (endpoint,) = parse_endpoints(text)
+    assert endpoint.target == target
+
+
+def test_lists_keep_their_order_and_drop_repetitions() -> None:
+    assert [str(e) for e in parse_endpoints(" b:2, a:1,,b:2 ")] == ["b:2", "a:1"]
+    assert [str(e) for e in parse_endpoints(["[::1]:1", "a:1,unix:/x"])] == ["[::1]:1", "a:1", "unix:/x"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " , ", "host:0", "host:65536", "host:x", "::1:50051", "[::1", "[host]:1", "[1.2.3.4]:1", "https://host:1",
+        "ftp://host:1", "unix:relative", "http://", "a b:1", "host:1/path", "user@host:1", "host:-1", "host:\u0661",
+    ],
+)  # fmt: skip
+def test_what_is_no_endpoint_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_endpoints(text)
+    assert refusal.value.hint
+
+
+def test_literal_addresses_need_no_resolution() -> None:
+    assert Endpoint(host="127.0.0.1", port=1).is_literal
+    assert Endpoint(host="::1", port=1).is_literal
+    assert not Endpoint(host="localhost", port=1).is_literal
+
+
+def route(text: str, seed: int = 0) -> Route:
+    return Route(parse_endpoints(text), random.Random(seed))
+
+
+def test_members_start_at_different_endpoints() -> None:
+    firsts = {str(route("a:1,b:1,c:1", seed).next()[0]) for seed in range(50)}
+    assert firsts == {"a:1", "b:1", "c:1"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_reconnect_is_elsewhere_within_100_ms_and_later_ones_are_capped(seed: int) -> None:
+    way = route("a:1,b:1,c:1", seed)
+    first, delay_s = way.next()
+    assert delay_s == 0
+    way.reached()
+    second, delay_s = way.next()
+    assert second != first
+    assert delay_s < 0.1
+    tried, delays = [second], []
+    for _ in range(20):
+        endpoint, delay_s = way.next()
+        assert endpoint != tried[-1]
+        tried.append(endpoint)
+        delays.append(delay_s)
+    assert set(tried) == {first, *tried}
+    assert delays[0] <= 0.1
+    assert max(delays) <= 2.0
+    assert min(delays[10:]) >= 1.0
+    assert len(set(delays[10:])) == len(delays[10:]), "jittered"
+
+
+def test_a_single_endpoint_is_tried_again() -> None:
+    way = route("a:1")
+    assert [str(way.next()[0]) for _ in range(3)] == ["a:1"] * 3
+
+
+def test_ready_ones_are_preferred_once_and_only_if_configured() -> None:
+    way = route("a:1,b:1,c:1,d:1")
+    way.next()
+    way.reached()
+    ready = next(str(e) for e in parse_endpoints("a:1,b:1,c:1,d:1") if e != way.current)
+    way.prefer([ready, "elsewhere:9", "not an address"])
+    assert str(way.next()[0]) == ready
+    assert str(way.next()[0]) != ready
+
+
+def test_where_a_replica_sends_us_comes_first() -> None:
+    way = route("a:1,b:1,c:1")
+    here, _ = way.next()
+    target = next(e for e in parse_endpoints("a:1,b:1,c:1") if e != here)
+    way.go_to([str(here), str(target), "10.9.9.9:1"])
+    assert way.next()[0] == target
+
+
+def test_an_address_that_is_not_configured_is_taken_only_if_there_is_no_other() -> None:
+    alone = route("a:1")
+    alone.next()
+    alone.go_to(["10.9.9.9:1"])
+    assert str(alone.next()[0]) == "10.9.9.9:1"
+    assert str(alone.next()[0]) == "a:1"
+    several = route("a:1,b:1")
+    several.next()
+    several.go_to(["10.9.9.9:1"])
+    assert str(several.next()[0]) in {"a:1", "b:1"}

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from strata import errors
+from strata.client.barriers import RoundBook, payloads_of
+from strata.client.loop import BackgroundLoop
+from strata.client.rank import RankClient, RankPlace, Watcher, placed
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.barriers_pb2 import (
+    BARRIER_RESULT_BROKEN,
+    BARRIER_RESULT_RELEASED,
+    BARRIER_RESULT_TIMED_OUT,
+    Arrival,
+    BarrierOutcome,
+)
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.session_pb2 import Down, Outcomes, WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
+from tests.unit.client.fake_replica import Rig, done, rig
+
+
+class NoThread:
+    """In the place of the background thread: the test is in the loop itself."""
+
+    def at_stop(self, act: object) -> None:
+        pass
+
+
+@asynccontextmanager
+async def rank_client(count: int = 1, generation: int = 1) -> AsyncIterator[tuple[Rig, RankClient]]:
+    async with rig(count) as r:
+        place = RankPlace(job="j", worker_id="w", generation=generation, rank=0, world_size=2)
+        background = cast("BackgroundLoop", NoThread())
+        yield r, RankClient(r.session, Watcher(), place, background=background, owns_member=True)
+
+
+def barrier(
+    client: RankClient, name: str = "b", payload: bytes = b"", **more: Any
+) -> asyncio.Task[dict[int, bytes]]:
+    ranks, timeout_s = more.get("ranks", ()), more.get("timeout_s")
+    return asyncio.create_task(client._barrier(name, payload, ranks, timeout_s))
+
+
+async def arrived(r: Rig, number: int) -> Arrival:
+    """Return the arrival of the `number`-th message of arrivals."""
+    (one,) = (await r.serving.next("arrivals", after=number)).arrivals
+    return cast("Arrival", one)
+
+
+def end(r: Rig, arrival: Arrival, result: Any, *missing: int) -> None:
+    outcome = BarrierOutcome(
+        name=arrival.name,
+        generation=arrival.generation,
+        round=arrival.round,
+        result=result,
+        missing=missing,
+        reason="1 of 2 arrived",
+    )
+    r.serving.send(Down(outcomes=Outcomes(outcomes=[outcome])))
+
+
+@in_virtual_time()
+async def test_each_call_is_the_next_round_of_its_name() -> None:
+    async with rank_client() as (r, client):
+        for number, (name, round_) in enumerate([("a", 1), ("a", 2), ("b", 1), ("a", 3)]):
+            call = barrier(client, name, b"mine")
+            arrival = await arrived(r, number)
+            assert (arrival.name, arrival.round, list(arrival.ranks)) == (name, round_, [0])
+            r.serving.release(arrival, r0=b"mine", r1=b"other")
+            assert await call == {0: b"mine", 1: b"other"}
+
+
+@in_virtual_time()
+async def test_rounds_begin_after_the_worlds_floors() -> None:
+    async with rank_client() as (r, client):
+        r.serving.world(1, barrier_floors={"a": 4})
+        await asyncio.sleep(0.01)
+        _ = barrier(client, "a")
+        assert (await arrived(r, 0)).round == 5
+
+
+@in_virtual_time()
+async def test_a_local_deadline_is_unavailable_and_the_retry_is_the_same_round() -> None:
+    async with rank_client() as (r, client):
+        call = barrier(client, timeout_s=2.0)
+        arrival = await arrived(r, 0)
+        assert arrival.timeout_ms == 2000
+        with pytest.raises(errors.Unavailable, match="no outcome"):
+            await call
+        retry = barrier(client, timeout_s=2.0)
+        await asyncio.sleep(0.1)
+        assert len(r.serving.all("arrivals")) == 1, "it has arrived already"
+        r.serving.release(arrival)
+        assert await retry == {}
+        _ = barrier(client)
+        assert (await arrived(r, 1)).round == 2
+
+
+@in_virtual_time()
+async def test_an_outcome_that_came_between_two_calls_is_delivered_and_not_skipped() -> None:
+    async with rank_client() as (r, client):
+        call = barrier(client)
+        arrival = await arrived(r, 0)
+        call.cancel()  # the waiting thread was interrupted
+        r.serving.release(arrival, r1=b"x")
+        await asyncio.sleep(0.1)
+        r.serving.world(1, barrier_floors={"b": 1})
+        await asyncio.sleep(0.1)
+        assert await barrier(client) == {1: b"x"}
+        _ = barrier(client)
+        assert (await arrived(r, 1)).round == 2
+
+
+@in_virtual_time()
+async def test_breaks_are_raised_with_who_was_missing_and_end_the_round() -> None:
+    async with rank_client() as (r, client):
+        call = barrier(client)
+        end(r, await arrived(r, 0), BARRIER_RESULT_TIMED_OUT, 1)
+        with pytest.raises(errors.BarrierTimeout) as timeout:
+            await call
+        assert timeout.value.missing == ("rank 1",)
+        call = barrier(client)
+        second = await arrived(r, 1)
+        assert second.round == 2
+        end(r, second, BARRIER_RESULT_BROKEN, 1)
+        with pytest.raises(errors.BarrierBroken) as broken:
+            await call
+        assert not isinstance(broken.value, errors.BarrierTimeout)
+
+
+@in_virtual_time()
+async def test_a_newer_world_makes_every_call_stale_until_it_is_joined() -> None:
+    async with rank_client() as (r, client):
+        waiting = barrier(client)
+        await arrived(r, 0)
+        r.serving.world(2, rank=1)
+        with pytest.raises(errors.StaleGeneration):
+            await waiting
+        with pytest.raises(errors.StaleGeneration):
+            await client._barrier("b", b"", (), None)
+        with pytest.raises(errors.StaleGeneration):
+            client.check()
+        with pytest.raises(errors.StaleGeneration):
+            client.progress(1)
+        await client._rejoin(10)
+        assert (client.generation, client.rank) == (2, 1)
+        client.check()
+        again = barrier(client)
+        arrival = await arrived(r, 1)
+        assert (arrival.generation, arrival.round, list(arrival.ranks)) == (2, 1, [1])
+        r.serving.release(arrival)
+        await again
+
+
+@in_virtual_time()
+async def test_a_refused_arrival_does_not_count() -> None:
+    async with rank_client() as (r, client):
+        with pytest.raises(errors.QuotaExceeded):
+            await client._barrier("b", b"x" * 5000, (), None)
+        _ = barrier(client)
+        assert (await arrived(r, 0)).round == 1
+
+
+@in_virtual_time()
+async def test_a_failed_job_and_an_ended_session_say_so() -> None:
+    async with rank_client() as (r, client):
+        r.serving.world(1, phase=JOB_PHASE_FAILED, phase_reason="three generations without a step")
+        await asyncio.sleep(0.01)
+        with pytest.raises(errors.JobFailed, match="three generations"):
+            client.check()
+        r.session._finish(errors.StaleIncarnation("replaced"))
+        with pytest.raises(errors.StaleIncarnation):
+            client.check()
+
+
+@in_virtual_time()
+async def test_a_lone_trainer_waits_for_a_world_with_a_place() -> None:
+    async with rig() as r:
+        watcher = Watcher()
+        r.session._observer = watcher
+        waiting = asyncio.create_task(placed(r.session, watcher, job="j", worker_id="w", after=0))
+        r.serving.world(1, rank=None)
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        r.serving.world(2, rank=1, size=4)
+        place = await waiting
+        assert (place.generation, place.rank, place.world_size, place.restore_point) == (2, 1, 4, None)
+        later = asyncio.create_task(placed(r.session, watcher, job="j", worker_id="w", after=2))
+        update = WorldUpdate()
+        update.world.generation = 3
+        update.world.restore.CopyFrom(RestorePoint(step=9, attempt="x"))
+        update.place.first_rank = 0
+        r.serving.send(Down(world=update))
+        restored = (await later).restore_point
+        assert restored is not None
+        assert restored.step == 9
+        never = asyncio.create_task(placed(r.session, watcher, job="j", worker_id="w", after=3))
+        r.serving.world(3, rank=None, phase=JOB_PHASE_DONE)
+        with pytest.raises(errors.Refused, match="done"):
+            await never
+
+
+@in_virtual_time()
+async def test_closing_says_how_it_went_and_leaves() -> None:
+    async with rank_client() as (r, client):
+        r.serving.answer = lambda up: (
+            r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
+        )
+        await client._close(1, "ValueError: no")
+        (exit_,) = r.serving.all("rank_exit")
+        assert (exit_.generation, exit_.rank, exit_.code, exit_.reason) == (1, 0, 1, "ValueError: no")
+        assert r.serving.all("leave")
+
+
+@in_virtual_time()
+async def test_a_bug_in_an_observer_ends_nothing() -> None:
+    watcher, seen = Watcher(), []
+
+    def broken(_: Checkpoint) -> None:
+        raise ZeroDivisionError
+
+    watcher.checkpoint_callbacks += [broken, lambda checkpoint: seen.append(checkpoint.step)]
+    watcher.on_checkpoint(Checkpoint(step=3))
+    assert seen == [3]
+
+
+def test_a_round_open_here_is_not_skipped_by_a_floor() -> None:
+    with asyncio.Runner() as runner:
+        book = RoundBook()
+        book.floors({"a": 2})
+        assert book.next_round("a") == 3
+        pending: asyncio.Future[BarrierOutcome] = runner.get_loop().create_future()
+        book.arrived("a", pending)
+        book.floors({"a": 9, "b": 1})
+        assert (book.next_round("a"), book.next_round("b")) == (3, 2)
+        book.delivered("a", BarrierOutcome(round=3))
+        assert book.pending("a") is None
+        assert book.next_round("a") == 4
+
+
+def test_what_an_outcome_means() -> None:
+    released = BarrierOutcome(result=BARRIER_RESULT_RELEASED, payloads={1: b"x"})
+    assert payloads_of(released) == {1: b"x"}
+    with pytest.raises(errors.Refused):
+        payloads_of(BarrierOutcome(name="b"))
