@@ -80,7 +80,7 @@ async def test_open_arrivals_are_told_to_the_next_replica_with_their_age() -> No
 async def test_arrivals_of_one_moment_go_as_one_message_a_round() -> None:
     async with rig() as r:
         futures = [
-            _ = r.session.arrive(
+            r.session.arrive(
                 arrival(rank=rank, payloads=[b"%d" % rank] if rank else (), timeout_ms=5000 - rank)
             )
             for rank in (3, 0, 2)
