@@ -11,6 +11,7 @@ import sys
 from typing import TextIO, cast
 
 import structlog
+from structlog.dev import ConsoleRenderer, plain_traceback
 from structlog.typing import FilteringBoundLogger, Processor
 
 Logger = FilteringBoundLogger
@@ -26,7 +27,8 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
     out = sys.stderr if stream is None else stream
     plain = fmt == "plain" or (fmt == "auto" and out.isatty())
     renderer: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        # not rich's traceback, which shows local variables: a secret may be one
+        [ConsoleRenderer(colors=out.isatty(), exception_formatter=plain_traceback)]
         if plain
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -43,6 +43,10 @@ class JobQueue:
                         found = True
         return found
 
+    def all_due(self) -> None:
+        """Look at every job in the next turn."""
+        self._all_at = 0.0
+
     async def each(self, view: View, work: Callable[[str], Awaitable[float | None]]) -> float | None:
         """Call `work` for every job that is due; return the seconds until the next one is.
 

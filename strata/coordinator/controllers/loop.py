@@ -34,7 +34,7 @@ class Controller(Protocol):
     def tick_s(self) -> float: ...
 
     def wants(self, batch: WatchBatch) -> bool:
-        """Tell whether this change may give work. Called on every batch: cheap."""
+        """Take notice of a change; tell whether it may give work. Called on every batch: cheap."""
         ...
 
     async def turn(self) -> float | None:
@@ -63,7 +63,7 @@ async def drive(controller: Controller, mirror: Mirror) -> None:
     changed.set()  # what was there before counts as a change
 
     def look(batch: WatchBatch) -> None:
-        if not changed.is_set() and controller.wants(batch):
+        if controller.wants(batch):
             changed.set()
 
     leave = mirror.subscribe(look)

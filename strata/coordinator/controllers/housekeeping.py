@@ -1,0 +1,122 @@
+"""Clears away what has ended: keys of old generations, and members that no replica serves.
+
+A member whose replica is gone has five seconds to come back through another one, counted from
+the latest of: this leader sees it, it took office, a replica registered (PROTOCOLS 5.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Final
+
+from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.fence import Fence
+from strata.coordinator.mirror import Mirror
+from strata.core.housekeeping import (
+    Cleaning,
+    FirstSeen,
+    Orphan,
+    ended_generations,
+    orphans,
+    plan_ended_generations,
+    plan_orphans,
+)
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys
+from strata.core.timing import Timing
+from strata.core.txn import Event, WatchBatch
+from strata.observe import get_logger
+
+log = get_logger()
+
+AGAIN_S: Final = 0.1
+
+
+class Housekeeping:
+    """The clearing controller of one term of office."""
+
+    name: Final = "housekeeping"
+    tick_s: Final = 30.0
+
+    def __init__(self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence, timing: Timing) -> None:
+        self._keys = keys
+        self._mirror = mirror
+        self._fence = fence
+        self._timing = timing
+        self._jobs = JobQueue(self.name, keys, frozenset({"workers", "world"}))
+        self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
+        self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
+        self._calm_since_ms = _now_ms()
+
+    def wants(self, batch: WatchBatch) -> bool:
+        replicas = [e for e in batch.events if e.kv.key.startswith(self._keys.replicas)]
+        if replicas:
+            self._jobs.all_due()
+        if any(_created(event) for event in replicas):
+            self._calm_since_ms = _now_ms()
+        return self._jobs.note(batch) or bool(replicas)
+
+    async def turn(self) -> float | None:
+        return await self._jobs.each(self._mirror.view, self._clean)
+
+    async def _clean(self, name: str) -> float | None:
+        """Delete what is due in one job; return when the next thing is."""
+        return min(
+            (
+                delay
+                for delay in (await self._clean_generations(name), await self._clean_orphans(name))
+                if delay is not None
+            ),
+            default=None,
+        )
+
+    async def _clean_generations(self, name: str) -> float | None:
+        job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
+        keep_s = self._timing.ended_generation_s
+        since = self._ended[name].update(ended_generations(job), now_ms)
+        plan = plan_ended_generations(
+            job,
+            keys=self._keys,
+            epoch=self._fence.epoch,
+            ended_since_ms=since,
+            now_ms=now_ms,
+            keep_s=keep_s,
+        )
+        waits_s = [keep_s - (now_ms - at_ms) / 1000 for at_ms in since.values()]
+        return await self._carry_out(name, plan, waits_s)
+
+    async def _clean_orphans(self, name: str) -> float | None:
+        job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
+        since = self._orphans[name].update(orphans(job, keys=self._keys), now_ms)
+        plan = plan_orphans(
+            job,
+            keys=self._keys,
+            epoch=self._fence.epoch,
+            orphaned_since_ms=since,
+            calm_since_ms=self._calm_since_ms,
+            now_ms=now_ms,
+            orphan_s=self._timing.orphan_s,
+        )
+        waits_s = [
+            self._timing.orphan_s - (now_ms - max(self._calm_since_ms, at_ms)) / 1000
+            for at_ms in since.values()
+        ]
+        return await self._carry_out(name, plan, waits_s)
+
+    async def _carry_out(self, name: str, plan: Cleaning, waits_s: list[float]) -> float | None:
+        """Execute a plan; return when to look again: at once if it was outdated."""
+        if plan.txns:
+            results = [await self._fence.execute(txn) for txn in plan.txns]
+            log.info("cleared_away", job=name, reason=plan.reason)
+            if not all(result.succeeded for result in results):
+                return AGAIN_S
+        return min((max(wait_s, AGAIN_S) for wait_s in waits_s), default=None)
+
+
+def _created(event: Event) -> bool:
+    return not event.deleted and event.kv.create_revision == event.kv.mod_revision
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000

@@ -1,0 +1,93 @@
+"""A coordinator's etcd: waited for at the start, judged by its version, asked how it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from strata.config import EtcdConfig
+from strata.coordinator.context import EtcdMember
+from strata.core.etcd_version import EtcdVersion, Fitness, judge
+from strata.errors import ConfigError, StrataError, Unavailable
+from strata.etcd import EtcdStore, MemberStatus, TlsConfig
+from strata.observe import get_logger
+
+log = get_logger()
+
+RETRY_S: Final = 1.0
+
+
+@asynccontextmanager
+async def connected(config: EtcdConfig) -> AsyncIterator[EtcdStore]:
+    """Yield a store once some member answers, and close it at the end.
+
+    `Unavailable` when none did within `config.wait_s`; `ConfigError` when waiting will not help:
+    certificates, the password, something that is not etcd.
+    """
+    store = await _connect(config)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _connect(config: EtcdConfig) -> EtcdStore:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.wait_s
+    tls = None
+    if config.ca_file is not None or config.cert_file is not None:
+        tls = TlsConfig(
+            ca_file=config.ca_file,
+            cert_file=config.cert_file,
+            key_file=config.key_file,
+            server_name=config.server_name or None,
+        )
+    while True:
+        try:
+            return await EtcdStore.connect(
+                config.endpoints,
+                tls=tls,
+                user=config.username or None,
+                password=config.password() or None,
+            )
+        except Unavailable as error:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise Unavailable(
+                    f"etcd did not answer within {config.wait_s:g} s: {error.message}",
+                    hint="check that it runs, and etcd.endpoints (--etcd)",
+                ) from error
+            log.warning("waiting_for_etcd", left_s=round(left_s), error=error.message)
+            await asyncio.sleep(min(RETRY_S, left_s))
+
+
+async def check_versions(store: EtcdStore) -> None:
+    """Warn of every member with known bugs; `ConfigError` for one that is too old."""
+    for endpoint, status in (await store.cluster.statuses()).items():
+        if isinstance(status, MemberStatus):
+            verdict = judge(EtcdVersion.parse(status.version))
+            if verdict.fitness is Fitness.REFUSED:
+                raise ConfigError(f"{endpoint}: {verdict.reason}")
+            if verdict.fitness is Fitness.SUSPECT:
+                log.warning("etcd_has_known_bugs", endpoint=endpoint, reason=verdict.reason)
+
+
+async def member_statuses(store: EtcdStore) -> list[EtcdMember]:
+    """Return how every endpoint is; one that does not answer is part of the answer."""
+    found = await store.cluster.statuses()
+    return [_member(endpoint, status) for endpoint, status in found.items()]
+
+
+def _member(endpoint: str, status: MemberStatus | StrataError) -> EtcdMember:
+    if isinstance(status, StrataError):
+        return EtcdMember(endpoint=endpoint, error=status.message)
+    return EtcdMember(
+        endpoint=endpoint,
+        version=status.version,
+        healthy=status.leader_id != 0 and not status.errors,
+        leader=status.leader_id == status.member_id,
+        db_size_bytes=status.db_bytes,
+        error="; ".join(status.errors) or ("" if status.leader_id else "it knows no leader"),
+    )

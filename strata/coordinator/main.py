@@ -1,0 +1,120 @@
+"""`strata coordinator`: a replica as a process, with real clocks, randomness, signals and etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Final
+
+from strata.config import CoordinatorConfig, split_address
+from strata.coordinator.etcd_access import check_versions, connected, member_statuses
+from strata.coordinator.replica import Replica
+from strata.coordinator.server import Server
+from strata.core.ids import checked_id
+from strata.errors import ConfigError, InvalidArgument
+from strata.observe import configure, get_logger
+
+log = get_logger()
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(config: CoordinatorConfig) -> None:
+    """As `run_coordinator`, on the fastest event loop there is."""
+    with contextlib.suppress(OSError):  # forbidden in some containers, and no loss there
+        # barriers arrive in bursts: fewer preemptions serve all of them sooner
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run_coordinator(config))
+
+
+async def run_coordinator(config: CoordinatorConfig) -> None:
+    """Run one replica until SIGTERM or SIGINT, and part in good order.
+
+    `ConfigError`: the port is taken, a name cannot be one, or this etcd cannot be used.
+    `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
+    the name. `ClusterReplaced`: etcd was replaced under us.
+    """
+    configure(fmt=config.log.format, level=config.log.level)
+    name = _name(config)
+    log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
+    task = asyncio.current_task()
+    assert task is not None
+    with _on_signals(task.cancel) as signalled:
+        try:
+            async with connected(config.etcd) as store, connected(config.etcd) as renewals:
+                await check_versions(store)
+                replica = Replica(
+                    config,
+                    store,
+                    Server,
+                    replica=name,
+                    instance=uuid.uuid4().hex,
+                    new_uid=uuid.uuid4().hex,
+                    clock=_boot_time,
+                    unix_now=time.time,
+                    rng=random.Random(),
+                    renewals=renewals,
+                    etcd_members=lambda: member_statuses(store),
+                    version=metadata.version("strata-control"),
+                )
+                gc.freeze()  # what exists now lives as long as the process
+                with _on_signals(replica.stop):
+                    await replica.run()
+        except asyncio.CancelledError:
+            if not signalled:
+                raise
+    log.info("coordinator_ended", replica=name)
+
+
+def _name(config: CoordinatorConfig) -> str:
+    """Return the replica's name, after checking all names that become parts of keys."""
+    _, port = split_address("coordinator.listen", config.listen)
+    if not config.replica and port == 0:
+        raise ConfigError("a replica on a random port needs a name", hint="pass --replica")
+    try:
+        checked_id("cluster", config.cluster)
+        return checked_id("replica", config.replica or f"{socket.gethostname()}-{port}")
+    except InvalidArgument as error:
+        raise ConfigError(error.message, hint=error.hint) from None
+
+
+def _boot_time() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop  # noqa: PLC0415  # of the server extra, where there is a wheel for it
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+@contextlib.contextmanager
+def _on_signals(act: Callable[[], object]) -> Iterator[list[int]]:
+    """Call `act` at each signal while the body runs; yield the list of those that came."""
+    loop = asyncio.get_running_loop()
+    came: list[int] = []
+
+    def handle(number: int) -> None:
+        log.info("signalled", signal=signal.Signals(number).name)
+        came.append(number)
+        act()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, handle, number)
+    try:
+        yield came
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,234 @@
+"""One coordinator replica, put together.
+
+    mirror, executor                  follow the keyspace, settle decisions on it
+    serving, registration             serve, and say where
+    committer                         commit what is complete
+    election, government              lead, if it falls to this replica
+
+A TaskGroup owns all of it. Nothing here knows grpc: the serving half comes as a factory, so that
+the simulation runs the same replica on faked links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final
+
+import structlog
+
+from strata.config import CoordinatorConfig
+from strata.coordinator.context import (
+    EtcdMember,
+    EtcdMembers,
+    ReplicaContext,
+    Serving,
+    ServingFactory,
+)
+from strata.coordinator.controllers.committer import Committer
+from strata.coordinator.controllers.loop import drive
+from strata.coordinator.election import Election
+from strata.coordinator.executor import Executor
+from strata.coordinator.government import Government
+from strata.coordinator.heartbeat import Heartbeat
+from strata.coordinator.mirror import Mirror
+from strata.coordinator.registration import Registration
+from strata.core import records
+from strata.core.ids import InstanceId, ReplicaId, checked_id
+from strata.core.keys import ClusterKeys
+from strata.core.store import Store
+from strata.core.timing import Timing
+from strata.errors import StrataError
+from strata.observe import get_logger
+
+log = get_logger()
+
+SILENT_S: Final = 2.0
+"""Without an answer of etcd for so long, a replica asks members to go elsewhere."""
+PARTING_S: Final = 3.0
+"""How long a stopping replica tries to tell etcd that it goes."""
+
+
+async def _no_members() -> Sequence[EtcdMember]:
+    return ()
+
+
+class Replica:
+    """A replica from its first list to its last goodbye; `run` is its life.
+
+    `store` serves everything, `renewals` only leases and campaigns (channels of their own).
+    `instance` and `new_uid` are fresh random names. `clock` runs through suspends.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        serving: ServingFactory,
+        *,
+        replica: str,
+        instance: str,
+        new_uid: str,
+        clock: Callable[[], float],
+        unix_now: Callable[[], float],
+        rng: random.Random,
+        renewals: Store | None = None,
+        etcd_members: EtcdMembers = _no_members,
+        version: str = "",
+    ) -> None:
+        keys = ClusterKeys(config.cluster)
+        mirror = Mirror(store, keys, new_uid=new_uid)
+        executor = Executor(store, mirror)
+        heartbeat = Heartbeat(clock)
+        self._serving = serving
+        self._renewals = store if renewals is None else renewals
+        self._version = version
+        self._registration: Registration | None = None
+        self._stopping = asyncio.Event()
+        self.context = ReplicaContext(
+            config=config,
+            keys=keys,
+            store=store,
+            mirror=mirror,
+            executor=executor,
+            election=Election(
+                renewals=self._renewals,
+                mirror=mirror,
+                executor=executor,
+                keys=keys,
+                instance=InstanceId(instance),
+                replica=ReplicaId(checked_id("replica", replica)),
+                heartbeat=heartbeat,
+                clock=clock,
+            ),
+            timing=Timing.derive(config.detect_s),
+            replica=ReplicaId(replica),
+            instance=InstanceId(instance),
+            is_ready=self.is_ready,
+            etcd_members=etcd_members,
+            unix_now=unix_now,
+            rng=rng,
+        )
+        self._government = Government(self.context, heartbeat)
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Say whether members may be sent here, and if not, why."""
+        silence_s = self.context.mirror.silence_s()
+        if self._stopping.is_set():
+            return False, "it is stopping"
+        if self._registration is None or not self._registration.registered:
+            return False, "it is not registered with etcd"
+        if silence_s > SILENT_S:
+            return False, f"etcd has answered nothing for {silence_s:.1f} s"
+        return True, ""
+
+    def stop(self) -> None:
+        """Make `run` return: resign, let the sessions go elsewhere, take the own key away."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`, or until something makes going on impossible.
+
+        Raises what that was: `ClusterReplaced`, `Conflict` for a replica's name that another
+        instance holds, `ConfigError` for a port that is taken.
+        """
+        with structlog.contextvars.bound_contextvars(replica=self.context.replica), _bare_errors():
+            async with asyncio.TaskGroup() as tasks:
+                stopping = tasks.create_task(self._stopping.wait(), name="stopping")
+                running = [
+                    tasks.create_task(self.context.mirror.run(), name="mirror"),
+                    tasks.create_task(self.context.executor.run(), name="executor"),
+                    tasks.create_task(self.context.mirror.started(), name="started"),
+                ]
+                await asyncio.wait((running[-1], stopping), return_when=asyncio.FIRST_COMPLETED)
+                if not stopping.done():
+                    await self._serve(tasks, stopping)
+                await _cancel(running)
+
+    async def _serve(self, tasks: asyncio.TaskGroup, stopping: asyncio.Task[Any]) -> None:
+        """Serve and, if elected, lead until `stopping` is done; then part in good order."""
+        context = self.context
+        committer = Committer(keys=context.keys, mirror=context.mirror, executor=context.executor)
+        async with _served(self._serving(context)) as (serving, address):
+            registration = self._register(address)
+            running = [
+                tasks.create_task(serving.run(), name="serving"),
+                tasks.create_task(registration.run(), name="registration"),
+                tasks.create_task(drive(committer, context.mirror), name="committer"),
+            ]
+            office = [
+                tasks.create_task(context.election.run(address=address), name="election"),
+                tasks.create_task(self._government.run(), name="government"),
+            ]
+            log.info(
+                "replica_serves",
+                address=address,
+                instance=context.instance,
+                cluster=context.config.cluster,
+                uid=context.mirror.uid,
+            )
+            await stopping
+            log.info("replica_stops")
+            await _cancel(office)
+            await _politely("resign", context.election.resign())
+        await _cancel(running)
+        await _politely("withdraw", registration.withdraw())
+
+    def _register(self, address: str) -> Registration:
+        context = self.context
+        self._registration = Registration(
+            store=self._renewals,
+            mirror=context.mirror,
+            executor=context.executor,
+            keys=context.keys,
+            replica=context.replica,
+            record=records.Replica(instance=context.instance, address=address, version=self._version),
+        )
+        return self._registration
+
+
+@contextlib.asynccontextmanager
+async def _served(serving: Serving) -> AsyncIterator[tuple[Serving, str]]:
+    """Serve for as long as the body runs; yield the address."""
+    address = await serving.start()
+    try:
+        yield serving, address
+    finally:
+        await serving.stop()
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def _politely(what: str, work: Awaitable[None]) -> None:
+    """Do what helps the others at parting; etcd finds the rest out by itself."""
+    try:
+        async with asyncio.timeout(PARTING_S):
+            await work
+    except (TimeoutError, StrataError) as error:
+        log.warning("parting_failed", what=what, error=str(error))
+
+
+@contextlib.contextmanager
+def _bare_errors() -> Iterator[None]:
+    """Raise the error of Strata that ended a group of tasks, instead of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        for error in _leaves(group):
+            if isinstance(error, StrataError):
+                raise error from group
+        raise
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

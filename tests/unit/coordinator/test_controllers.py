@@ -1,0 +1,211 @@
+"""The loop that controllers run in, and how one's trouble stays its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.coordinator.controllers.jobs import EVERY_S, JobQueue
+from strata.coordinator.controllers.loop import drive
+from strata.core.txn import WatchBatch
+from strata.errors import NotLeader, Unavailable
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.rig import KEYS, Rig, rig
+
+
+class Counter:
+    """A controller that counts its turns, and fails the first `fails` of them."""
+
+    name = "counter"
+    tick_s = 10.0
+
+    def __init__(self, *, fails: int = 0, error: Exception | None = None) -> None:
+        self.turns: list[float] = []
+        self.fails = fails
+        self.error = error or Unavailable("not now")
+        self.delay_s: float | None = None
+        self.gate: asyncio.Event | None = None
+
+    def wants(self, batch: WatchBatch) -> bool:
+        return bool(batch.events)
+
+    async def turn(self) -> float | None:
+        self.turns.append(asyncio.get_running_loop().time())
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fails:
+            self.fails -= 1
+            raise self.error
+        return self.delay_s
+
+
+async def driven(r: Rig, controller: Counter, for_s: float) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(for_s):
+            await drive(controller, r.mirror)
+
+
+@in_virtual_time()
+async def test_it_turns_at_the_start_on_changes_and_at_its_tick() -> None:
+    async with rig() as r:
+        controller = Counter()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(driven(r, controller, 25))
+            await asyncio.sleep(4)
+            r.put("a")
+        assert [round(t - controller.turns[0]) for t in controller.turns] == [0, 4, 14, 24]
+
+
+@in_virtual_time()
+async def test_changes_during_a_turn_make_one_further_turn() -> None:
+    async with rig() as r:
+        controller = Counter()
+        controller.gate = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(driven(r, controller, 5))
+            await asyncio.sleep(1)
+            for _ in range(10):
+                await r.mirror.at_least(r.put("a"))
+            controller.gate.set()
+        assert len(controller.turns) == 2
+
+
+@in_virtual_time()
+async def test_it_turns_when_the_last_turn_asked_for_it() -> None:
+    async with rig() as r:
+        controller = Counter()
+        controller.delay_s = 2.0
+        await driven(r, controller, 9)
+        assert len(controller.turns) == 5
+
+
+@pytest.mark.parametrize("error", [Unavailable("etcd is away"), KeyError("a bug")])
+def test_a_failure_is_tried_again_with_growing_pauses(error: Exception) -> None:
+    @in_virtual_time()
+    async def scenario() -> None:
+        async with rig() as r:
+            controller = Counter(fails=8, error=error)
+            await driven(r, controller, 60)
+            pauses = [b - a for a, b in zip(controller.turns, controller.turns[1:], strict=False)]
+            assert [round(p, 1) for p in pauses[:8]] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+            assert round(pauses[8]) == 10
+
+    scenario()
+
+
+@in_virtual_time()
+async def test_the_loss_of_the_fence_passes_through() -> None:
+    async with rig() as r:
+        with pytest.raises(NotLeader):
+            await drive(Counter(fails=1, error=NotLeader("over")), r.mirror)
+
+
+# -- the queue of jobs ------------------------------------------------------------------------
+
+
+class Desk:
+    """Works on the jobs of a queue, as a controller would, and notes which."""
+
+    name = "desk"
+    tick_s = 1000.0
+
+    def __init__(self, r: Rig) -> None:
+        self.mirror = r.mirror
+        self.queue = JobQueue("desk", KEYS, frozenset({"workers"}))
+        self.worked: list[str] = []
+        self.bad: set[str] = set()
+        self.delay_s: dict[str, float] = {}
+
+    def wants(self, batch: WatchBatch) -> bool:
+        return self.queue.note(batch)
+
+    async def turn(self) -> float | None:
+        return await self.queue.each(self.mirror.view, self.work)
+
+    async def work(self, job: str) -> float | None:
+        self.worked.append(job)
+        if job in self.bad:
+            raise KeyError(job)
+        return self.delay_s.get(job)
+
+    def take(self) -> list[str]:
+        worked, self.worked = self.worked, []
+        return worked
+
+
+async def at_work(desk: Desk, seconds: float) -> list[str]:
+    await asyncio.sleep(seconds)
+    return desk.take()
+
+
+@in_virtual_time()
+async def test_only_jobs_whose_folders_changed_are_looked_at() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        for job in ("a", "b"):
+            r.put(f"jobs/{job}/spec")
+        desk = Desk(r)
+        driving = tasks.create_task(drive(desk, r.mirror))
+        assert await at_work(desk, 1) == ["a", "b"]
+        r.put("jobs/b/workers/w")
+        r.put("jobs/a/latest")
+        r.put("uid-of-something-else")
+        assert await at_work(desk, 1) == ["b"]
+        driving.cancel()
+
+
+@in_virtual_time()
+async def test_all_jobs_are_looked_at_now_and_then() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        r.put("jobs/a/spec")
+        desk = Desk(r)
+        desk.tick_s = 1.0
+        driving = tasks.create_task(drive(desk, r.mirror))
+        assert await at_work(desk, 2 * EVERY_S + 5) == ["a"] * 3
+        driving.cancel()
+
+
+@in_virtual_time()
+async def test_a_job_comes_back_when_it_asked_to() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        for job in ("a", "b"):
+            r.put(f"jobs/{job}/spec")
+        desk = Desk(r)
+        desk.delay_s = {"a": 2.0}
+        driving = tasks.create_task(drive(desk, r.mirror))
+        assert await at_work(desk, 5) == ["a", "b", "a", "a"]
+        driving.cancel()
+
+
+@in_virtual_time()
+async def test_one_jobs_trouble_stops_no_other_and_ends_when_it_is_gone() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        for job in ("bad", "good"):
+            r.put(f"jobs/{job}/spec")
+        desk = Desk(r)
+        desk.bad = {"bad"}
+        driving = tasks.create_task(drive(desk, r.mirror))
+        await asyncio.sleep(1)
+        r.put("jobs/good/workers/w")
+        for _ in range(100):  # a flood of changes does not hasten it
+            r.put("jobs/bad/workers/w")
+        worked = await at_work(desk, 12)
+        assert worked.count("good") == 2
+        assert 5 <= worked.count("bad") <= 10
+        desk.bad = set()
+        assert await at_work(desk, 10) == ["bad"]
+        r.put("jobs/bad/workers/w")
+        assert await at_work(desk, 1) == ["bad"]
+        driving.cancel()
+
+
+@in_virtual_time()
+async def test_changes_before_a_turn_are_all_noted() -> None:
+    async with rig() as r, asyncio.TaskGroup() as tasks:
+        desk = Desk(r)
+        driving = tasks.create_task(drive(desk, r.mirror))
+        await asyncio.sleep(1)
+        for job in ("a", "b", "c"):  # three batches, one turn
+            r.put(f"jobs/{job}/workers/w")
+        assert await at_work(desk, 1) == ["a", "b", "c"]
+        driving.cancel()
