@@ -78,11 +78,13 @@ class Connection:
         """Drop every connection; calls in flight end with `Unavailable`. Idempotent."""
         self.closed = True
         self._some_ready.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for endpoint in self.endpoints:
-            await endpoint.close()
+            await endpoint.channel.close()
+        # Closing ends what they wait for. Cancelled, they would leave gRPC an event for a loop that
+        # may be gone when it comes.
+        _, late = await asyncio.wait(self._tasks, timeout=1.0)
+        for task in late:
+            task.cancel()
 
     # -- choosing -------------------------------------------------------------------------------
 

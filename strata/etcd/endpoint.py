@@ -12,7 +12,6 @@ silence; pings are the last resort.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -109,6 +108,3 @@ class Endpoint:
                 changed(self, stood)
             await self.channel.wait_for_state_change(state)
             state = self.channel.get_state(try_to_connect=True)
-
-    async def close(self) -> None:
-        await asyncio.shield(self.channel.close())

@@ -38,6 +38,9 @@ class Guard:
     def admit(self, header: Header, floor: int, endpoint: str) -> None:
         """Learn from an answer, or raise `ClusterReplaced` or `Unavailable` and learn nothing."""
         cluster_id, term = header.cluster_id, header.raft_term
+        if not cluster_id:
+            # some maintenance calls (Defragment) are answered with an empty header
+            return
         if cluster_id != self.cluster_id:
             if self.cluster_id:
                 raise ClusterReplaced(
