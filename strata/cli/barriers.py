@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
     Endpoints,
     Job,
     Json,
+    TimeoutS,
     age,
     print_json,
     print_table,
@@ -14,7 +16,12 @@ from strata.cli.output import (
 )
 
 
-def barriers(endpoints: Endpoints = DEFAULT_ENDPOINTS, job: Job = "default", as_json: Json = False) -> None:
+def barriers(
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+) -> None:
     """Show the open barriers of a job with the missing ranks, and the rounds that ended last.
 
     Example: strata barriers --job gpt
@@ -22,7 +29,7 @@ def barriers(endpoints: Endpoints = DEFAULT_ENDPOINTS, job: Job = "default", as_
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
     from strata.v1.barriers_pb2 import BarrierResult  # noqa: PLC0415  # likewise
 
-    with CoordinatorClient.connect(endpoints, job=job) as client:
+    with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
         answer = client.barriers()
     if as_json:
         print_json(answer)

@@ -6,9 +6,11 @@ from datetime import UTC, datetime
 
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
     Endpoints,
     Job,
     Json,
+    TimeoutS,
     print_json,
     print_table,
     size,
@@ -16,7 +18,10 @@ from strata.cli.output import (
 
 
 def checkpoints(
-    endpoints: Endpoints = DEFAULT_ENDPOINTS, job: Job = "default", as_json: Json = False
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show the checkpoints of a job, newest last.
 
@@ -28,7 +33,7 @@ def checkpoints(
         CheckpointType,
     )
 
-    with CoordinatorClient.connect(endpoints, job=job) as client:
+    with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
         listed = client.checkpoints()
     if as_json:
         print_json(listed)

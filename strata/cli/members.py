@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
     Endpoints,
     Job,
     Json,
+    TimeoutS,
     age,
     print_json,
     print_table,
@@ -14,14 +16,19 @@ from strata.cli.output import (
 )
 
 
-def members(endpoints: Endpoints = DEFAULT_ENDPOINTS, job: Job = "default", as_json: Json = False) -> None:
+def members(
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+) -> None:
     """Show the members of a job, their ranks and how far each rank is.
 
     Example: strata members --job gpt
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
-    with CoordinatorClient.connect(endpoints, job=job) as client:
+    with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
         listed = client.members()
         if as_json:
             print_json(listed)
@@ -40,7 +47,7 @@ def members(endpoints: Endpoints = DEFAULT_ENDPOINTS, job: Job = "default", as_j
                 "standby"
                 if place is None
                 else ranks(range(place.first_rank, place.first_rank + place.slots)),
-                f"{min(steps)}-{max(steps)}" if steps and min(steps) != max(steps) else (steps or ["-"])[0],
+                ranks({min(steps), max(steps)}) if steps else "-",
                 ", ".join(sorted({r.phase for r in member.ranks if r.phase})) or "-",
                 "-" if heard is None else f"{age(heard)} ago",
                 member.incarnation,

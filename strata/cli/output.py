@@ -27,7 +27,12 @@ Endpoints = Annotated[
 ]
 Job = Annotated[str, typer.Option("--job", "-j", envvar="STRATA_JOB", help="The job's name.")]
 
+TimeoutS = Annotated[
+    float, typer.Option("--timeout-s", min=0.1, help="Seconds to wait for a coordinator that answers.")
+]
+
 DEFAULT_ENDPOINTS = "127.0.0.1:50051"
+DEFAULT_TIMEOUT_S = 5.0
 
 
 def print_json(document: Message | Sequence[Message]) -> None:

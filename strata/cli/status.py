@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from strata.cli.output import DEFAULT_ENDPOINTS, Endpoints, Json, print_json, print_table, size
+from strata.cli.output import (
+    DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
+    Endpoints,
+    Json,
+    TimeoutS,
+    print_json,
+    print_table,
+    size,
+)
 
 
-def status(endpoints: Endpoints = DEFAULT_ENDPOINTS, as_json: Json = False) -> None:
+def status(
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+) -> None:
     """Show the coordinators, the leader, etcd's members and the jobs.
 
     Example: strata status --endpoints 127.0.0.1:50051
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
-    with CoordinatorClient.connect(endpoints) as client:
+    with CoordinatorClient.connect(endpoints, timeout_s=timeout_s) as client:
         answer = client.status()
         if as_json:
             print_json(answer)
