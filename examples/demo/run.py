@@ -107,7 +107,7 @@ class Demo:
 
     def _latest(self, cluster: LocalCluster) -> int:
         with CoordinatorClient.connect(cluster.endpoints, job=JOB) as client:
-            job = client.get_job()
+            job = client.job_status()
         return job.latest_step if job.has_latest else 0
 
     def _kill_leader(self, cluster: LocalCluster) -> None:
