@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +40,7 @@ def coordinator(
 
     Example: strata coordinator --etcd e1:2379,e2:2379,e3:2379 --listen 127.0.0.1:50051
     """
-    from strata.coordinator.main import run_coordinator  # noqa: PLC0415  # the server extra
+    from strata.coordinator.main import serve  # noqa: PLC0415  # the server extra
 
     flags = {
         "etcd.endpoints": etcd,
@@ -53,4 +52,4 @@ def coordinator(
         "insecure": insecure,
         "log.format": log_format,
     }
-    asyncio.run(run_coordinator(CoordinatorConfig.load(flags=flags, env=os.environ, path=config)))
+    serve(CoordinatorConfig.load(flags=flags, env=os.environ, path=config))

@@ -38,7 +38,6 @@ def members(
     rows = []
     for member in listed:
         place = places.get((member.worker_id, member.incarnation))
-        steps = [r.step for r in member.ranks]
         heard = min((r.age_ms for r in member.ranks), default=None)
         rows.append(
             (
@@ -47,7 +46,7 @@ def members(
                 "standby"
                 if place is None
                 else ranks(range(place.first_rank, place.first_rank + place.slots)),
-                ranks({min(steps), max(steps)}) if steps else "-",
+                _span(steps),
                 ", ".join(sorted({r.phase for r in member.ranks if r.phase})) or "-",
                 "-" if heard is None else f"{age(heard)} ago",
                 member.incarnation,
@@ -61,3 +60,19 @@ def members(
         rows,
         empty=f"job {job} has no members",
     )
+
+
+def _span(steps: list[int]) -> str:
+    """Return where the ranks are: one step, or the slowest and the fastest."""
+    if not steps:
+        return "-"
+    slowest, fastest = min(steps), max(steps)
+    return str(slowest) if slowest == fastest else f"{slowest}-{fastest}"
+
+
+def _span(steps: list[int]) -> str:
+    """Return the step of the ranks of a member, or how far they are apart."""
+    if not steps:
+        return "-"
+    first, last = min(steps), max(steps)
+    return str(first) if first == last else f"{first}-{last}"
