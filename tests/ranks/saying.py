@@ -9,6 +9,9 @@ import sys
 
 def say(event: str, **facts: object) -> None:
     """Print one event; a single write, so that lines of several ranks never mix."""
-    place = {"rank": int(os.environ["RANK"]), "generation": int(os.environ["STRATA_GENERATION"])}
+    place = {
+        "rank": int(os.environ.get("RANK", "-1")),
+        "generation": int(os.environ.get("STRATA_GENERATION", "0")),
+    }
     sys.stdout.write(json.dumps({"event": event, **place, **facts}) + "\n")
     sys.stdout.flush()

@@ -1,0 +1,24 @@
+"""Many forks of a process with a session: DataLoader workers, epoch after epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.launch.local_cluster import LocalCluster
+from tests.cluster_fixtures import Nodes
+from tests.processes import Record
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("torch_installed")
+def test_15_epochs_with_forked_workers(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
+    node = nodes.run(cluster.endpoints, "loader", "--epochs", "15", options=("--slots", "2"))
+    assert node.join(150.0) == 0
+    node.wait_quiet()
+    assert sorted((e["rank"], e["epoch"], e["seen"]) for e in record.of("epoch")) == [
+        (rank, epoch, 64) for rank in (0, 1) for epoch in range(15)
+    ]
+    assert all(e["connected"] for e in record.of("epoch"))
+    assert len(record.of("start")) == 2, "no rank crashed and came again"
+    assert [e["text"] for e in record.of("line")] == [], "and nothing complained"
