@@ -128,8 +128,8 @@ class Election:
                     except Unavailable as error:
                         log.debug("election_retries", error=error.message)
                         await self._pause(RETRY_S)
-                    except PoisonRecord:
-                        log.exception("leader_key_unreadable")
+                    except PoisonRecord as error:
+                        log.warning("leader_key_unreadable", error=error.message)
                         await self._pause(1.0)
         finally:
             leave()

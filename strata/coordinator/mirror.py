@@ -248,9 +248,9 @@ class Mirror:
         for subscriber in tuple(self._subscribers.values()):
             try:
                 subscriber(batch)
-            except PoisonRecord:
+            except PoisonRecord as error:
                 # Written by hand, and read by all replicas: it must not end each of them.
-                log.exception("poison_record")
+                log.warning("poison_record", error=error.message)
         for future, predicate in tuple(self._wishes.items()):
             try:
                 if not future.done() and predicate(self.view):

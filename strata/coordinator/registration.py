@@ -90,6 +90,7 @@ class Registration:
 
     async def _renew(self) -> None:
         """Return once the lease or the key is gone."""
+        failing = False
         while True:
             try:
                 async with asyncio.timeout(RENEW_S):
@@ -102,8 +103,11 @@ class Registration:
             except NotFound:
                 return
             except Unavailable as error:
-                log.warning("registration_not_renewed", error=error.message)
+                if not failing:
+                    log.warning("registration_not_renewed", error=error.message)
+                failing = True
             else:
+                failing = False
                 self._mirror.note_contact()
 
     def _is_free(self, view: View) -> bool:
