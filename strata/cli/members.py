@@ -46,7 +46,7 @@ def members(
                 "standby"
                 if place is None
                 else ranks(range(place.first_rank, place.first_rank + place.slots)),
-                _span(steps),
+                _span([r.step for r in member.ranks]),
                 ", ".join(sorted({r.phase for r in member.ranks if r.phase})) or "-",
                 "-" if heard is None else f"{age(heard)} ago",
                 member.incarnation,
@@ -68,11 +68,3 @@ def _span(steps: list[int]) -> str:
         return "-"
     slowest, fastest = min(steps), max(steps)
     return str(slowest) if slowest == fastest else f"{slowest}-{fastest}"
-
-
-def _span(steps: list[int]) -> str:
-    """Return the step of the ranks of a member, or how far they are apart."""
-    if not steps:
-        return "-"
-    first, last = min(steps), max(steps)
-    return str(first) if first == last else f"{first}-{last}"
