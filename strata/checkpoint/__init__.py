@@ -1,0 +1,1 @@
+"""Files: images, manifests, where they lie, and a catalog protocol over them."""

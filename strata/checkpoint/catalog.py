@@ -1,0 +1,141 @@
+"""The `Catalog` protocol: which checkpoints there are, and when one is committed.
+
+Two implementations: `LocalCatalog` over a storage root of its own, and the one in `strata.client`
+over the coordinators. Both may be used from any thread; calls block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Protocol
+
+from strata.core.records import CheckpointState, CheckpointType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetadata:
+    """One checkpoint as the catalog knows it. `id` names the attempt, `path` is a URI."""
+
+    id: str
+    step: int
+    generation: int
+    path: str
+    state: CheckpointState
+    checkpoint_type: CheckpointType = CheckpointType.FULL
+    epoch: int = 0
+    size_bytes: int = 0
+    model_hash: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    manifest_digest: str = ""
+    created_unix_ms: int = 0
+    ranks: int = 1
+    acked: frozenset[int] = frozenset()
+    sealed: bool = False
+    reason: str = ""
+    latest: bool = False
+    pinned: bool = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What tells a newer checkpoint from an older one."""
+        return self.generation, self.step
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have not acked."""
+        return sorted(set(range(self.ranks)) - self.acked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAck:
+    """One rank's part is durable: the digest of its manifest, and the bytes of its image."""
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSeal:
+    """The global manifest is durable."""
+
+    manifest_digest: str
+    size_bytes: int
+    model_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """What a save is. `replaces` is the attempt at the same step that this rank saw fail."""
+
+    step: int
+    epoch: int = 0
+    type: CheckpointType = CheckpointType.FULL
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    replaces: str = ""
+
+
+class Catalog(Protocol):
+    """What one rank may ask. Errors are `StrataError`; all changes may be repeated."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def folder(self, checkpoint: CheckpointMetadata) -> str:
+        """Return the attempt's folder, as a name in this rank's storage."""
+        ...
+
+    def begin(self, request: SaveRequest) -> CheckpointMetadata:
+        """Open the step's slot or join the attempt that holds it, whatever its state."""
+        ...
+
+    def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
+        """Say that this rank's part is durable."""
+        ...
+
+    def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
+        """Say that the global manifest is durable; every rank has acked."""
+        ...
+
+    def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
+        """Give the attempt up for all ranks; return it as it ended, which may be COMMITTED."""
+        ...
+
+    def wait(
+        self,
+        checkpoint: CheckpointMetadata,
+        until: Callable[[CheckpointMetadata], bool],
+        *,
+        timeout_s: float,
+        cancelled: Event,
+    ) -> CheckpointMetadata:
+        """Return the record once `until` holds for it.
+
+        `CheckpointAborted` when the attempt is given up or `cancelled` is set, `Unavailable` after
+        `timeout_s`.
+        """
+        ...
+
+    def all(self) -> list[CheckpointMetadata]:
+        """Return all checkpoints in their order, those not committed included."""
+        ...
+
+    def latest(self) -> CheckpointMetadata | None:
+        """Return the newest committed one."""
+        ...
+
+    def restore_point(self) -> CheckpointMetadata | None:
+        """Return the checkpoint that this run begins from."""
+        ...
+
+    def delete(self, checkpoint: CheckpointMetadata) -> None:
+        """Forbid its use, so that its objects may be removed; `Refused` while it is needed."""
+        ...
+
+    def deleted(self, checkpoint: CheckpointMetadata) -> None:
+        """Forget a checkpoint whose objects are removed."""
+        ...

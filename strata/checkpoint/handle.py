@@ -1,0 +1,156 @@
+"""`CheckpointInfo`: what a save returns at once, and by which it is followed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.core.records import CheckpointType
+from strata.errors import CheckpointError, StrataError, Unavailable
+
+Progress = Callable[["CheckpointInfo"], None]
+"""Called by the writing thread after each chunk; what it raises ends the save."""
+
+
+class CheckpointInfo:
+    """One save on its way to `committed`. May be used from any thread.
+
+    `staged`: the state was copied, the trainer may change it. `committed`: the checkpoint is
+    durable, complete, in the catalog, and marked in storage.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        checkpoint_type: CheckpointType,
+        metadata: Mapping[str, str],
+        progress: Progress | None = None,
+    ) -> None:
+        self.step = step
+        self.epoch = epoch
+        self.checkpoint_type = checkpoint_type
+        self.metadata = dict(metadata)
+        self.staged = False
+        self.bytes_total = 0
+        self.bytes_written = 0
+        self.cancelled = threading.Event()
+        """Set by `cancel`; the writing thread looks at it."""
+        self._progress = progress
+        self._changed = threading.Condition()
+        self._record: CheckpointMetadata | None = None
+        self._committed = False
+        self._error: BaseException | None = None
+        self._reported = False
+
+    def __repr__(self) -> str:
+        state = "committed" if self._committed else "failed" if self._error else "in flight"
+        return f"<CheckpointInfo step={self.step} {state}>"
+
+    # -- what a user looks at
+
+    @property
+    def path(self) -> str:
+        """The URI of the checkpoint's folder; waits until the catalog has named it."""
+        return self._begun().path
+
+    @property
+    def id(self) -> str:
+        """The attempt's id; waits until the catalog has named it."""
+        return self._begun().id
+
+    @property
+    def committed(self) -> bool:
+        return self._committed
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return self._committed or self._error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the save failed of, or None."""
+        return self._error
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all images once it is committed, of this rank's before."""
+        record = self._record
+        return record.size_bytes if record is not None and record.size_bytes else self.bytes_total
+
+    def wait(self, timeout_s: float | None = None) -> CheckpointInfo:
+        """Return once committed; raise what the save failed of, or `Unavailable` after `timeout_s`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout_s):
+                raise Unavailable(f"the save of step {self.step} is not done after {timeout_s:g} s", hint="")
+        self.raise_error()
+        return self
+
+    def cancel(self) -> bool:
+        """Ask for the save to be given up, for all ranks; False when it is done already.
+
+        A save that is being committed may still be; `wait` tells.
+        """
+        self.cancelled.set()
+        return not self.done
+
+    # -- what the writer says and asks
+
+    @property
+    def record(self) -> CheckpointMetadata | None:
+        """What the catalog said last, if it said anything yet."""
+        return self._record
+
+    def began(self, record: CheckpointMetadata) -> None:
+        with self._changed:
+            self._record = record
+            self._changed.notify_all()
+
+    def advanced(self, count_bytes: int) -> None:
+        self.bytes_written += count_bytes
+        if self._progress is not None:
+            self._progress(self)
+
+    def succeed(self, record: CheckpointMetadata) -> None:
+        with self._changed:
+            self._record = record
+            self._committed = True
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    @property
+    def unreported(self) -> bool:
+        """Whether it failed and nobody was told."""
+        return self._error is not None and not self._reported
+
+    def raise_error(self) -> None:
+        """Raise what the save failed of, if it did; that counts as told."""
+        if self._error is None:
+            return
+        self._reported = True
+        if isinstance(self._error, StrataError):
+            raise self._error
+        raise CheckpointError(
+            f"the save of step {self.step} failed: {str(self._error) or type(self._error).__name__}"
+        ) from self._error
+
+    def note_in(self, other: CheckpointInfo) -> None:
+        """Let the error of `other` tell of this one's too."""
+        if other._error is not None:
+            other._error.add_note(f"the save of step {self.step} failed as well: {self._error}")
+            self._reported = True
+
+    def _begun(self) -> CheckpointMetadata:
+        with self._changed:
+            self._changed.wait_for(lambda: self._record is not None or self.done)
+        if self._record is None:
+            self.raise_error()
+        assert self._record is not None
+        return self._record

@@ -1,0 +1,218 @@
+"""A catalog without coordinators: one process at a time, and storage is the truth.
+
+A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a
+generation of its own, a number made once in the root, so that what it saves counts as newer than
+what earlier processes saved beyond the step it went back to; two processes that save into one root
+by mistake never share a slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from threading import Event
+
+from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
+from strata.checkpoint.manifest import Manifest
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed
+from strata.checkpoint.sink import Storage
+from strata.core.checkpoints import folder_name
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import CheckpointCorrupt, Refused
+
+_FOLDER = re.compile(r"step-(\d{12})-gen-(\d{6,})-([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
+_GENERATIONS = "generations"
+
+
+class LocalCatalog:
+    """The checkpoints in the root of `storage`, as the only rank of a world of one.
+
+    `new_id` returns a new random attempt id, `now_unix_ms` the time.
+    """
+
+    rank = 0
+    world_size = 1
+
+    def __init__(
+        self, storage: Storage, *, new_id: Callable[[], str], now_unix_ms: Callable[[], int]
+    ) -> None:
+        self._storage = storage
+        self._new_id = new_id
+        self._now_unix_ms = now_unix_ms
+        self._generation = 0
+        self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
+
+    # -- saving
+
+    def folder(self, checkpoint: CheckpointMetadata) -> str:
+        return folder_name(checkpoint.step, checkpoint.generation, checkpoint.id)
+
+    def begin(self, request: SaveRequest) -> CheckpointMetadata:
+        if not self._generation:
+            self._generation = self._claim_generation()
+        slot = request.step, self._generation
+        held = self._slots.get(slot)
+        if held is not None and held.state is not CheckpointState.ABORTED:
+            return held
+        attempt = self._new_id()
+        folder = folder_name(request.step, self._generation, attempt)
+        self._slots[slot] = CheckpointMetadata(
+            id=attempt,
+            step=request.step,
+            generation=self._generation,
+            path=f"{self._storage.uri}/{folder}",
+            state=CheckpointState.OPEN,
+            checkpoint_type=request.type,
+            epoch=request.epoch,
+            metadata=dict(request.metadata),
+            created_unix_ms=self._now_unix_ms(),
+        )
+        return self._slots[slot]
+
+    def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
+        return self._change(checkpoint, acked=frozenset({0}))
+
+    def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
+        return self._change(
+            checkpoint,
+            state=CheckpointState.COMMITTED,
+            sealed=True,
+            manifest_digest=seal.manifest_digest,
+            size_bytes=seal.size_bytes,
+            model_hash=seal.model_hash,
+        )
+
+    def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
+        held = self._held(checkpoint)
+        if held.state is not CheckpointState.OPEN:
+            return held
+        return self._change(checkpoint, state=CheckpointState.ABORTED, reason=reason)
+
+    def wait(
+        self,
+        checkpoint: CheckpointMetadata,
+        until: Callable[[CheckpointMetadata], bool],
+        *,
+        timeout_s: float,
+        cancelled: Event,
+    ) -> CheckpointMetadata:
+        held = self._held(checkpoint)
+        assert until(held), "nobody else acts on a catalog of one rank"
+        return held
+
+    def go_back(self) -> None:
+        """Take a new generation with the next save: an older step was restored meanwhile."""
+        self._generation = 0
+
+    # -- reading
+
+    def all(self) -> list[CheckpointMetadata]:
+        """Return what storage proves: COMMITTED, or CORRUPT with the reason.
+
+        An attempt without a marker is no checkpoint and is left out.
+        """
+        found = []
+        for name in self._storage.list():
+            match = _FOLDER.match(name)
+            if match is not None:
+                checkpoint = self._examine(name, int(match[1]), int(match[2]), match[3])
+                if checkpoint is not None:
+                    found.append(checkpoint)
+        return _marked_latest(sorted(found, key=lambda c: c.order))
+
+    def latest(self) -> CheckpointMetadata | None:
+        return next((c for c in reversed(self.all()) if c.latest), None)
+
+    def restore_point(self) -> CheckpointMetadata | None:
+        return self.latest()
+
+    # -- deleting
+
+    def delete(self, checkpoint: CheckpointMetadata) -> None:
+        newest = self.latest()
+        if newest is None or newest.id == checkpoint.id:
+            raise Refused(f"step {checkpoint.step} is the newest checkpoint there is")
+
+    def deleted(self, checkpoint: CheckpointMetadata) -> None:
+        self._slots.pop((checkpoint.step, checkpoint.generation), None)
+
+    def leftovers(self) -> list[str]:
+        """Return the folders of attempts that ended without a marker, those of this process too.
+
+        Those of a later generation may belong to a process that saves right now.
+        """
+        open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
+        return [
+            name
+            for name in self._storage.list()
+            if (match := _FOLDER.match(name)) is not None
+            and int(match[2]) <= self._generation
+            and match[3] not in open_ids
+            and not self._storage.exists(f"{name}/{MARKER}")
+        ]
+
+    # -- inside
+
+    def _claim_generation(self) -> int:
+        taken = [int(name) for name in self._storage.list(_GENERATIONS)]
+        seen = [int(m[2]) for name in self._storage.list() if (m := _FOLDER.match(name))]
+        generation = max([0, *taken, *seen]) + 1
+        body = json.dumps({"created_unix_ms": self._now_unix_ms()}).encode()
+        while not self._storage.create_once(f"{_GENERATIONS}/{generation:06d}", body):
+            generation += 1
+        return generation
+
+    def _examine(self, folder: str, step: int, generation: int, attempt: str) -> CheckpointMetadata | None:
+        corrupt = CheckpointMetadata(
+            id=attempt,
+            step=step,
+            generation=generation,
+            path=f"{self._storage.uri}/{folder}",
+            state=CheckpointState.CORRUPT,
+        )
+        try:
+            proof = committed(self._storage, folder)
+        except CheckpointCorrupt as error:
+            return dataclasses.replace(corrupt, reason=error.message)
+        if proof is None:
+            return None
+        manifest, manifest_digest = proof
+        if _slot(manifest) != (step, generation, attempt):
+            return dataclasses.replace(corrupt, reason=f"{folder} holds another checkpoint")
+        return dataclasses.replace(
+            corrupt,
+            state=CheckpointState.COMMITTED,
+            checkpoint_type=CheckpointType(manifest.identity.type),
+            epoch=manifest.identity.epoch,
+            size_bytes=manifest.size_bytes,
+            model_hash=manifest.model_hash,
+            metadata=manifest.metadata,
+            manifest_digest=manifest_digest,
+            created_unix_ms=manifest.created_unix_ms,
+            ranks=manifest.identity.world_size,
+            acked=frozenset(range(manifest.identity.world_size)),
+            sealed=True,
+        )
+
+    def _held(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
+        return self._slots[checkpoint.step, checkpoint.generation]
+
+    def _change(self, checkpoint: CheckpointMetadata, **changes: object) -> CheckpointMetadata:
+        changed = dataclasses.replace(self._held(checkpoint), **changes)  # type: ignore[arg-type]  # named fields
+        self._slots[checkpoint.step, checkpoint.generation] = changed
+        return changed
+
+
+def _slot(manifest: Manifest) -> tuple[int, int, str]:
+    return manifest.identity.step, manifest.identity.generation, manifest.identity.attempt
+
+
+def _marked_latest(ordered: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
+    for index in reversed(range(len(ordered))):
+        if ordered[index].state is CheckpointState.COMMITTED:
+            ordered[index] = dataclasses.replace(ordered[index], latest=True)
+            break
+    return ordered

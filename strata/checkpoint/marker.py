@@ -1,0 +1,135 @@
+"""The COMMIT marker: by it storage knows, alone, that a checkpoint is committed.
+
+It is made once, after the catalog committed, by whoever comes first; its bytes follow from the
+manifest, so that all who try write the same. It counts only together with the manifest, the
+ranks' manifests and every image.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.digest import digest
+from strata.checkpoint.manifest import (
+    GLOBAL_NAME,
+    VERSION,
+    Manifest,
+    RankManifest,
+    as_corrupt,
+    read_document,
+)
+from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.errors import CheckpointCorrupt
+
+NAME: Final = "COMMIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What a marker says."""
+
+    step: int
+    generation: int
+    attempt: str
+    manifest_digest: str
+    predecessor: tuple[int, int, str] | None
+
+    def to_bytes(self) -> bytes:
+        body = {
+            "format": "strata-commit",
+            "version": VERSION,
+            "step": self.step,
+            "generation": self.generation,
+            "attempt": self.attempt,
+            "manifest": GLOBAL_NAME,
+            "manifest_digest": self.manifest_digest,
+            "predecessor": list(self.predecessor) if self.predecessor else None,
+        }
+        # nothing else holds a digest of the marker, so it holds its own
+        return json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str) -> Marker:
+        with as_corrupt(what):
+            body = dict(json.loads(data))
+            if body.pop("self") != digest(json.dumps(body).encode()):
+                raise ValueError("it differs from its own digest")
+        body = read_document("strata-commit", data, what=what)
+        before = body["predecessor"]
+        return cls(
+            step=body["step"],
+            generation=body["generation"],
+            attempt=body["attempt"],
+            manifest_digest=body["manifest_digest"],
+            predecessor=(before[0], before[1], before[2]) if before else None,
+        )
+
+
+def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_digest: str) -> None:
+    """Make sure that the marker exists; it may have been made by another rank."""
+    marker = Marker(
+        step=manifest.identity.step,
+        generation=manifest.identity.generation,
+        attempt=manifest.identity.attempt,
+        manifest_digest=manifest_digest,
+        predecessor=manifest.predecessor,
+    )
+    name, data = f"{folder}/{NAME}", marker.to_bytes()
+    if not storage.create_once(name, data) and storage.read(name) != data:
+        raise CheckpointCorrupt(f"{name} names another checkpoint than the one beside it")
+
+
+def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manifest:
+    """Return the global manifest if it is the one that was committed; else `CheckpointCorrupt`."""
+    name = f"{folder}/{GLOBAL_NAME}"
+    data = _read(storage, name)
+    if digest(data) != manifest_digest:
+        raise CheckpointCorrupt(f"{name} differs from what was committed")
+    return Manifest.from_bytes(data, what=name)
+
+
+def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
+    """Return every rank's manifest, verified; `CheckpointCorrupt` also when an image is not there."""
+    manifests = []
+    for part in manifest.parts:
+        name = f"{folder}/{part.manifest}"
+        data = _read(storage, name)
+        if digest(data) != part.digest:
+            raise CheckpointCorrupt(f"{name} differs from what was committed")
+        manifests.append(RankManifest.from_bytes(data, what=name))
+        _check_size(storage, f"{folder}/{part.image}", part.image_bytes)
+    return manifests
+
+
+def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
+    """Return the manifest and its digest if storage alone proves `folder` to be committed.
+
+    None without a marker; `CheckpointCorrupt` when there is one and anything is amiss.
+    """
+    name = f"{folder}/{NAME}"
+    try:
+        data = storage.read(name)
+    except ObjectMissing:
+        return None
+    marker = Marker.from_bytes(data, what=name)
+    manifest = read_manifest(storage, folder, marker.manifest_digest)
+    read_rank_manifests(storage, folder, manifest)
+    return manifest, marker.manifest_digest
+
+
+def _read(storage: Storage, name: str) -> bytes:
+    try:
+        return storage.read(name)
+    except ObjectMissing as error:
+        raise CheckpointCorrupt(f"{name} is missing") from error
+
+
+def _check_size(storage: Storage, name: str, size_bytes: int) -> None:
+    try:
+        found = storage.size(name)
+    except ObjectMissing as error:
+        raise CheckpointCorrupt(f"{name} is missing") from error
+    if found != size_bytes:
+        raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")

@@ -1,0 +1,109 @@
+"""Reading a checkpoint back: every byte is proven before any is handed out.
+
+The chain of proof: the catalog's record (or the marker) has the digest of the global manifest,
+that has the digests of the ranks' manifests, and those have the digest of each header and of each
+chunk of each tensor.
+
+A world of another size: a rank that the saving world had too gets its own part; one beyond it gets
+rank 0's, as far as all ranks had saved the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from strata.checkpoint.digest import chunks, digest
+from strata.checkpoint.manifest import Manifest, RankManifest
+from strata.checkpoint.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.restoring import Saved
+from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.snapshot import allocate
+from strata.checkpoint.state import Json, children, join
+from strata.errors import CheckpointCorrupt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A rank's part, verified. `differing` are paths whose values differ between the ranks.
+
+    They are named only for a rank that the saving world did not have; it has no part of its own.
+    """
+
+    manifest: Manifest
+    saved: Saved
+    own: bool
+    differing: tuple[str, ...] = field(default=())
+
+
+def load(storage: Storage, folder: str, *, manifest_digest: str, rank: int) -> Loaded:
+    """Return the part of the checkpoint in `folder` for `rank`.
+
+    `CheckpointCorrupt`, naming the file and the tensor, when a byte differs from what was saved.
+    """
+    manifest = read_manifest(storage, folder, manifest_digest)
+    manifests = read_rank_manifests(storage, folder, manifest)
+    own = rank < len(manifests)
+    part = manifests[rank] if own else manifests[0]
+    return Loaded(
+        manifest=manifest,
+        saved=_read_image(storage, folder, part),
+        own=own,
+        differing=() if own else tuple(_differing(manifests)),
+    )
+
+
+def _read_image(storage: Storage, folder: str, manifest: RankManifest) -> Saved:
+    name = f"{folder}/{manifest.image}"
+    header = memoryview(bytearray(manifest.header_bytes))
+    _read_exactly(storage, name, 0, header)
+    if digest(header) != manifest.header_digest:
+        raise CheckpointCorrupt(f"{name}: the header differs from what was saved")
+    begin = manifest.header_bytes
+    memory = memoryview(allocate(manifest.image_bytes - begin))[: manifest.image_bytes - begin]
+    data: dict[str, memoryview] = {}
+    for tensor, entry in manifest.tensors.items():
+        data[tensor] = memory[entry.start - begin : entry.end - begin]
+        if len(data[tensor]) != entry.spec.size_bytes:
+            raise CheckpointCorrupt(f"{name}: tensor {tensor} lies outside of the image")
+        offset = entry.start
+        for number, (chunk, expected) in enumerate(zip(chunks(data[tensor]), entry.chunks, strict=True)):
+            _read_exactly(storage, name, offset, chunk)
+            if digest(chunk) != expected:
+                raise CheckpointCorrupt(
+                    f"{name}: tensor {tensor} differs from what was saved (chunk {number})"
+                )
+            offset += len(chunk)
+    specs = {tensor: entry.spec for tensor, entry in manifest.tensors.items()}
+    return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
+
+
+def _read_exactly(storage: Storage, name: str, offset: int, buffer: memoryview) -> None:
+    try:
+        count = storage.read_into(name, offset, buffer)
+    except ObjectMissing as error:
+        raise CheckpointCorrupt(f"{name} is missing") from error
+    if count != len(buffer):
+        raise CheckpointCorrupt(f"{name} ends after {offset + count} bytes")
+
+
+def _differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
+    """Yield the paths at which the ranks did not all save the same."""
+    leaves = [dict(_leaves(m, m.tree, "")) for m in manifests]
+    paths = {path: None for each in leaves for path in each}
+    for path in paths:
+        if any(each.get(path) != leaves[0].get(path) for each in leaves):
+            yield path
+
+
+def _leaves(manifest: RankManifest, tree: Json, path: str) -> Iterator[tuple[str, object]]:
+    """Yield (path, fingerprint) for each value of the tree."""
+    parts = children(tree)
+    if parts is not None:
+        for name, part in parts:
+            yield from _leaves(manifest, part, join(path, name))
+    elif isinstance(tree, dict) and ("t" in tree or "b" in tree):
+        entry = manifest.tensors[tree.get("t") or tree["b"]]
+        yield path, (entry.spec, entry.chunks)
+    else:
+        yield path, repr(tree)

@@ -1,0 +1,159 @@
+"""Putting a saved state into the objects that train.
+
+Everything is checked before anything is changed: keys, kinds, shapes and dtypes. Then tensors are
+copied in place, objects take their part by `load_state_dict`, and plain values are replaced in the
+dictionaries and lists that hold them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from strata.checkpoint.state import Json, children, has_state, join, unflatten
+from strata.checkpoint.tensors import TensorSpec, build, check_fits, copy_in, spec_of
+from strata.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One rank's part of a checkpoint, read and verified."""
+
+    tree: Json
+    rng: Json
+    specs: Mapping[str, TensorSpec]
+    data: Mapping[str, memoryview]
+
+    def value(self, tree: Json, *, copied: bool = True) -> Any:
+        """Return what `tree`, a part of this checkpoint's, describes."""
+        return unflatten(tree, lambda name: build(name, self.specs[name], self.data[name], copied=copied))
+
+
+def restore_into(saved: Saved, state: MutableMapping[str, Any]) -> None:
+    """Restore what `state` has keys for; the checkpoint may hold more.
+
+    `CheckpointError`, naming the key, for what does not fit; nothing is changed then.
+    """
+    parts = _parts("the state", saved.tree)
+    for key, target in state.items():
+        if key not in parts:
+            raise CheckpointError(f"{key} is not in the checkpoint, which holds {sorted(parts)}")
+        _check(saved, str(key), target, parts[key])
+    for key in list(state):
+        state[key] = _merge(saved, str(key), state[key], parts[key])
+
+
+def _parts(key: str, tree: Json) -> dict[Any, Json]:
+    if not (isinstance(tree, dict) and "d" in tree):
+        raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a mapping here")
+    return dict(children(tree) or ())
+
+
+# -- before: does it fit? ---------------------------------------------------------------------
+
+
+def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
+    if target is None:
+        return
+    if _is_tensor(tree):
+        check_fits(key, target, saved.specs[tree["t"]])
+    elif spec_of(key, target) is not None:
+        raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
+    elif isinstance(target, MutableMapping):
+        parts = _parts(key, tree)
+        for name, item in target.items():
+            if name not in parts:
+                raise CheckpointError(f"{join(key, name)} is not in the checkpoint")
+            _check(saved, join(key, name), item, parts[name])
+    elif isinstance(target, list | tuple):
+        _check_sequence(saved, key, target, tree)
+    elif has_state(target):
+        _check_state(saved, key, target.state_dict(), tree)
+    elif children(tree) is not None or (isinstance(tree, dict) and "b" in tree) != isinstance(
+        target, bytes | bytearray
+    ):
+        raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a {type(target).__name__} here")
+
+
+def _check_sequence(saved: Saved, key: str, target: list[Any] | tuple[Any, ...], tree: Json) -> None:
+    if _kind(tree) not in {"a list", "a tuple"}:
+        raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a {type(target).__name__} here")
+    items = children(tree) or []
+    if len(items) == len(target):
+        for (index, item), here in zip(items, target, strict=True):
+            _check(saved, join(key, index), here, item)
+
+
+def _check_state(saved: Saved, key: str, here: Any, tree: Json) -> None:
+    """Compare tensors that an object has already with those it shall load; the rest is its own."""
+    if spec_of(key, here) is not None:
+        if not _is_tensor(tree):
+            raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
+        check_fits(key, here, saved.specs[tree["t"]])
+        return
+    parts = dict(children(tree) or ())
+    items: Any = ()
+    if isinstance(here, Mapping):
+        items = here.items()
+    elif isinstance(here, list | tuple):
+        items = enumerate(here)
+    for name, item in items:
+        if name in parts:
+            _check_state(saved, join(key, name), item, parts[name])
+
+
+# -- then: change it --------------------------------------------------------------------------
+
+
+def _merge(saved: Saved, key: str, target: Any, tree: Json) -> Any:
+    """Return what stands under `key` from now on: `target`, changed in place where it can be."""
+    if target is None:
+        return saved.value(tree)
+    if _is_tensor(tree):
+        name = tree["t"]
+        copy_in(key, target, saved.specs[name], saved.data[name])
+        return target
+    if isinstance(target, MutableMapping):
+        for name, item in children(tree) or ():
+            target[name] = _merge(saved, join(key, name), target.get(name), item)
+        return target
+    if isinstance(target, list | tuple):
+        items = children(tree) or []
+        before = target if len(items) == len(target) else [None] * len(items)
+        after = [_merge(saved, join(key, i), b, t) for (i, t), b in zip(items, before, strict=True)]
+        if isinstance(target, tuple):
+            return tuple(after)
+        target[:] = after
+        return target
+    if has_state(target):
+        _load(key, target, saved.value(tree, copied=not _copies(target)))
+        return target
+    return saved.value(tree)
+
+
+def _copies(target: object) -> bool:
+    """A torch module copies what it loads; others may keep the tensors they are given."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, torch.nn.Module)
+
+
+def _load(key: str, target: Any, state: Any) -> None:
+    try:
+        target.load_state_dict(state)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{key} ({type(target).__name__}) refuses its state: {error}") from error
+
+
+def _is_tensor(tree: Json) -> bool:
+    return isinstance(tree, dict) and "t" in tree
+
+
+def _kind(tree: Json) -> str:
+    if not isinstance(tree, dict):
+        return f"a plain {type(tree).__name__}"
+    if "d" in tree:
+        return "a mapping"
+    kinds = {"t": "a tensor", "b": "bytes", "l": "a list", "u": "a tuple"}
+    return next((word for kind, word in kinds.items() if kind in tree), "a number")

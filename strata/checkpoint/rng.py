@@ -1,0 +1,36 @@
+"""The states of the random number generators of Python, NumPy and torch.
+
+Captured and restored for the libraries that are loaded; none is loaded for it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of every global generator of this process."""
+    states: dict[str, Any] = {"python": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states["numpy"] = numpy.random.get_state()
+    if (torch := sys.modules.get("torch")) is not None:
+        states["torch"] = torch.get_rng_state()
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Put the generators back; those of libraries that are not loaded, or GPUs gone, stay."""
+    random.setstate(states["python"])
+    if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(states["numpy"])
+    torch = sys.modules.get("torch")
+    if torch is None or "torch" not in states:
+        return
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, device)

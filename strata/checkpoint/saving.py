@@ -1,0 +1,196 @@
+"""One rank's way through one save, from the snapshot to the marker.
+
+    begin ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
+                                        └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
+
+Whatever fails before the commit gives the attempt up for all ranks, so that nobody waits for this
+one. Each step is announced to `on_step`, where a crash test ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strata.checkpoint.catalog import (
+    Catalog,
+    CheckpointAck,
+    CheckpointMetadata,
+    CheckpointSeal,
+    SaveRequest,
+)
+from strata.checkpoint.digest import chunks, digest
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.manifest import (
+    GLOBAL_NAME,
+    Identity,
+    Manifest,
+    Part,
+    RankManifest,
+    TensorEntry,
+    image_name,
+    model_hash,
+    rank_manifest_name,
+)
+from strata.checkpoint.marker import read_manifest, write_marker
+from strata.checkpoint.sink import OnStep, Storage, put, unobserved
+from strata.checkpoint.snapshot import Snapshot
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointAborted, CheckpointError, StrataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saver:
+    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks."""
+
+    storage: Storage
+    catalog: Catalog
+    commit_timeout_s: float
+    on_step: OnStep = unobserved
+
+    def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
+        """Return the committed checkpoint; raise what it failed of."""
+        self.on_step("begin")
+        record = self.catalog.begin(request)
+        info.began(record)
+        if record.state is CheckpointState.COMMITTED:
+            return record
+        if record.state is not CheckpointState.OPEN:
+            raise CheckpointAborted(
+                f"the save of step {record.step} is {record.state.value}: {record.reason}",
+                hint="save it again",
+            )
+        folder = self.catalog.folder(record)
+        try:
+            record, manifest = self._to_commit(record, folder, snapshot, info)
+        except BaseException as error:
+            # whatever it was, the other ranks must not wait for this one
+            record = self._give_up(record, error)
+            if record.state is not CheckpointState.COMMITTED:
+                raise
+            manifest = None
+        self.on_step("mark")
+        if manifest is None:
+            manifest = read_manifest(self.storage, folder, record.manifest_digest)
+        write_marker(self.storage, folder, manifest, record.manifest_digest)
+        self.on_step("marked")
+        return record
+
+    def _to_commit(
+        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, info: CheckpointInfo
+    ) -> tuple[CheckpointMetadata, Manifest | None]:
+        own = self._write_part(record, folder, snapshot, info)
+        data = own.to_bytes()
+        put(self.storage, f"{folder}/{rank_manifest_name(own.rank)}", data)
+        self._check_cancelled(info)
+        self.on_step("ack")
+        record = self.catalog.ack(record, CheckpointAck(digest=digest(data), size_bytes=own.image_bytes))
+        manifest = None
+        if self.catalog.rank == 0:
+            record = self._wait(record, lambda r: not r.missing, info)
+            manifest = self._compose(record, folder)
+            data = manifest.to_bytes()
+            put(self.storage, f"{folder}/{GLOBAL_NAME}", data)
+            self.on_step("seal")
+            seal = CheckpointSeal(
+                manifest_digest=digest(data),
+                size_bytes=manifest.size_bytes,
+                model_hash=manifest.model_hash,
+            )
+            record = self.catalog.seal(record, seal)
+        return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info), manifest
+
+    def _write_part(
+        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, info: CheckpointInfo
+    ) -> RankManifest:
+        """Write this rank's image; return its manifest."""
+        layout, rank = snapshot.layout, self.catalog.rank
+        entries: dict[str, TensorEntry] = {}
+        sink = self.storage.sink(f"{folder}/{image_name(rank)}")
+        try:
+            sink.begin(layout.size_bytes)
+            sink.write_at(0, layout.header)
+            offset = len(layout.header)
+            for chunk in chunks(snapshot.data):
+                self._check_cancelled(info)
+                sink.write_at(offset, chunk)
+                offset += len(chunk)
+                info.advanced(len(chunk))
+            for name, place in layout.places.items():
+                digests = tuple(digest(chunk) for chunk in chunks(snapshot.bytes_of(place)))
+                entries[name] = TensorEntry(spec=place.spec, start=place.start, end=place.end, chunks=digests)
+            sink.finish()
+        finally:
+            sink.abort()
+        return RankManifest(
+            identity=_identity(record),
+            rank=rank,
+            image=image_name(rank),
+            image_bytes=layout.size_bytes,
+            header_bytes=len(layout.header),
+            header_digest=digest(layout.header),
+            tensors=entries,
+            tree=snapshot.tree,
+            rng=snapshot.rng,
+        )
+
+    def _compose(self, record: CheckpointMetadata, folder: str) -> Manifest:
+        """Return the global manifest of the parts that all ranks have acked."""
+        parts, fingerprint = [], ""
+        for rank in range(record.ranks):
+            name = rank_manifest_name(rank)
+            data = self.storage.read(f"{folder}/{name}")
+            manifest = RankManifest.from_bytes(data, what=f"{folder}/{name}")
+            if manifest.identity != _identity(record) or manifest.rank != rank:
+                raise CheckpointError(f"{folder}/{name} belongs to another save")
+            if rank == 0:
+                fingerprint = model_hash(manifest)
+            parts.append(
+                Part(
+                    rank=rank,
+                    manifest=name,
+                    digest=digest(data),
+                    image=manifest.image,
+                    image_bytes=manifest.image_bytes,
+                )
+            )
+        before = self.catalog.latest()
+        return Manifest(
+            identity=_identity(record),
+            parts=tuple(parts),
+            model_hash=fingerprint,
+            created_unix_ms=record.created_unix_ms,
+            metadata=record.metadata,
+            predecessor=(before.step, before.generation, before.id) if before is not None else None,
+        )
+
+    def _wait(
+        self,
+        record: CheckpointMetadata,
+        until: Callable[[CheckpointMetadata], bool],
+        info: CheckpointInfo,
+    ) -> CheckpointMetadata:
+        return self.catalog.wait(record, until, timeout_s=self.commit_timeout_s, cancelled=info.cancelled)
+
+    def _give_up(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
+        """Abort for all ranks; return the record as it ended, as far as that can be learned."""
+        reason = f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"
+        with contextlib.suppress(StrataError):  # the first error is the one to report
+            return self.catalog.abort(record, reason[:1000])
+        return record
+
+    def _check_cancelled(self, info: CheckpointInfo) -> None:
+        if info.cancelled.is_set():
+            raise CheckpointAborted(f"the save of step {info.step} was cancelled")
+
+
+def _identity(record: CheckpointMetadata) -> Identity:
+    return Identity(
+        step=record.step,
+        generation=record.generation,
+        attempt=record.id,
+        world_size=record.ranks,
+        epoch=record.epoch,
+        type=record.checkpoint_type.value,
+    )

@@ -1,0 +1,110 @@
+"""Where bytes go and come from: `Sink` for one object, `Storage` for a folder of them.
+
+Names are relative, with `/` between their parts. An object appears under its name whole and
+durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is no such object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from strata.checkpoint.digest import Bytes
+from strata.errors import InvalidArgument, StorageError
+
+OnStep = Callable[[str], None]
+"""Told the name of each step before it is taken; whoever listens may end the process there."""
+
+
+def unobserved(step: str) -> None:
+    """Listen to no step."""
+
+
+class ObjectMissing(StorageError):
+    """No object has that name."""
+
+    code = "OBJECT_MISSING"
+
+
+class Sink(Protocol):
+    """One object being written: begin, any number of write_at, then finish or abort."""
+
+    def begin(self, size_bytes: int) -> None:
+        """Prepare to take exactly that many bytes."""
+        ...
+
+    def write_at(self, offset: int, chunk: Bytes) -> None:
+        """Take bytes for their place; in any order, each place once."""
+        ...
+
+    def finish(self) -> None:
+        """Return once the object is durable and visible under its name."""
+        ...
+
+    def abort(self) -> None:
+        """Leave nothing behind. Harmless after `finish` and when repeated."""
+        ...
+
+
+class Storage(Protocol):
+    """A folder of objects, named by `uri`."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def sink(self, name: str) -> Sink:
+        """Return the sink of a new object; finishing it fails if the name is taken."""
+        ...
+
+    def create_once(self, name: str, data: bytes) -> bool:
+        """Make a small object unless one has that name; tell whether it was made here.
+
+        Of several that try at once, exactly one is told True.
+        """
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return a small object whole."""
+        ...
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` from `offset` on; return how many bytes there were."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Return the size of an object in bytes."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an object or a folder has that name."""
+        ...
+
+    def list(self, folder: str = "") -> list[str]:
+        """Return, in order, what lies directly in `folder`; nothing when there is no such folder."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object durably; harmless when there is none."""
+        ...
+
+    def delete_folder(self, folder: str) -> None:
+        """Remove a folder and what unfinished sinks left in it; finished objects must be gone."""
+        ...
+
+
+def put(storage: Storage, name: str, data: bytes) -> None:
+    """Write a small object whose name nobody else uses."""
+    sink = storage.sink(name)
+    try:
+        sink.begin(len(data))
+        sink.write_at(0, data)
+        sink.finish()
+    finally:
+        sink.abort()
+
+
+def checked_name(name: str) -> str:
+    """Return `name` if it can only mean something below its storage; else `InvalidArgument`."""
+    if any(part in {"", ".", ".."} or "\0" in part for part in name.split("/")):
+        raise InvalidArgument(f"{name[:200]!r} is no name of an object")
+    return name

@@ -1,0 +1,213 @@
+"""Tensors of torch and NumPy as plain bytes with a shape and a dtype, and back.
+
+Neither library is imported here: a value can only be one of theirs if its library is loaded
+already. A dtype goes by the name both libraries use (`float32`, `bfloat16`); in an image it has
+safetensors' name for it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strata.checkpoint.digest import Bytes
+from strata.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """How a dtype lies in an image. A complex number of 128 bits is a pair of F64 there."""
+
+    safetensors: str
+    item_bytes: int
+    trailing: tuple[int, ...] = ()
+
+
+DTYPES: Final = {
+    "bool": Dtype("BOOL", 1),
+    "uint8": Dtype("U8", 1),
+    "int8": Dtype("I8", 1),
+    "uint16": Dtype("U16", 2),
+    "int16": Dtype("I16", 2),
+    "uint32": Dtype("U32", 4),
+    "int32": Dtype("I32", 4),
+    "uint64": Dtype("U64", 8),
+    "int64": Dtype("I64", 8),
+    "float16": Dtype("F16", 2),
+    "bfloat16": Dtype("BF16", 2),
+    "float32": Dtype("F32", 4),
+    "float64": Dtype("F64", 8),
+    "float8_e4m3fn": Dtype("F8_E4M3", 1),
+    "float8_e5m2": Dtype("F8_E5M2", 1),
+    "float8_e8m0fnu": Dtype("F8_E8M0", 1),
+    "complex64": Dtype("C64", 8),
+    "complex128": Dtype("F64", 16, (2,)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """What a tensor is, apart from its values. `kind` is torch, numpy or bytes."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].item_bytes
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def bytes_spec(size_bytes: int) -> TensorSpec:
+    """Return the spec of opaque bytes: a one-dimensional U8 tensor."""
+    return TensorSpec(kind="bytes", dtype="uint8", shape=(size_bytes,))
+
+
+def spec_of(key: str, value: object) -> TensorSpec | None:
+    """Return what tensor `value` is, or None when it is none.
+
+    `CheckpointError`, naming `key`, for a tensor whose bytes cannot be written as they lie.
+    """
+    if _is_torch(value):
+        return _torch_spec(key, value)
+    if _is_numpy(value):
+        return _numpy_spec(key, value)
+    return None
+
+
+def identity(value: Any) -> object:
+    """Return a key that two tensors share when they are the same bytes in the same memory."""
+    place: tuple[object, ...]
+    if _is_torch(value):
+        place = (str(value.device), value.data_ptr(), value.stride(), value.is_conj(), value.is_neg())
+    else:
+        place = (value.__array_interface__["data"][0], value.strides)
+    return place, str(value.dtype), tuple(value.shape)
+
+
+def copy_out(value: Any, spec: TensorSpec, into: memoryview) -> None:
+    """Copy the tensor's bytes, in row-major order, into a buffer of exactly their size."""
+    if not spec.size_bytes:
+        return
+    if spec.kind == "bytes":
+        into[:] = memoryview(value).cast("B")
+    elif spec.kind == "torch":
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            _torch_view(torch, spec, into).copy_(value.detach())
+    else:
+        numpy = sys.modules["numpy"]
+        numpy.copyto(_numpy_view(numpy, spec, into, value.dtype), value)
+
+
+def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
+    """Copy saved bytes into an existing tensor, whose shape and dtype must be the saved ones."""
+    check_fits(key, target, spec)
+    if not spec.size_bytes:
+        return
+    if _is_torch(target):
+        torch = sys.modules["torch"]
+        try:
+            with torch.no_grad():
+                target.copy_(_torch_view(torch, spec, data))
+        except RuntimeError as error:  # an expanded tensor, whose elements share memory
+            raise CheckpointError(f"{key} cannot be written: {error}") from error
+    else:
+        numpy = sys.modules["numpy"]
+        numpy.copyto(target, _numpy_view(numpy, spec, data, target.dtype))
+
+
+def check_fits(key: str, target: object, spec: TensorSpec) -> None:
+    """Raise `CheckpointError`, naming `key`, unless the saved tensor can be copied into `target`."""
+    here = spec_of(key, target)
+    if here is None:
+        raise CheckpointError(f"{key} was saved as a tensor {spec}, and is a {type(target).__name__} here")
+    if (here.dtype, here.shape) != (spec.dtype, spec.shape):
+        raise CheckpointError(f"{key} was saved as {spec}, and is {here} here")
+    if _is_numpy(target) and not target.flags.writeable:  # type: ignore[attr-defined]  # an ndarray
+        raise CheckpointError(f"{key} is a read-only array")
+
+
+def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) -> Any:
+    """Return the saved tensor, as a tensor of the library it was saved from.
+
+    Unless `copied` it may lie in `data`'s memory. A process without torch gets NumPy arrays of
+    what torch saved. `CheckpointError`, naming `key`, when no loaded library knows the dtype.
+    """
+    if spec.kind == "bytes":
+        return bytes(data)
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and (spec.kind == "torch" or numpy is None):
+        if not spec.size_bytes:
+            return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+        tensor = _torch_view(torch, spec, data)
+        return tensor.clone() if copied else tensor
+    if numpy is None:
+        raise CheckpointError(f"{key} is a tensor, and neither numpy nor torch is imported here")
+    try:
+        dtype = numpy.dtype(spec.dtype)
+    except TypeError:
+        raise CheckpointError(
+            f"{key} is {spec}, which NumPy does not know", hint="import torch or ml_dtypes first"
+        ) from None
+    array = _numpy_view(numpy, spec, data, dtype)
+    return array.copy() if copied else array
+
+
+# -- torch ------------------------------------------------------------------------------------
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _torch_spec(key: str, value: Any) -> TensorSpec:
+    torch = sys.modules["torch"]
+    dtype = str(value.dtype).removeprefix("torch.")
+    if hasattr(value, "to_local") or hasattr(value, "__tensor_flatten__"):
+        raise CheckpointError(
+            f"{key} is a {type(value).__name__}, whose parts lie elsewhere",
+            hint="save its local part, or the full tensor",
+        )
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+        raise CheckpointError(f"{key} is a tensor without plain memory ({value.layout}, {value.device})")
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{key} has the dtype {value.dtype}, which cannot be saved")
+    return TensorSpec(kind="torch", dtype=dtype, shape=tuple(int(n) for n in value.shape))
+
+
+def _torch_view(torch: Any, spec: TensorSpec, data: memoryview) -> Any:
+    if data.readonly:
+        # frombuffer warns of a buffer that it could write to; nothing here writes to it
+        data = memoryview(bytearray(data))
+    flat = torch.frombuffer(data, dtype=torch.uint8, count=spec.size_bytes)
+    return flat.view(getattr(torch, spec.dtype)).view(spec.shape)
+
+
+# -- NumPy ------------------------------------------------------------------------------------
+
+
+def _is_numpy(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _numpy_spec(key: str, value: Any) -> TensorSpec:
+    numpy = sys.modules["numpy"]
+    if isinstance(value, numpy.ma.MaskedArray):
+        raise CheckpointError(f"{key} is a masked array", hint="save its data and its mask")
+    if value.dtype.name not in DTYPES:
+        raise CheckpointError(f"{key} is an array of {value.dtype}, which cannot be saved")
+    return TensorSpec(kind="numpy", dtype=value.dtype.name, shape=tuple(value.shape))
+
+
+def _numpy_view(numpy: Any, spec: TensorSpec, data: Bytes, dtype: Any) -> Any:
+    """Images are little-endian; `newbyteorder` is a no-op on types of one byte."""
+    flat = numpy.frombuffer(data, dtype=numpy.uint8, count=spec.size_bytes)
+    return flat.view(dtype.newbyteorder("<")).reshape(spec.shape)

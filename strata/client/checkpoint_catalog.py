@@ -1,0 +1,313 @@
+"""The catalog that the coordinators keep, as one rank sees it over its session.
+
+Every request may be repeated, and is, for as long as `save_wait_s`: without any coordinator a due
+save waits that long and then fails. What the session pushes is taken as news; because a push may
+be lost with a connection, whoever waits also asks again every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from threading import Condition, Event
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
+from strata.client.checkpoint_port import SessionPort
+from strata.core.checkpoints import folder_name
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointAborted, CheckpointNotFound, Conflict, Unavailable
+from strata.v1.checkpoints_pb2 import (
+    CHECKPOINT_STATE_OPEN,
+    AbortCheckpointRequest,
+    AckCheckpointRequest,
+    Author,
+    BeginCheckpointRequest,
+    Checkpoint,
+    DeleteCheckpointRequest,
+    GetCheckpointRequest,
+    ListCheckpointsRequest,
+    SealCheckpointRequest,
+)
+from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
+
+ASK_AGAIN_S: Final = 2.0
+LOOK_S: Final = 0.25
+"""How often a waiting save looks whether it was cancelled."""
+ABORT_S: Final = 10.0
+
+
+class CoordinatedCatalog:
+    """A `Catalog` over `port`, for saves below the storage root `root_uri`.
+
+    `new_id` returns a new random attempt id.
+    """
+
+    def __init__(
+        self, port: SessionPort, *, root_uri: str, new_id: Callable[[], str], save_wait_s: float
+    ) -> None:
+        self._port = port
+        self._root_uri = root_uri
+        self._new_id = new_id
+        self._save_wait_s = save_wait_s
+        self._news = Condition()
+        self._seen: dict[tuple[int, int], Checkpoint] = {}
+        self._stop_observing = port.observe_checkpoints(self._observe)
+
+    def close(self) -> None:
+        """Observe no longer; harmless when repeated."""
+        self._stop_observing()
+
+    @property
+    def rank(self) -> int:
+        return self._port.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._port.world_size
+
+    def folder(self, checkpoint: CheckpointMetadata) -> str:
+        name = folder_name(checkpoint.step, checkpoint.generation, checkpoint.id)
+        return f"{self._port.job}/{name}"
+
+    # -- saving
+
+    def begin(self, request: SaveRequest) -> CheckpointMetadata:
+        message = BeginCheckpointRequest(
+            job=self._port.job,
+            author=self._author(),
+            step=request.step,
+            epoch=request.epoch,
+            type=CHECKPOINT_TYPES[request.type],
+            root=self._root_uri,
+            metadata=request.metadata,
+            attempt=self._new_id(),
+            replaces=request.replaces,
+        )
+        return self._learn(self._ask(message).checkpoint)
+
+    def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
+        message = AckCheckpointRequest(
+            job=self._port.job,
+            author=self._author(),
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            digest=ack.digest,
+            size_bytes=ack.size_bytes,
+        )
+        return self._learn(self._ask(message).checkpoint)
+
+    def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
+        message = SealCheckpointRequest(
+            job=self._port.job,
+            author=self._author(),
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            manifest_digest=seal.manifest_digest,
+            size_bytes=seal.size_bytes,
+            model_hash=seal.model_hash,
+        )
+        return self._learn(self._ask(message).checkpoint)
+
+    def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
+        message = AbortCheckpointRequest(
+            job=self._port.job,
+            author=self._author(),
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            reason=reason,
+        )
+        try:
+            return self._learn(self._ask(message, wait_s=ABORT_S).checkpoint)
+        except Conflict:  # it is committed
+            return self._get(checkpoint)
+
+    def wait(
+        self,
+        checkpoint: CheckpointMetadata,
+        until: Callable[[CheckpointMetadata], bool],
+        *,
+        timeout_s: float,
+        cancelled: Event,
+    ) -> CheckpointMetadata:
+        slot = checkpoint.step, checkpoint.generation
+        deadline = time.monotonic() + timeout_s
+        asked = time.monotonic()
+        current = checkpoint
+        while True:
+            with self._news:
+                seen = self._seen.get(slot)
+                current = metadata_of(seen) if seen is not None else current
+                _check_attempt(current, checkpoint)
+                if until(current):
+                    return current
+                if cancelled.is_set():
+                    raise CheckpointAborted(f"the save of step {checkpoint.step} was cancelled")
+                self._news.wait(LOOK_S)
+            now = time.monotonic()
+            if now >= deadline:
+                raise Unavailable(
+                    f"step {checkpoint.step} is not committed after {timeout_s:g} s: {_waiting_for(current)}"
+                )
+            if now - asked >= ASK_AGAIN_S:
+                asked = now
+                try:
+                    self._get(checkpoint, wait_s=ASK_AGAIN_S)
+                except Unavailable:
+                    continue
+
+    # -- reading
+
+    def all(self) -> list[CheckpointMetadata]:
+        answer = self._ask(ListCheckpointsRequest(job=self._port.job))
+        found = (metadata_of(checkpoint) for checkpoint in answer.checkpoints)
+        return sorted(found, key=lambda c: c.order)
+
+    def latest(self) -> CheckpointMetadata | None:
+        try:
+            answer = self._ask(GetCheckpointRequest(job=self._port.job, latest=True))
+        except CheckpointNotFound:
+            return None
+        return metadata_of(answer.checkpoint)
+
+    def restore_point(self) -> CheckpointMetadata | None:
+        """Return where this rank's generation begins; needs no coordinator."""
+        point = self._port.restore_point
+        if point is None or not point.attempt:
+            return None
+        return CheckpointMetadata(
+            id=point.attempt,
+            step=point.step,
+            generation=point.record_generation,
+            path=point.path,
+            state=CheckpointState.COMMITTED,
+            manifest_digest=point.manifest_digest,
+        )
+
+    # -- deleting
+
+    def delete(self, checkpoint: CheckpointMetadata) -> None:
+        self._delete(checkpoint, finished=False)
+
+    def deleted(self, checkpoint: CheckpointMetadata) -> None:
+        self._delete(checkpoint, finished=True)
+        with self._news:
+            self._seen.pop((checkpoint.step, checkpoint.generation), None)
+
+    def _delete(self, checkpoint: CheckpointMetadata, *, finished: bool) -> None:
+        self._ask(
+            DeleteCheckpointRequest(
+                job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, finished=finished
+            )
+        )
+
+    # -- inside
+
+    def _author(self) -> Author:
+        port = self._port
+        return Author(
+            worker_id=port.worker_id,
+            incarnation=port.incarnation,
+            generation=port.generation,
+            rank=port.rank,
+        )
+
+    def _ask(self, request: Message, *, wait_s: float | None = None) -> Any:
+        """Return the answer, asking again while nobody can give one."""
+        deadline = time.monotonic() + (self._save_wait_s if wait_s is None else wait_s)
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                return self._port.call(request, timeout_s=max(left_s, LOOK_S))
+            except Unavailable:
+                if deadline - time.monotonic() <= LOOK_S:
+                    raise
+            with self._news:
+                self._news.wait(LOOK_S)
+
+    def _get(self, checkpoint: CheckpointMetadata, *, wait_s: float | None = None) -> CheckpointMetadata:
+        message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
+        try:
+            return self._learn(self._ask(message, wait_s=wait_s).checkpoint)
+        except CheckpointNotFound:
+            raise CheckpointAborted(
+                f"attempt {checkpoint.id} of step {checkpoint.step} was replaced or deleted"
+            ) from None
+
+    def _observe(self, checkpoint: Checkpoint) -> None:
+        self._learn(checkpoint)
+
+    def _learn(self, checkpoint: Checkpoint) -> CheckpointMetadata:
+        """Take what was pushed or answered as news unless newer is known; return what is known."""
+        slot = checkpoint.step, checkpoint.generation
+        with self._news:
+            known = self._seen[slot] = _newer(self._seen.get(slot), checkpoint)
+            self._forget_old(slot)
+            self._news.notify_all()
+        return metadata_of(known)
+
+    def _forget_old(self, slot: tuple[int, int]) -> None:
+        while len(self._seen) > 64:
+            oldest = next(key for key in self._seen if key != slot)
+            del self._seen[oldest]
+
+
+def metadata_of(message: Checkpoint) -> CheckpointMetadata:
+    """Return a catalog's record as the library shows it."""
+    return CheckpointMetadata(
+        id=message.attempt,
+        step=message.step,
+        generation=message.generation,
+        path=message.path,
+        state=from_wire(CHECKPOINT_STATES, message.state),
+        checkpoint_type=from_wire(CHECKPOINT_TYPES, message.type),
+        epoch=message.epoch,
+        size_bytes=message.size_bytes,
+        model_hash=message.model_hash,
+        metadata=dict(message.metadata),
+        manifest_digest=message.manifest_digest,
+        created_unix_ms=message.created_unix_ms,
+        ranks=message.ranks,
+        acked=frozenset(message.acked),
+        sealed=message.sealed,
+        reason=message.reason,
+        latest=message.latest,
+        pinned=message.pinned,
+    )
+
+
+def _newer(known: Checkpoint | None, news: Checkpoint) -> Checkpoint:
+    """Return the later of two states of one slot.
+
+    Acks do not change the record's revision, and while it is OPEN they only become more.
+    """
+    if known is None or news.mod_revision > known.mod_revision:
+        return news
+    if news.mod_revision < known.mod_revision or news.state != CHECKPOINT_STATE_OPEN:
+        return known
+    merged = Checkpoint()
+    merged.CopyFrom(known)
+    del merged.acked[:]
+    merged.acked.extend(_union(known.acked, news.acked))
+    merged.sealed = known.sealed or news.sealed
+    return merged
+
+
+def _union(one: Iterable[int], other: Iterable[int]) -> list[int]:
+    return sorted({*one, *other})
+
+
+def _check_attempt(current: CheckpointMetadata, wanted: CheckpointMetadata) -> None:
+    if current.id != wanted.id:
+        raise CheckpointAborted(f"another attempt took the place of the save of step {wanted.step}")
+    if current.state not in {CheckpointState.OPEN, CheckpointState.COMMITTED}:
+        raise CheckpointAborted(f"the save of step {wanted.step} is {current.state.value}: {current.reason}")
+
+
+def _waiting_for(checkpoint: CheckpointMetadata) -> str:
+    if checkpoint.missing:
+        first = ", ".join(str(rank) for rank in checkpoint.missing[:8])
+        return f"{len(checkpoint.missing)} of {checkpoint.ranks} ranks have not acked, among them {first}"
+    return "all ranks acked; the commit is due" if checkpoint.sealed else "rank 0 has not sealed it"

@@ -1,0 +1,80 @@
+"""Which checkpoints go, after each commit: all but the newest `keep_count`.
+
+The latest one, pinned ones, and whatever the catalog refuses to delete stay. What an earlier run
+left half removed, or never finished, goes too. A pass that is interrupted is made up for by the
+next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.removal import remove_objects
+from strata.checkpoint.sink import Storage
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointNotFound, Refused, Unavailable
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+_ENDED = frozenset({CheckpointState.DELETING, CheckpointState.ABORTED})
+
+
+def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) -> list[CheckpointMetadata]:
+    """Return what goes of `checkpoints` (in their order), the oldest first.
+
+    Only what is older than the `keep_count` newest committed ones, so a corrupt one stays until
+    there are newer good ones, and an aborted save stays while one as old may be in flight.
+    """
+    committed = [c for c in checkpoints if c.state is CheckpointState.COMMITTED]
+    if not committed:
+        return []
+    kept = committed if keep_count is None else committed[-keep_count:]
+    oldest = kept[0].order
+    newest = committed[-1].order
+    return [
+        c
+        for c in checkpoints
+        if not c.latest
+        and not c.pinned
+        and c.state is not CheckpointState.OPEN
+        and c.order < (newest if c.state in _ENDED else oldest)
+    ]
+
+
+def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
+    """Remove what `keep_count` leaves over; to be called by one rank.
+
+    Of a save that was given up the marker is looked for first: if there is one, storage knows of
+    a commit that the catalog does not, and nothing is removed.
+    """
+    try:
+        for checkpoint in excess(catalog.all(), keep_count):
+            folder = catalog.folder(checkpoint)
+            if checkpoint.state is CheckpointState.ABORTED and storage.exists(f"{folder}/{MARKER}"):
+                log.error(
+                    "step %d was given up, and storage has it as committed: %s", checkpoint.step, folder
+                )
+                continue
+            _remove(catalog, storage, checkpoint, folder)
+        if isinstance(catalog, LocalCatalog):
+            for folder in catalog.leftovers():
+                remove_objects(storage, folder)
+    except Unavailable as error:
+        # no coordinator just now: the pass after the next commit does the same work
+        log.warning("old checkpoints stay for now: %s", error.message)
+
+
+def _remove(catalog: Catalog, storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:
+    try:
+        catalog.delete(checkpoint)
+    except (Refused, CheckpointNotFound) as error:
+        log.debug("step %d stays: %s", checkpoint.step, error.message)
+        return
+    remove_objects(storage, folder)
+    catalog.deleted(checkpoint)
+    log.info("step %d is deleted: %s", checkpoint.step, checkpoint.path)

@@ -1,0 +1,396 @@
+"""`CheckpointManager`: save and restore the state of a training.
+
+Two modes. Under `strata run`, or with `client=`, the coordinators keep the catalog: a checkpoint
+is committed when every rank's part is durable, and a restore begins where the world begins.
+Without coordinators one process has a storage root of its own. A root belongs to one mode.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from strata.checkpoint import rng, root
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.handle import CheckpointInfo, Progress
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import write_marker
+from strata.checkpoint.reader import Loaded, load
+from strata.checkpoint.restoring import restore_into
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_retention import retain
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    ConfigError,
+    InvalidArgument,
+    StorageError,
+    StrataError,
+)
+
+if TYPE_CHECKING:
+    from strata.client.checkpoint_catalog import CoordinatedCatalog
+    from strata.client.checkpoint_port import SessionPort
+
+__all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
+
+FAILING_PATIENCE_S: Final = 5.0
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class CheckpointManager:
+    """Saves in the background, restores only what is committed, complete and verified.
+
+    For one thread of one process. At most two saves are in flight; a third `save` blocks until
+    one has ended. An error of a save is raised by `info.wait()`, else by the next `save`, by
+    `check_for_errors`, `wait_until_finished` or `close`.
+    """
+
+    def __init__(
+        self,
+        storage_path: str | Path | None = None,
+        *,
+        client: SessionPort | None = None,
+        config: CheckpointManagerConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        """Open a storage root. `settings` are the fields of `CheckpointManagerConfig`.
+
+        `client` is what `strata.connect()` returned. Without it, under `strata run`, the manager
+        connects by itself. `ConfigError` when the root belongs to the other mode.
+        """
+        if storage_path is not None:
+            settings["storage_path"] = storage_path
+        try:
+            self.config = replace(config or CheckpointManagerConfig(), **settings)
+        except TypeError as error:
+            raise ConfigError(str(error)) from None
+        self._storage = LocalStorage(self.config.folder(), nonce=_random_id)
+        self._owned: Any = None
+        if client is None and os.environ.get("STRATA_SOCKET"):
+            client = self._owned = _connect()
+        self._coordinated: CoordinatedCatalog | None = None
+        self._local: LocalCatalog | None = None
+        if client is not None:
+            self._catalog: CoordinatedCatalog | LocalCatalog = self._coordinate(client)
+        else:
+            self._catalog = self._stand_alone()
+        self._claimed = self._coordinated is not None
+        self._progressed_to: int | None = None
+        self._gone_back: str | None = None
+        self._writer = AsyncCheckpointWriter(
+            Saver(
+                storage=self._storage,
+                catalog=self._catalog,
+                commit_timeout_s=self.config.commit_timeout_s,
+            ),
+            after_save=self._retain,
+            failing_patience_s=FAILING_PATIENCE_S if self._coordinated is not None else None,
+        )
+
+    def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
+        from strata.client.checkpoint_catalog import CoordinatedCatalog  # noqa: PLC0415  # imports protobuf
+
+        if not client.uid:
+            raise ConfigError("the session does not know its cluster yet", hint="connect it first")
+        root.claim(self._storage, root.COORDINATED)
+        owner = f"{root.COORDINATED}:{client.uid}/{client.job}"
+        root.claim(self._storage, owner, folder=client.job)
+        self._coordinated = CoordinatedCatalog(
+            client,
+            root_uri=self._storage.uri,
+            new_id=_random_id,
+            save_wait_s=self.config.save_wait_s,
+        )
+        return self._coordinated
+
+    def _stand_alone(self) -> LocalCatalog:
+        world_size = _world_size_elsewhere()
+        if world_size > 1:
+            raise ConfigError(
+                f"{world_size} processes train together, and no coordinator is known to their manager",
+                hint="start them with `strata run`, or pass client=strata.connect()",
+            )
+        if root.owner_of(self._storage) is not None:
+            root.claim(self._storage, root.STANDALONE)
+        self._local = LocalCatalog(self._storage, new_id=_random_id, now_unix_ms=_now_unix_ms)
+        return self._local
+
+    # -- saving
+
+    def save(
+        self,
+        model_bytes: bytes | bytearray | memoryview,
+        step: int,
+        epoch: int = 0,
+        checkpoint_type: CheckpointType = CheckpointType.FULL,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> CheckpointInfo:
+        """Save opaque bytes; return at once, when they are copied."""
+        if not isinstance(model_bytes, bytes | bytearray | memoryview):
+            raise InvalidArgument(
+                f"save() takes bytes, not {type(model_bytes).__name__}", hint="save_state() takes a mapping"
+            )
+        request = self._request(step, epoch, checkpoint_type, metadata)
+        return self._writer.write(model_bytes, request, capture_rng=False, progress=progress)
+
+    def save_state(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        epoch: int = 0,
+        checkpoint_type: CheckpointType = CheckpointType.FULL,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> CheckpointInfo:
+        """Save modules, optimizers, tensors, arrays and plain values; return when they are copied.
+
+        `CheckpointError`, naming the key, for what cannot be saved.
+        """
+        if not isinstance(state, Mapping):
+            raise InvalidArgument(
+                f"save_state() takes a mapping, not {type(state).__name__}", hint='{"model": model, …}'
+            )
+        request = self._request(step, epoch, checkpoint_type, metadata)
+        return self._writer.write(
+            dict(state), request, capture_rng=self.config.capture_rng, progress=progress
+        )
+
+    def _request(
+        self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
+    ) -> SaveRequest:
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**12:
+            raise InvalidArgument(f"step {step!r} is not a number from 0 on")
+        if checkpoint_type is not CheckpointType.FULL:
+            raise CheckpointError(
+                f"this release saves {CheckpointType.FULL.name} checkpoints only, not"
+                f" {getattr(checkpoint_type, 'name', checkpoint_type)}",
+                hint="use CheckpointType.FULL",
+            )
+        if any(not isinstance(part, str) for item in (metadata or {}).items() for part in item):
+            raise InvalidArgument("metadata maps text to text")
+        if self._gone_back is not None:
+            raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
+        if not self._claimed:
+            root.claim(self._storage, root.STANDALONE)
+            self._claimed = True
+        self._progressed_to = step
+        return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=dict(metadata or {}))
+
+    def _retain(self, saved: CheckpointMetadata | None) -> None:
+        if self._catalog.rank == 0 and (saved is not None or self._local is not None):
+            retain(self._catalog, self._storage, self.config.keep_count)
+
+    # -- restoring
+
+    def restore(self, state: MutableMapping[str, Any], step: int | None = None) -> CheckpointMetadata | None:
+        """Put a checkpoint into `state`: tensors in place, objects by `load_state_dict`.
+
+        Restored are the keys that `state` has. Without `step`: where this world begins under
+        coordinators, else the newest good checkpoint. Returns what was restored, or None when
+        there is nothing to begin from. `CheckpointCorrupt` when bytes differ from what was saved
+        (without coordinators the one before is taken, with an error in the log); `CheckpointError`
+        naming the key or the tensor that does not fit. Nothing is changed then.
+        """
+        found = self._load(step)
+        if found is None:
+            log.info("nothing to restore: %s", self._beginning())
+            return None
+        checkpoint, loaded = found
+        for path in loaded.differing:
+            if path.partition(".")[0] in state or path in state:
+                raise CheckpointError(
+                    f"{path} differs between the {loaded.manifest.identity.world_size} ranks that saved"
+                    f" step {checkpoint.step}, so rank {self._catalog.rank} has no value for it",
+                    hint="restore with at most as many ranks, or leave this key out",
+                )
+        restore_into(loaded.saved, state)
+        if loaded.saved.rng is not None and self.config.capture_rng:
+            if loaded.own:
+                rng.restore(loaded.saved.value(loaded.saved.rng))
+            else:
+                log.warning("step %d has no random state for rank %d", checkpoint.step, self._catalog.rank)
+        self._note_restored(checkpoint)
+        log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
+        return checkpoint
+
+    def load_bytes(self, step: int | None = None) -> bytes:
+        """Return what `save` was given; `CheckpointNotFound` when there is none."""
+        found = self._load(step)
+        if found is None:
+            raise CheckpointNotFound("no checkpoint is there to load")
+        checkpoint, loaded = found
+        tree = loaded.saved.tree
+        if not (isinstance(tree, dict) and "b" in tree):
+            raise CheckpointError(f"step {checkpoint.step} holds a state, not bytes", hint="use restore()")
+        if loaded.differing:
+            raise CheckpointError(f"the ranks saved different bytes, none for rank {self._catalog.rank}")
+        self._note_restored(checkpoint)
+        return bytes(loaded.saved.value(tree))
+
+    def _load(self, step: int | None) -> tuple[CheckpointMetadata, Loaded] | None:
+        self._writer.settle()
+        if step is not None:
+            checkpoint = self._find(step)
+            return checkpoint, self._read(checkpoint)
+        if self._local is None:
+            point = self._catalog.restore_point()
+            return (point, self._read(point)) if point is not None else None
+        return self._newest_good(self._local)
+
+    def _newest_good(self, catalog: LocalCatalog) -> tuple[CheckpointMetadata, Loaded] | None:
+        """Return the newest checkpoint whose every byte is as saved, saying which are not."""
+        corrupt: CheckpointCorrupt | None = None
+        for checkpoint in reversed(catalog.all()):
+            try:
+                if checkpoint.state is CheckpointState.CORRUPT:
+                    raise CheckpointCorrupt(checkpoint.reason)
+                return checkpoint, self._read(checkpoint)
+            except CheckpointCorrupt as error:
+                log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
+                corrupt = corrupt or error
+        if corrupt is not None:
+            raise corrupt
+        return None
+
+    def _find(self, step: int) -> CheckpointMetadata:
+        known = self._catalog.all()
+        at_step = [c for c in known if c.step == step]
+        good = [c for c in at_step if c.state is CheckpointState.COMMITTED]
+        if good:
+            return good[-1]
+        if any(c.state is CheckpointState.CORRUPT for c in at_step):
+            raise CheckpointCorrupt(f"step {step} is corrupt: {at_step[-1].reason}")
+        raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {_steps(known)}")
+
+    def _read(self, checkpoint: CheckpointMetadata) -> Loaded:
+        folder = self._catalog.folder(checkpoint)
+        loaded = load(
+            self._storage, folder, manifest_digest=checkpoint.manifest_digest, rank=self._catalog.rank
+        )
+        if self._coordinated is not None and not self._storage.exists(f"{folder}/{MARKER}"):
+            try:  # whoever committed it may have died before it was marked
+                write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
+            except StorageError as error:
+                log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
+        return loaded
+
+    def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
+        """What is saved from now on follows from this checkpoint, also when newer ones exist."""
+        if self._local is not None:
+            self._local.go_back()
+            return
+        point = self._catalog.restore_point()
+        begun = point is not None and point.id == checkpoint.id
+        if not begun or (self._progressed_to is not None and self._progressed_to > checkpoint.step):
+            self._gone_back = (
+                f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
+            )
+
+    def _beginning(self) -> str:
+        if self._coordinated is not None:
+            return "this world begins from no checkpoint"
+        return f"{self._storage.uri} has no checkpoint"
+
+    # -- looking
+
+    def latest_step(self) -> int | None:
+        """Return the step of the newest committed checkpoint, or None before the first."""
+        latest = self._catalog.latest()
+        return latest.step if latest is not None else None
+
+    def all_steps(self) -> list[int]:
+        """Return the steps of all committed checkpoints, in order."""
+        return _steps(self._catalog.all())
+
+    def all_checkpoints(self) -> list[CheckpointMetadata]:
+        """Return every checkpoint the catalog knows, oldest first."""
+        return self._catalog.all()
+
+    # -- the end
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight; raise the error of one that failed."""
+        self._writer.wait_until_finished(timeout_s)
+
+    def check_for_errors(self) -> None:
+        """Raise the error of a save that failed, unless it was raised before."""
+        self._writer.check_for_errors()
+
+    def close(self) -> None:
+        """Wait for the saves in flight and raise the error of one that failed."""
+        self._close(failing=False)
+
+    def _close(self, *, failing: bool) -> None:
+        try:
+            self._writer.close(failing=failing)
+        finally:
+            if self._coordinated is not None:
+                self._coordinated.close()
+            owned, self._owned = self._owned, None
+            if owned is not None:
+                owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._close(failing=True)
+        except StrataError as lost:
+            # the training's own error goes on; this one is told beside it
+            error.add_note(f"a checkpoint was lost as well: {lost}")
+            log.error("a checkpoint was lost: %s", lost)  # noqa: TRY400  # as above
+
+
+def _steps(checkpoints: list[CheckpointMetadata]) -> list[int]:
+    return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})
+
+
+def _connect() -> Any:
+    from strata.client.joining import connect  # noqa: PLC0415  # imports grpc
+
+    return connect()
+
+
+def _world_size_elsewhere() -> int:
+    """Return how many processes train together as far as torch or the environment know."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    text = os.environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdigit() else 1
+
+
+def _random_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000
