@@ -519,7 +519,8 @@ Global___Outcomes: _TypeAlias = Outcomes  # noqa: Y015
 @_typing.final
 class ArrivalRefused(_message.Message):
     """An arrival that does not count: malformed, too large, of other participants than those before
-    it, of ranks that are not this member's, or of a generation that has ended. The round goes on.
+    it, of ranks that are not this member's, or of a generation that has ended. Without ranks: the
+    round ended without an outcome for all that had arrived.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -20,7 +20,10 @@ import grpc
 import grpc.aio
 
 from strata.errors import StrataError, Unavailable
+from strata.observe import get_logger
 from strata.wire import status
+
+log = get_logger()
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -160,11 +163,18 @@ async def serve_stream(
     async def logic() -> None:
         try:
             await serve(link)
+        except Exception:
+            # A bug met by one stream is that stream's end, not that of everybody served here.
+            log.exception("stream_failed")
+            link.close(StrataError("internal error", hint="the server's log has the details"))
         finally:
             link.close()
 
-    _session = spawn(logic())
-    writer = spawn(link.pump())
+    try:
+        _session = spawn(logic())
+        writer = spawn(link.pump())
+    except StrataError as error:
+        await status.abort(context, error)
     await link.ending.wait()
     await asyncio.wait([writer], timeout=FLUSH_S)
     writer.cancel()

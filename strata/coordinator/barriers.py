@@ -1,0 +1,375 @@
+"""Barriers at one replica: soft arrivals, forwarded, and one commit by whoever may (PROTOCOLS 6).
+
+    member ──arrival──▶ book ──1 ms──▶ every ready peer's book
+                          │
+                 full, late or hopeless? ──after 20 k ms──▶ outcome in etcd ──view──▶ waiters
+
+Nothing here is owned by anybody: each replica holds what it heard, and forwards what its own
+members said, again and again until it sees the outcome. Whoever can decide a round writes its
+outcome; the others find it in their view. Waiters are answered from the view only, never by the
+commit's return, so it is all one whether this replica wrote, another did, or one that has died.
+
+`_Watched` is what this replica does about one open round; `BarrierBook` is what it knows of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final, Protocol
+
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.ranks import RankIndex, RankIndexes
+from strata.core.barriers import (
+    Arrival,
+    BarrierBook,
+    BarrierKey,
+    OpenRound,
+    decide_arrived,
+    decide_outcome,
+    ended,
+    writer_delay_ms,
+)
+from strata.core.ids import InstanceId
+from strata.core.job import JobView
+from strata.core.txn import Decision
+from strata.core.view import View
+from strata.errors import Refused, StaleGeneration, StrataError, Unavailable
+from strata.observe import get_logger
+from strata.v1 import barriers_pb2
+from strata.wire import barriers as wire
+
+log = get_logger()
+
+COALESCE_S: Final = 0.001
+EARLY_LIMIT: Final = 10_000
+"""Arrivals kept for generations that this replica has not seen yet."""
+
+
+class Waiter(Protocol):
+    """Who wants to know how a round ended: a session, or a call."""
+
+    def outcome(self, key: BarrierKey, message: barriers_pb2.BarrierOutcome) -> None:
+        """Hear the outcome of a round that it arrived at."""
+        ...
+
+    def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
+        """Hear that an arrival does not count, or no longer does."""
+        ...
+
+
+class _Watched:
+    """What this replica does about one open round."""
+
+    __slots__ = ("alarm", "own", "shown_at", "unsent", "waiters", "writer")
+
+    def __init__(self) -> None:
+        self.waiters: dict[Waiter, None] = {}
+        """In the order they came."""
+        self.own: set[int] = set()
+        """The ranks that arrived here, and not by way of a peer."""
+        self.unsent: set[int] = set()
+        self.writer: asyncio.Task[None] | None = None
+        self.alarm: asyncio.TimerHandle | None = None
+        self.shown_at = 0.0
+        """When the visible counter was last written."""
+
+
+class Barriers:
+    """All barriers, as this replica sees them. `run` owns the writers."""
+
+    def __init__(
+        self,
+        context: ReplicaContext,
+        ranks: RankIndexes,
+        *,
+        forward: Callable[[list[barriers_pb2.Arrival]], None],
+        ready: Callable[[], Iterable[InstanceId]],
+        phases: Callable[[str, int], dict[int, str]],
+    ) -> None:
+        """`forward` sends to every ready peer; `ready` are their instances, without ours."""
+        self._context = context
+        self._ranks = ranks
+        self._forward = forward
+        self._ready = ready
+        self._phases = phases
+        self._book = BarrierBook()
+        self._watched: dict[BarrierKey, _Watched] = {}
+        self._early: dict[tuple[BarrierKey, tuple[int, ...]], Arrival] = {}
+        self._unsent: set[BarrierKey] = set()
+        self._flush: asyncio.TimerHandle | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    # -- arrivals
+
+    def arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
+        """Take an arrival: of `waiter`, who shall hear the outcome, or as a peer forwarded it."""
+        try:
+            self._arrive(arrival, waiter)
+        except StrataError as error:
+            if waiter is not None:
+                waiter.refused(arrival.key, arrival.ranks, error)
+            else:
+                log.warning("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
+
+    def _arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
+        key = arrival.key
+        opened = self._book.get(key) is None
+        index = self._ranks.of(key.job)
+        if opened:
+            job = self._job(key.job)
+            end = ended(job, key)
+            if end is not None and end.outcome is not None:
+                if waiter is not None:
+                    waiter.outcome(key, wire.outcome_message(job, key, end.outcome))
+                return
+            if end is not None and end.refusal is not None:
+                raise end.refusal
+        if index is None or key.generation > index.head.generation:
+            if waiter is not None:  # its replica told it of its world, so this view knows it
+                raise Refused(f"{key}: there is no such generation yet")
+            self._keep_for_later(arrival)
+            return
+        added = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._watched[key] = _Watched()
+        if waiter is not None:
+            watched.waiters[waiter] = None
+            if not watched.own.issuperset(arrival.ranks):
+                watched.unsent.update(set(arrival.ranks) - watched.own)
+                watched.own.update(arrival.ranks)
+                self._send_soon(key, at_once=added.round.complete)
+        if added.round.complete:
+            self._write_soon(key, watched)
+        elif opened and index.wounded:
+            self._reconsider(added.round, watched)
+        if added.round.deadline_ms is not None:
+            self._set_alarm(added.round, watched)
+
+    def _keep_for_later(self, arrival: Arrival) -> None:
+        """A peer may be ahead of this view. What is dropped here, it forwards again."""
+        if len(self._early) >= EARLY_LIMIT:
+            self._early.clear()
+        self._early[arrival.key, arrival.ranks] = arrival
+
+    def forget(self, waiter: Waiter, job: str) -> None:
+        """Tell `waiter` nothing more of the job's rounds; what it said stays said."""
+        for open_round in self._book.open(job):
+            self._watched[open_round.key].waiters.pop(waiter, None)
+
+    def open(self, job: str) -> Iterator[OpenRound]:
+        """Yield the rounds of a job that are open as far as is known here."""
+        return self._book.open(job)
+
+    # -- what the view says
+
+    def on_round(self, key: BarrierKey) -> None:
+        """Look at a round whose outcome was written."""
+        if self._book.get(key) is not None:
+            self._end_if_ended(key)
+
+    def on_floor(self, job: str, name: str, generation: int) -> None:
+        """Look at the rounds of a barrier whose floor moved: an outcome's own event may be lost."""
+        for open_round in self._book.open(job):
+            if (open_round.key.name, open_round.key.generation) == (name, generation):
+                self._end_if_ended(open_round.key)
+
+    def on_change(self, job: str) -> None:
+        """Look at all open rounds of a job: its head changed, or somebody went."""
+        for open_round in self._book.open(job):
+            if not self._end_if_ended(open_round.key):
+                self._reconsider(open_round, self._watched[open_round.key])
+        if self._early:
+            early, self._early = self._early, {}
+            for arrival in early.values():
+                self.arrive(arrival, None)
+
+    def _end_if_ended(self, key: BarrierKey) -> bool:
+        job = self._job(key.job)
+        end = ended(job, key)
+        if end is None:
+            return False
+        self._book.drop(key)
+        watched = self._watched.pop(key)
+        self._unsent.discard(key)
+        if watched.alarm is not None:
+            watched.alarm.cancel()
+        if not watched.waiters:
+            return True
+        if end.outcome is not None:
+            message = wire.outcome_message(job, key, end.outcome)
+            for waiter in watched.waiters:
+                waiter.outcome(key, message)
+        else:
+            error = end.refusal or StaleGeneration(f"{key} is out of date")
+            for waiter in watched.waiters:
+                waiter.refused(key, (), error)
+        return True
+
+    # -- writing outcomes
+
+    def _reconsider(self, open_round: OpenRound, watched: _Watched) -> None:
+        """Write the round's outcome if it is late or hopeless."""
+        decision = self._decide(open_round.key, self._context.mirror.view)
+        if decision.txn is not None:
+            self._write_soon(open_round.key, watched)
+
+    def _write_soon(self, key: BarrierKey, watched: _Watched) -> None:
+        if watched.writer is None and self._tasks is not None:
+            watched.writer = self._tasks.create_task(self._write(key, watched), name=f"writer of {key}")
+
+    async def _write(self, key: BarrierKey, watched: _Watched) -> None:
+        """Write the outcome in one's turn, unless somebody did; keep at it while it can be decided."""
+        delay_ms = writer_delay_ms(key, self._context.instance, self._ready())
+        if delay_ms:
+            await asyncio.sleep(delay_ms / 1000)
+        try:
+            while self._watched.get(key) is watched:
+                try:
+                    await self._context.executor.settle(partial(self._decide, key))
+                except Unavailable as error:
+                    log.warning("outcome_delayed", barrier=str(key), error=error.message)
+                else:
+                    return
+        except StrataError as error:
+            # a refusal is the round's end, which the view shows too; another is a poison record
+            log.warning("outcome_not_written", barrier=str(key), error=error.message)
+        except Exception:
+            # a bug that one round brings out must not end the replica, which serves all others
+            log.exception("writer_failed", barrier=str(key))
+        finally:
+            watched.writer = None
+            if self._watched.get(key) is watched:
+                self._watch_again(key, watched)
+
+    def _watch_again(self, key: BarrierKey, watched: _Watched) -> None:
+        """The writer found nothing to write yet: its alarm rang early, or a death was none."""
+        open_round = self._book.get(key)
+        if open_round is not None and not self._end_if_ended(key):
+            self._set_alarm(open_round, watched)
+
+    def _decide(self, key: BarrierKey, view: View) -> Decision:
+        open_round = self._book.get(key)
+        if open_round is None:
+            return Decision(reason=f"{key} has ended")
+        return decide_outcome(
+            JobView(view, self._context.keys.job(key.job)),
+            open_round,
+            now_ms=self._now_ms(),
+            phases=self._phases(key.job, key.generation),
+        )
+
+    def _set_alarm(self, open_round: OpenRound, watched: _Watched) -> None:
+        """Look at the round again when its time is over."""
+        if open_round.deadline_ms is None or open_round.complete:
+            return
+        at = (open_round.deadline_ms + 1) / 1000
+        if watched.alarm is not None:
+            if watched.alarm.when() <= at and not watched.alarm.cancelled():
+                return
+            watched.alarm.cancel()
+        watched.alarm = asyncio.get_running_loop().call_at(at, self._ring, open_round.key)
+
+    def _ring(self, key: BarrierKey) -> None:
+        watched, open_round = self._watched.get(key), self._book.get(key)
+        if watched is not None and open_round is not None:
+            watched.alarm = None
+            self._reconsider(open_round, watched)
+
+    # -- forwarding
+
+    def _send_soon(self, key: BarrierKey, *, at_once: bool) -> None:
+        self._unsent.add(key)
+        if at_once:
+            self._send()
+        elif self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(COALESCE_S, self._send)
+
+    def _send(self) -> None:
+        """Forward the news of all rounds as one message."""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        keys, self._unsent = self._unsent, set()
+        arrivals = []
+        for key in keys:
+            watched = self._watched[key]
+            arrivals.append(self._own_arrival(key, watched.unsent))
+            watched.unsent = set()
+        if arrivals:
+            self._forward(arrivals)
+
+    def everything(self) -> list[barriers_pb2.Arrival]:
+        """Return all open arrivals of this replica's own members."""
+        return [self._own_arrival(key, watched.own) for key, watched in self._watched.items() if watched.own]
+
+    def forward_everything(self) -> None:
+        """Forward all open arrivals again: the ready peers changed, or a second is over."""
+        if arrivals := self.everything():
+            self._forward(arrivals)
+
+    def _own_arrival(self, key: BarrierKey, ranks: set[int]) -> barriers_pb2.Arrival:
+        open_round = self._book.get(key)
+        assert open_round is not None, "watched rounds are in the book"
+        return wire.arrival_message(open_round.arrival(self._now_ms(), ranks))
+
+    # -- in the background
+
+    async def run(self) -> None:
+        """Write outcomes and counters, and forward again, until cancelled."""
+        timing = self._context.timing
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._show(), name="barrier counters")
+            for job in {key.job for key in self._watched}:
+                self.on_change(job)
+            while True:
+                await asyncio.sleep(timing.arrivals_again_s)
+                self.forward_everything()
+                for key, watched in list(self._watched.items()):
+                    if (open_round := self._book.get(key)) is not None:
+                        self._reconsider(open_round, watched)
+
+    async def _show(self) -> None:
+        """Keep the visible counters: a hint for people, by one replica for each barrier (6.5)."""
+        timing, loop = self._context.timing, asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(timing.counter_after_s)
+            now = loop.time()
+            for key, watched in list(self._watched.items()):
+                open_round = self._book.get(key)
+                if (
+                    open_round is None
+                    or now - open_round.since_ms / 1000 < timing.counter_after_s
+                    or now - watched.shown_at < timing.counter_every_s
+                    or writer_delay_ms(key, self._context.instance, self._ready())
+                    or decide_arrived(self._job(key.job), open_round).txn is None
+                ):
+                    continue
+                watched.shown_at = now
+                try:
+                    await self._context.executor.settle(
+                        partial(self._decide_shown, key), deadline_s=timing.counter_every_s, coalesce=True
+                    )
+                except StrataError as error:
+                    log.debug("counter_not_written", barrier=str(key), error=error.message)
+
+    def _decide_shown(self, key: BarrierKey, view: View) -> Decision:
+        open_round = self._book.get(key)
+        if open_round is None:
+            return Decision(reason=f"{key} has ended")
+        return decide_arrived(JobView(view, self._context.keys.job(key.job)), open_round)
+
+    # -- small things
+
+    def index(self, job: str) -> RankIndex | None:
+        """Return the ranks of the job's current world."""
+        return self._ranks.of(job)
+
+    def _job(self, job: str) -> JobView:
+        return JobView(self._context.mirror.view, self._context.keys.job(job))
+
+    @staticmethod
+    def _now_ms() -> float:
+        return asyncio.get_running_loop().time() * 1000

@@ -1,0 +1,124 @@
+"""From a change of the view to whom it concerns.
+
+Each batch is sorted by job once, and each part of the replica hears only of what it looks at, once
+a batch, however many events there were. What one job's records bring out stays with that job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from strata.coordinator.barriers import Barriers
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.keeper import Keeper
+from strata.coordinator.peers import Peers
+from strata.coordinator.ranks import RankIndexes
+from strata.coordinator.sessions import Sessions
+from strata.core.barriers import BarrierKey
+from strata.core.records import PoisonRecord
+from strata.core.txn import WatchBatch
+from strata.observe import get_logger
+
+log = get_logger()
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What one batch changed in one job."""
+
+    world: bool = False
+    """The head or the phase."""
+    losses: bool = False
+    """A worker key or a rank's end: somebody may be gone."""
+    workers: set[str] = field(default_factory=set)
+    rounds: list[BarrierKey] = field(default_factory=list)
+    floors: list[tuple[str, int]] = field(default_factory=list)
+    saves: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Fanout:
+    """A subscriber of the mirror."""
+
+    def __init__(
+        self,
+        context: ReplicaContext,
+        *,
+        ranks: RankIndexes,
+        barriers: Barriers,
+        sessions: Sessions,
+        keeper: Keeper,
+        peers: Peers,
+    ) -> None:
+        self._keys = context.keys
+        self._ranks = ranks
+        self._barriers = barriers
+        self._sessions = sessions
+        self._keeper = keeper
+        self._peers = peers
+
+    def take(self, batch: WatchBatch) -> None:
+        """Tell everybody what this batch means to them."""
+        jobs: dict[str, _Changes] = {}
+        replicas = False
+        for event in batch.events:
+            match self._keys.parts(event.kv.key):
+                case ("jobs", job, *rest):
+                    _sort(jobs.setdefault(job, _Changes()), job, rest, deleted=event.deleted)
+                case ("replicas", _):
+                    replicas = True
+                case _:
+                    pass
+        for job, changes in jobs.items():
+            self._tell(job, changes)
+        if replicas:
+            _guarded("replicas", self._peers.on_replicas)
+
+    def _tell(self, job: str, changes: _Changes) -> None:
+        if changes.losses:
+            _guarded(job, partial(self._ranks.wound, job))
+        for worker in changes.workers:
+            _guarded(job, partial(self._keeper.look, job, worker))
+        for key in changes.rounds:
+            _guarded(job, partial(self._barriers.on_round, key))
+        for name, generation in changes.floors:
+            _guarded(job, partial(self._barriers.on_floor, job, name, generation))
+        if changes.world:
+            _guarded(job, partial(self._sessions.on_world, job))
+        if changes.world or changes.losses:
+            _guarded(job, partial(self._barriers.on_change, job))
+        for step, generation in changes.saves:
+            _guarded(job, partial(self._sessions.on_save, job, step, generation))
+
+
+def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> None:
+    match rest:
+        case ["world" | "phase"]:
+            changes.world = True
+        case ["workers", worker]:
+            changes.workers.add(worker)
+            changes.losses |= deleted
+        case ["worlds", _, "failed" | "done", _]:
+            changes.losses |= not deleted
+        case ["barriers", name, generation, round_, "outcome"]:
+            if not deleted:
+                changes.rounds.append(BarrierKey(job, name, int(generation), int(round_)))
+        case ["barriers", name, generation, "floor"]:
+            changes.floors.append((name, int(generation)))
+        case ["checkpoints", step, generation, *_]:
+            changes.saves.add((int(step), int(generation)))
+        case _:
+            pass
+
+
+def _guarded(what: str, tell: Callable[[], Any]) -> None:
+    """Keep what somebody wrote by hand, or a bug that it brings out, from everybody else's news."""
+    try:
+        tell()
+    except PoisonRecord as error:
+        log.warning("change_not_told", about=what, error=error.message)
+    except Exception:
+        # as the docstring says: one job's trouble must not end the mirror that feeds all others
+        log.exception("change_not_told", about=what)

@@ -1,0 +1,41 @@
+"""Nobody goes back in time: what a caller has seen is the least that it is answered from."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from strata.coordinator.mirror import Mirror
+from strata.errors import ClusterReplaced, Unavailable
+from strata.v1 import common_pb2
+from strata.wire import tokens
+
+CATCH_UP_S: Final = 5.0
+"""How long a caller is kept waiting for a replica that is behind it; then it may try another."""
+
+
+async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
+    """Return once the view is at least as new as `token`; no uid means no floor (PROTOCOLS 3.3).
+
+    `ClusterReplaced` when the token is of another cluster, `Unavailable` when this replica does
+    not get that far in time.
+    """
+    if not token.uid:
+        return
+    if token.uid != mirror.uid:
+        raise ClusterReplaced(f"the caller knows cluster {token.uid[:64]}, here is {mirror.uid}")
+    if token.revision <= mirror.view.revision:
+        return
+    try:
+        async with asyncio.timeout(CATCH_UP_S):
+            await mirror.at_least(token.revision)
+    except TimeoutError:
+        raise Unavailable(
+            f"this replica is at revision {mirror.view.revision}, the caller at {token.revision}",
+            hint="try another replica",
+        ) from None
+
+
+def token(mirror: Mirror) -> common_pb2.Token:
+    """Return what a caller that reads this view has seen."""
+    return tokens.token(mirror.uid, mirror.view.revision)

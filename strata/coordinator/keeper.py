@@ -1,0 +1,197 @@
+"""Which members reach this replica, and the death of those that no longer do (PROTOCOLS 5.2, 5.3).
+
+A worker key that names this replica in `served_by` is *attended* while a transport of the same
+boot is up here: a session, or a client's heartbeats. When it is not for `reconnect_grace`, this
+replica deletes the key, comparing its mod_revision, so that a member which came back elsewhere is
+never removed. The rule looks at the view and at the transports only, not at how things came about:
+it covers the broken stream, a registration whose client went away half way, and a hand-over that
+took effect after everybody had given it up.
+
+While etcd cannot be reached, nobody dies: the attempt is repeated, and first looked at again.
+
+The other way round, a transport ends when the view shows that its member is not ours any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from strata.coordinator.context import ReplicaContext
+from strata.core.ids import BootId, WorkerId
+from strata.core.job import JobView
+from strata.core.members import decide_remove
+from strata.core.records import PoisonRecord, Worker
+from strata.core.txn import Decision
+from strata.core.view import Entry, View
+from strata.errors import StaleIncarnation, StrataError, Unavailable
+from strata.observe import get_logger
+
+log = get_logger()
+
+
+class Transport(Protocol):
+    """One way in which one run of a member's process reaches this replica."""
+
+    job: str
+    worker: WorkerId
+    boot: BootId
+    incarnation: int
+    """0 until the registration is done; only then does the view's word count."""
+
+    def dismiss(self, error: StrataError) -> None:
+        """End: the member is not served by this transport any more."""
+        ...
+
+
+_Key = tuple[str, str]
+"""Job and worker."""
+
+
+class Keeper:
+    """Knows the transports; finds and removes the dead. `run` owns the removals."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._transports: dict[_Key, dict[BootId, Transport]] = {}
+        self._unattended_since: dict[_Key, float] = {}
+        self._removals: dict[_Key, asyncio.Task[None]] = {}
+        self._losses: dict[_Key, asyncio.Event] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stopped = False
+
+    async def run(self) -> None:
+        """Remove who is dead, until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            for job in self._context.mirror.view.names(self._context.keys.jobs):
+                for worker in self._job(job).workers():
+                    self.look(job, worker.name)
+            await asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Declare nobody dead any more: this replica is about to stop."""
+        self._stopped = True
+
+    # -- transports
+
+    def attend(self, transport: Transport) -> None:
+        """Take note of a transport that is up; an older one of the same boot is dismissed."""
+        key = (transport.job, transport.worker)
+        older = self._transports.setdefault(key, {}).get(transport.boot)
+        self._transports[key][transport.boot] = transport
+        if older is not None and older is not transport:
+            older.dismiss(Unavailable("a newer session of the same process took over", hint=""))
+        self.look(*key)
+
+    def lose(self, transport: Transport) -> None:
+        """Take note that a transport is down."""
+        key = (transport.job, transport.worker)
+        boots = self._transports.get(key, {})
+        if boots.get(transport.boot) is not transport:
+            return
+        del boots[transport.boot]
+        if not boots:
+            del self._transports[key]
+        self.look(*key)
+        if (event := self._losses.pop(key, None)) is not None:
+            event.set()
+
+    def find(self, job: str, worker: str, boot: str) -> Transport | None:
+        """Return the transport of this boot, if it is up."""
+        return self._transports.get((job, worker), {}).get(BootId(boot))
+
+    def failed_incarnation(self, job: str, worker: str) -> int:
+        """Return the incarnation whose transport was ours and is down; 0 when there is none."""
+        entry = self._unattended((job, worker))
+        return entry.create_revision if entry is not None else 0
+
+    async def lost(self, job: str, worker: str) -> None:
+        """Return when a transport of this member goes down."""
+        await self._losses.setdefault((job, worker), asyncio.Event()).wait()
+
+    def sessions(self) -> int:
+        """Return how many transports are up."""
+        return sum(map(len, self._transports.values()))
+
+    # -- what the view says
+
+    def look(self, job: str, worker: str) -> None:
+        """Compare the view of one member with its transports; called whenever either changed."""
+        key = (job, worker)
+        entry = self._job(job).worker(worker)
+        for transport in tuple(self._transports.get(key, {}).values()):
+            self._judge(transport, entry)
+        if self._unattended(key) is None:
+            self._unattended_since.pop(key, None)
+            return
+        self._unattended_since.setdefault(key, asyncio.get_running_loop().time())
+        if key not in self._removals and self._tasks is not None:
+            self._removals[key] = self._tasks.create_task(self._remove(key), name=f"removal of {worker}")
+
+    def _judge(self, transport: Transport, entry: Entry[Worker] | None) -> None:
+        if not transport.incarnation:
+            return
+        if entry is None:
+            transport.dismiss(
+                Unavailable(f"{transport.worker} was declared dead", hint="it may register again")
+            )
+        elif entry.record.boot != transport.boot:
+            transport.dismiss(
+                StaleIncarnation(
+                    f"{transport.worker} was incarnation {transport.incarnation} and has been replaced"
+                    f" by {entry.create_revision} ({entry.record.host}:{entry.record.pid})"
+                )
+            )
+        elif entry.record.served_by != self._context.instance:
+            transport.dismiss(Unavailable(f"{transport.worker} was handed over to another replica", hint=""))
+
+    def _unattended(self, key: _Key) -> Entry[Worker] | None:
+        """Return the worker key that this replica should attend to and does not."""
+        entry = None if self._stopped else self._job(key[0]).worker(key[1])
+        if entry is None or entry.record.served_by != self._context.instance:
+            return None
+        return None if entry.record.boot in self._transports.get(key, {}) else entry
+
+    async def _remove(self, key: _Key) -> None:
+        """Delete the key once it was unattended for the grace; return when it no longer is."""
+        job, worker = key
+        grace_s = self._context.timing.reconnect_grace_s
+        try:
+            while (since := self._unattended_since.get(key)) is not None:
+                wait_s = since + grace_s - asyncio.get_running_loop().time()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                    continue
+                try:
+                    await self._context.executor.settle(partial(self._decide, key), coalesce=True)
+                except Unavailable as error:
+                    log.warning("removal_delayed", job=job, worker=worker, error=error.message)
+                self.look(job, worker)
+        except PoisonRecord as error:
+            # written by hand; whoever repairs it makes us look again
+            log.warning("removal_impossible", job=job, worker=worker, error=error.message)
+        except Exception:
+            # a bug that one member brings out must not end the replica, which serves all others
+            log.exception("removal_failed", job=job, worker=worker)
+        finally:
+            del self._removals[key]
+
+    def _decide(self, key: _Key, view: View) -> Decision:
+        job, worker = key
+        entry = self._unattended(key)
+        since = self._unattended_since.get(key)
+        now = asyncio.get_running_loop().time()
+        if entry is None or since is None or now < since + self._context.timing.reconnect_grace_s:
+            return Decision(reason=f"{worker} is attended to, or was until just now, or gone")
+        removal = decide_remove(
+            JobView(view, self._context.keys.job(job)),
+            WorkerId(worker),
+            mod_revision=entry.mod_revision,
+            reason="its transport failed",
+        )
+        log.info("member_removed", job=job, worker=worker, reason=removal.reason)
+        return removal
+
+    def _job(self, job: str) -> JobView:
+        return JobView(self._context.mirror.view, self._context.keys.job(job))

@@ -1,0 +1,155 @@
+"""One member's session at a replica: what it may say, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from strata.coordinator import floors
+from strata.coordinator.barriers import Barriers
+from strata.coordinator.calls import Caller, Calls
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.progress import ProgressBoard
+from strata.coordinator.ranks import RankIndexes
+from strata.core.barriers import BarrierKey
+from strata.core.job import JobView
+from strata.core.members import Registration, decide_leave, decide_rank_exit
+from strata.core.records import Worker
+from strata.core.txn import Decision
+from strata.core.view import Entry
+from strata.errors import Refused, StrataError
+from strata.session.served import End, Session
+from strata.v1 import barriers_pb2, session_pb2
+from strata.v1.session_pb2 import Down
+from strata.wire import barriers as wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """What every session needs of the replica that serves it."""
+
+    context: ReplicaContext
+    barriers: Barriers
+    board: ProgressBoard
+    calls: Calls
+    ranks: RankIndexes
+    tick: Callable[[int], session_pb2.Tick]
+
+
+class MemberSession:
+    """A handler of `strata.session`, a transport of the keeper and a waiter of barriers."""
+
+    def __init__(
+        self,
+        house: House,
+        session: Session,
+        job: str,
+        registration: Registration,
+        on_end: Callable[[MemberSession], None],
+    ) -> None:
+        self.job = job
+        self.worker = registration.worker
+        self.boot = registration.boot
+        self.incarnation = 0
+        self._house = house
+        self._session = session
+        self._on_end = on_end
+        self._leaving = False
+
+    # -- what the replica says
+
+    def welcome(self, entry: Entry[Worker]) -> None:
+        """Tell the member that it is registered."""
+        context = self._house.context
+        self.incarnation = entry.create_revision
+        welcome = session_pb2.Welcome(
+            token=floors.token(context.mirror),
+            incarnation=entry.create_revision,
+            replica=context.replica,
+            instance=context.instance,
+            detect_s=context.timing.detect_s,
+        )
+        self.send(Down(welcome=welcome))
+
+    def send(self, message: Down) -> None:
+        """Queue a message for the member."""
+        self._session.send(message)
+
+    def dismiss(self, error: StrataError) -> None:
+        """End the session: for good, unless the error says that the member may come again."""
+        if self._leaving or self._session.closed:
+            return
+        if error.retryable:
+            self._session.close(error)
+        else:
+            self._session.end(error)
+
+    def move(self, addresses: Iterable[str], reason: str) -> None:
+        """Send the member to another replica."""
+        self.send(Down(moved=session_pb2.Moved(addresses=addresses, reason=reason)))
+        self._session.close()
+
+    # -- a waiter of barriers
+
+    def outcome(self, key: BarrierKey, message: barriers_pb2.BarrierOutcome) -> None:
+        self.send(Down(outcomes=session_pb2.Outcomes(outcomes=[message])))
+
+    def refused(self, key: BarrierKey, ranks: tuple[int, ...], error: StrataError) -> None:
+        self.send(Down(arrival_refused=wire.refused_message(key, ranks, error)))
+
+    # -- what the member says
+
+    def arrivals(self, arrivals: Sequence[barriers_pb2.Arrival]) -> None:
+        index = self._house.ranks.of(self.job)
+        mine = index.ranks(self.worker, self.incarnation) if index is not None else range(0)
+        current = index.head.generation if index is not None else 0
+        for message in arrivals:
+            arrival = wire.arrival(message)
+            if arrival.job != self.job:
+                refusal = Refused(f"this session belongs to job {self.job}")
+            elif arrival.generation == current and not all(rank in mine for rank in arrival.ranks):
+                refusal = Refused(f"{self.worker} does not run all of these ranks: {arrival.ranks}")
+            else:
+                self._house.barriers.arrive(arrival, self)
+                continue
+            self.refused(arrival.key, arrival.ranks, refusal)
+
+    def progress(self, progress: session_pb2.Progress) -> None:
+        index = self._house.ranks.of(self.job)
+        if index is None or index.head.generation != progress.generation:
+            return
+        mine = index.ranks(self.worker, self.incarnation)
+        ranks = [said for said in progress.ranks if said.rank in mine]
+        self._house.board.note(self.job, progress.generation, ranks, own=True)
+
+    async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
+        ended = rank_exit
+        await self._settle(
+            lambda job: decide_rank_exit(
+                job, self.worker, self.incarnation, ended.generation, ended.rank, ended.code, ended.reason
+            )
+        )
+        return session_pb2.Reply(token=floors.token(self._house.context.mirror), done=session_pb2.Done())
+
+    async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
+        caller = Caller(job=self.job, worker=self.worker, incarnation=self.incarnation)
+        return await self._house.calls.reply(call, caller)
+
+    async def leave(self, leave: session_pb2.Leave) -> None:  # why is the member's affair
+        self._leaving = True
+        try:
+            await self._settle(lambda job: decide_leave(job, self.worker, self.incarnation))
+        except StrataError:
+            self._leaving = False
+            raise
+
+    def tick(self, sequence: int) -> session_pb2.Tick:
+        return self._house.tick(sequence)
+
+    def ended(self, end: End) -> None:  # the keeper looks at what is, not at how it came
+        self._house.barriers.forget(self, self.job)
+        self._on_end(self)
+
+    async def _settle(self, decide: Callable[[JobView], Decision]) -> None:
+        keys = self._house.context.keys.job(self.job)
+        await self._house.context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)

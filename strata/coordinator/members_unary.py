@@ -1,0 +1,172 @@
+"""Members without a session: Register, then a Heartbeat well within `detect_s` (PROTOCOLS 5.8).
+
+A client that falls silent for `detect_s` has lost its transport, and the keeper does what it does
+for a broken stream. A heartbeat that comes to another replica hands the member over to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from strata.coordinator.calls import Answer
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.keeper import Keeper
+from strata.coordinator.progress import ProgressBoard
+from strata.coordinator.ranks import RankIndexes
+from strata.coordinator.registrar import Registrar
+from strata.core.ids import BootId, WorkerId, checked_id
+from strata.core.job import JobView
+from strata.core.members import Registration, check_registration, decide_leave
+from strata.core.records import Worker
+from strata.core.view import Entry
+from strata.errors import NotFound, StaleIncarnation, StrataError
+from strata.v1 import members_pb2 as pb
+from strata.v1 import worlds_pb2
+from strata.wire import members as wire
+from strata.wire import worlds as world_wire
+
+
+class HeartbeatTransport:
+    """A transport that is up for `detect_s` after each heartbeat."""
+
+    def __init__(
+        self,
+        job: str,
+        worker: str,
+        boot: str,
+        *,
+        limit_s: float,
+        on_silence: Callable[[HeartbeatTransport], None],
+    ) -> None:
+        self.job = job
+        self.worker = WorkerId(worker)
+        self.boot = BootId(boot)
+        self.incarnation = 0
+        self._limit_s = limit_s
+        self._on_silence = on_silence
+        self._timer: asyncio.TimerHandle | None = None
+
+    def touch(self) -> None:
+        """Take note of a sign of life."""
+        self._stop()
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._on_silence, self)
+
+    def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
+        self._stop()
+        self._on_silence(self)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class UnaryMembers:
+    """Answers what `Members` offers."""
+
+    def __init__(
+        self,
+        context: ReplicaContext,
+        keeper: Keeper,
+        registrar: Registrar,
+        ranks: RankIndexes,
+        board: ProgressBoard,
+    ) -> None:
+        self._context = context
+        self._keeper = keeper
+        self._registrar = registrar
+        self._ranks = ranks
+        self._board = board
+
+    def table(self) -> Mapping[str, Answer]:
+        return {
+            "register": self.register,
+            "heartbeat": self.heartbeat,
+            "leave": self.leave,
+            "list_members": self.list_members,
+        }
+
+    async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
+        registration = wire.registration(request.registration)
+        check_registration(registration)
+        job = checked_id("job", request.registration.job)
+        incarnation = await self._attended(job, registration)
+        return pb.RegisterResponse(
+            incarnation=incarnation, detect_s=self._context.timing.detect_s, world=self._world(job)
+        )
+
+    async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        transport = self._keeper.find(request.job, request.worker_id, request.boot)
+        if transport is None or transport.incarnation != request.incarnation:
+            entry = await self._registered(request)
+            await self._attended(request.job, _registration(entry))
+        elif isinstance(transport, HeartbeatTransport):
+            transport.touch()
+        return pb.HeartbeatResponse(world=self._world(request.job))
+
+    async def leave(self, request: pb.LeaveRequest) -> pb.LeaveResponse:
+        worker, keys = WorkerId(request.worker_id), self._context.keys.job(request.job)
+        await self._context.executor.settle(
+            lambda view: decide_leave(JobView(view, keys), worker, request.incarnation), coalesce=True
+        )
+        return pb.LeaveResponse()
+
+    async def list_members(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+        job = self._job(request.job)
+        index = self._ranks.of(request.job)
+        members = []
+        for entry in job.workers():
+            ranks = range(0) if index is None else index.ranks(entry.name, entry.create_revision)
+            generation = 0 if index is None else index.head.generation
+            said = self._board.ranks(request.job, generation, ranks)
+            members.append(wire.member_message(entry, standby=not ranks, ranks=said))
+        return pb.ListMembersResponse(members=members)
+
+    # -- inside
+
+    async def _attended(self, job: str, registration: Registration) -> int:
+        """Register by way of heartbeats; return the incarnation."""
+        transport = HeartbeatTransport(
+            job,
+            registration.worker,
+            registration.boot,
+            limit_s=self._context.timing.detect_s,
+            on_silence=self._keeper.lose,
+        )
+        entry = await self._registrar.register(transport, registration)
+        transport.incarnation = entry.create_revision
+        transport.touch()
+        return entry.create_revision
+
+    async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
+        """Return the key that the caller holds, from a view that is fresh."""
+        await self._context.mirror.fresh()
+        entry = self._job(request.job).worker(request.worker_id)
+        if entry is None:
+            raise NotFound(f"{request.worker_id} is not registered (any more)", hint="register again")
+        if (entry.record.boot, entry.create_revision) != (request.boot, request.incarnation):
+            raise StaleIncarnation(f"{request.worker_id} was replaced by {entry.create_revision}")
+        return entry
+
+    def _world(self, job: str) -> worlds_pb2.World | None:
+        view = self._job(job)
+        head = view.head()
+        return None if head is None else world_wire.world_message(view, head.record)
+
+    def _job(self, job: str) -> JobView:
+        return JobView(self._context.mirror.view, self._context.keys.job(job))
+
+
+def _registration(entry: Entry[Worker]) -> Registration:
+    """Return what a registered member said of itself, for a hand-over."""
+    record = entry.record
+    return Registration(
+        worker=WorkerId(entry.name),
+        boot=record.boot,
+        host=record.host,
+        slots=record.slots,
+        devices=record.devices,
+        pid=record.pid,
+        incarnation=entry.create_revision,
+    )

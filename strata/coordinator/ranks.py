@@ -1,0 +1,74 @@
+"""The current world of each job, indexed for what is asked of it with every message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core.job import JobView, World
+from strata.core.keys import ClusterKeys
+from strata.core.records import Member, WorldHead
+from strata.core.view import View
+
+
+@dataclass(slots=True, kw_only=True)
+class RankIndex:
+    """The members of one generation, by who they are."""
+
+    head: WorldHead
+    places: dict[tuple[str, int], Member]
+    """By worker and incarnation."""
+    wounded: bool
+    """Whether a member is gone, or a rank failed or done: some barrier may have to break."""
+
+    def place(self, worker: str, incarnation: int) -> Member | None:
+        """Return this incarnation's place, or None for a standby."""
+        return self.places.get((worker, incarnation))
+
+    def ranks(self, worker: str, incarnation: int) -> range:
+        """Return the ranks that this incarnation runs; none for a standby."""
+        member = self.places.get((worker, incarnation))
+        if member is None:
+            return range(0)
+        return range(member.first_rank, member.first_rank + member.slots)
+
+
+class RankIndexes:
+    """Makes an index once a generation. A world's members never change below its head."""
+
+    def __init__(self, view: View, keys: ClusterKeys) -> None:
+        self._view = view
+        self._keys = keys
+        self._made: dict[str, tuple[int, RankIndex]] = {}
+
+    def of(self, job: str) -> RankIndex | None:
+        """Return the index of the job's current world, or None before the first one."""
+        held = self._made.get(job)
+        if held is not None and held[0] == self._view.mod_revision(self._keys.job(job).head):
+            return held[1]
+        view = JobView(self._view, self._keys.job(job))
+        head, world = view.head(), view.world()
+        if head is None or world is None:
+            self._made.pop(job, None)
+            return None
+        index = RankIndex(
+            head=world.head,
+            places={(m.worker, m.incarnation): m for m in world.members},
+            wounded=_wounded(view, world),
+        )
+        self._made[job] = (head.mod_revision, index)
+        return index
+
+    def wound(self, job: str) -> None:
+        """Take note that a member or a rank of the job went."""
+        if (index := self.of(job)) is not None:
+            index.wounded = True
+
+
+def _wounded(job: JobView, world: World) -> bool:
+    generation = world.head.generation
+    alive = {(worker.name, worker.create_revision) for worker in job.workers()}
+    return (
+        bool(job.view.names(job.keys.failed(generation)))
+        or bool(job.view.names(job.keys.done(generation)))
+        or any((m.worker, m.incarnation) not in alive for m in world.members)
+    )

@@ -1,0 +1,110 @@
+"""Registering a member at this replica, whichever way it came: by a session, or by a call.
+
+Another boot on a live key is a newcomer (PROTOCOLS 5.2): it is held while it is unknown whether
+the old process is alive. The old one's transport may fail here, which supersedes it at once; or at
+the replica that serves it, which then deletes the key. After `newcomer_hold_s` it is refused, but
+not while the old one's replica itself is gone: then the leader is about to delete the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.keeper import Keeper, Transport
+from strata.core.job import JobView
+from strata.core.members import Registration, decide_register
+from strata.core.records import Replica, Worker
+from strata.core.txn import Decision
+from strata.core.view import Entry, View
+from strata.errors import Conflict, StaleIncarnation, Unavailable
+
+ORPHAN_HOLD_S = 15.0
+"""How long a newcomer is held at most, for a key that the leader is expected to delete."""
+
+
+class Registrar:
+    """Makes a member's boot the holder of its key, served by this replica."""
+
+    def __init__(self, context: ReplicaContext, keeper: Keeper) -> None:
+        self._context = context
+        self._keeper = keeper
+
+    async def register(self, transport: Transport, registration: Registration) -> Entry[Worker]:
+        """Return the worker key once it is this boot's, and served here.
+
+        `transport` counts as up from now on. When this raises, it counts as down again.
+        """
+        job = transport.job
+        self._keeper.attend(transport)
+        try:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            while True:
+                try:
+                    await self._settle(job, registration)
+                    return self._registered(job, registration)
+                except Conflict:
+                    held_s = self._context.timing.newcomer_hold_s
+                    if self._orphaned(job, registration):
+                        held_s = max(held_s, ORPHAN_HOLD_S)
+                    left_s = began + held_s - loop.time()
+                    if left_s <= 0:
+                        raise
+                    await self._change(job, registration, left_s)
+        except BaseException:
+            self._keeper.lose(transport)
+            raise
+
+    async def _settle(self, job: str, registration: Registration) -> None:
+        keys = self._context.keys.job(job)
+
+        def decide(view: View) -> Decision:
+            return decide_register(
+                JobView(view, keys),
+                registration,
+                served_by=self._context.instance,
+                failed_incarnation=self._keeper.failed_incarnation(job, registration.worker),
+            )
+
+        await self._context.executor.settle(decide, coalesce=True)
+
+    def _registered(self, job: str, registration: Registration) -> Entry[Worker]:
+        """Return the key, unless somebody changed it the moment after."""
+        entry = self._worker(job, registration)
+        if entry is None:
+            raise Unavailable(f"{registration.worker} was removed while it registered")
+        if entry.record.boot != registration.boot:
+            raise StaleIncarnation(f"{registration.worker} was replaced while it registered")
+        if entry.record.served_by != self._context.instance:
+            raise Unavailable(f"{registration.worker} registered at another replica meanwhile")
+        return entry
+
+    async def _change(self, job: str, registration: Registration, limit_s: float) -> None:
+        """Return when the old member's key or its transport changed, or when it is time to look."""
+        before = self._worker(job, registration)
+        revision = before.mod_revision if before is not None else 0
+        key = self._context.keys.job(job).worker(registration.worker)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(limit_s, 1.0)), asyncio.TaskGroup() as tasks:
+                waits = {
+                    tasks.create_task(
+                        self._context.mirror.wait_until(lambda view: view.mod_revision(key) != revision)
+                    ),
+                    tasks.create_task(self._keeper.lost(job, registration.worker)),
+                }
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for task in waits:
+                    task.cancel()
+
+    def _orphaned(self, job: str, registration: Registration) -> bool:
+        """Tell whether the replica that serves the key's holder is gone."""
+        entry = self._worker(job, registration)
+        if entry is None:
+            return False
+        replicas = self._context.mirror.view.entries(self._context.keys.replicas, Replica)
+        return all(replica.record.instance != entry.record.served_by for replica in replicas)
+
+    def _worker(self, job: str, registration: Registration) -> Entry[Worker] | None:
+        return JobView(self._context.mirror.view, self._context.keys.job(job)).worker(registration.worker)

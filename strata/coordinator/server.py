@@ -1,0 +1,186 @@
+"""The gRPC server of a replica: one port for clients and peers.
+
+The port is plaintext; where that is allowed is checked with the configuration. What the options
+are for: liveness by pings (`core.timing`); one server a port, for with SO_REUSEPORT a second one
+would take half of the connections in silence; room for thousands of streams opened at once, of
+which gRPC otherwise refuses a quarter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from strata.config import split_address
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.service import Service
+from strata.coordinator.servicers.admin import AdminServicer
+from strata.coordinator.servicers.barriers import BarriersServicer
+from strata.coordinator.servicers.checkpoints import CheckpointsServicer
+from strata.coordinator.servicers.datasets import DatasetsServicer
+from strata.coordinator.servicers.members import MembersServicer
+from strata.coordinator.servicers.recovery import RecoveryServicer
+from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer, WatchServicer
+from strata.coordinator.servicers.worlds import WorldsServicer
+from strata.core.timing import Timing
+from strata.errors import ConfigError, Unavailable
+from strata.session.link import Link
+from strata.v1 import admin_pb2_grpc as admin
+from strata.v1 import barriers_pb2_grpc as barriers
+from strata.v1 import checkpoints_pb2_grpc as checkpoints
+from strata.v1 import datasets_pb2_grpc as datasets
+from strata.v1 import members_pb2_grpc as members
+from strata.v1 import peers_pb2_grpc as peers
+from strata.v1 import recovery_pb2_grpc as recovery
+from strata.v1 import session_pb2_grpc as session
+from strata.v1 import watch_pb2_grpc as watch
+from strata.v1 import worlds_pb2_grpc as worlds
+from strata.v1.peers_pb2 import PeerDown, PeerUp
+from strata.wire.status import translated
+from strata.wire.streams import dialled
+
+MAX_MESSAGE_BYTES: Final = 4 << 20
+MAX_PENDING: Final = 20_000
+STOP_GRACE_S: Final = 2.0
+PACKAGE: Final = "strata.v1"
+SERVICES: Final = (
+    "Admin",
+    "Barriers",
+    "Checkpoints",
+    "Datasets",
+    "Members",
+    "Peers",
+    "Recovery",
+    "Sessions",
+    "Watch",
+    "Worlds",
+)
+
+
+class Server:
+    """The serving half of a replica over gRPC; a `Serving`."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._service = Service(context, _Dialer(context.timing))
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def start(self) -> str:
+        config = self._context.config
+        server = grpc.aio.server(options=server_options(self._context.timing))
+        self._add_services(server)
+        _host, port = split_address("coordinator.listen", config.listen)
+        bound = _bind(server, config.listen)
+        await server.start()
+        self._server = server
+        for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if config.advertise:
+            return config.advertise
+        return config.listen if port else f"{config.listen.rpartition(':')[0]}:{bound}"
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._service.run()
+        finally:
+            self._tasks = None
+
+    async def stop(self) -> None:
+        await self._health.enter_graceful_shutdown()
+        self._service.part()
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+
+    def _spawn(self, logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a stream's logic for as long as this replica serves."""
+        if self._tasks is None:
+            logic.close()  # else Python warns that it was never awaited
+            raise Unavailable("this replica does not serve yet, or no longer")
+        return self._tasks.create_task(logic)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        service, calls = self._service, self._service.calls
+        session.add_SessionsServicer_to_server(SessionsServicer(service, self._spawn), server)
+        peers.add_PeersServicer_to_server(PeersServicer(service, self._spawn), server)
+        watch.add_WatchServicer_to_server(WatchServicer(service), server)
+        members.add_MembersServicer_to_server(MembersServicer(calls), server)
+        worlds.add_WorldsServicer_to_server(WorldsServicer(calls), server)
+        barriers.add_BarriersServicer_to_server(BarriersServicer(calls), server)
+        checkpoints.add_CheckpointsServicer_to_server(CheckpointsServicer(calls), server)
+        datasets.add_DatasetsServicer_to_server(DatasetsServicer(calls), server)
+        recovery.add_RecoveryServicer_to_server(RecoveryServicer(calls), server)
+        status = AdminServicer(
+            self._context,
+            peer_ready=lambda instance: instance in service.peers.ready(),
+            sessions=service.keeper.sessions,
+        )
+        admin.add_AdminServicer_to_server(status, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*(f"{PACKAGE}.{name}" for name in SERVICES), health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+
+def server_options(timing: Timing) -> list[tuple[str, int]]:
+    """Return the options of a replica's server."""
+    return [
+        *timing.server_options(),
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
+    ]
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    """Return the port bound at `address`; `ConfigError` says why there is none."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot serve at {address}: {_why(address) or error}") from error
+
+
+def _why(address: str) -> str:
+    """Ask the kernel what gRPC does not tell."""
+    host, port = split_address("coordinator.listen", address)
+    try:
+        family, kind, protocol, _name, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    return ""
+
+
+class _Dialer:
+    """Opens links to peers: a channel of its own for each, so that none waits for another's backoff."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._options: list[tuple[str, int]] = [
+            *timing.client_options(),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ]
+
+    @asynccontextmanager
+    async def __call__(self, address: str) -> AsyncIterator[Link[PeerDown, PeerUp]]:
+        async with grpc.aio.insecure_channel(address, options=self._options) as channel:
+            with translated(address):
+                call: Any = peers.PeersStub(channel).Link()
+                async with dialled(call, address) as link:
+                    yield link

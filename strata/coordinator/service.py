@@ -1,0 +1,126 @@
+"""The serving half of a replica without its transport: what the simulation runs as well.
+
+links and requests ──▶ Service ──▶ sessions, barriers, watches, calls
+▲
+mirror ──▶ Fanout ───────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from strata.coordinator.barrier_calls import BarrierCalls
+from strata.coordinator.barriers import Barriers
+from strata.coordinator.calls import Calls
+from strata.coordinator.catalog_calls import CatalogCalls
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.dataset_calls import DatasetCalls
+from strata.coordinator.fanout import Fanout
+from strata.coordinator.keeper import Keeper
+from strata.coordinator.member_session import House
+from strata.coordinator.members_unary import UnaryMembers
+from strata.coordinator.peers import Dial, PeerHandler, Peers
+from strata.coordinator.progress import ProgressBoard
+from strata.coordinator.ranks import RankIndexes
+from strata.coordinator.registrar import Registrar
+from strata.coordinator.sessions import Sessions
+from strata.coordinator.watches import Watches
+from strata.coordinator.world_calls import WorldCalls
+from strata.session.link import Link
+from strata.v1 import barriers_pb2, peers_pb2, session_pb2
+from strata.wire import barriers as barrier_wire
+
+
+class Service:
+    """Serves sessions, peers, watches and requests, whatever carries them."""
+
+    def __init__(self, context: ReplicaContext, dial: Dial) -> None:
+        ranks = RankIndexes(context.mirror.view, context.keys)
+        self._context = context
+        self._board = ProgressBoard()
+        self.peers = Peers(context, dial)
+        self.barriers = Barriers(
+            context, ranks, forward=self.peers.forward, ready=self.peers.ready, phases=self._board.phases
+        )
+        self.peers.on_ready = self._tell_peers_everything
+        self.keeper = Keeper(context)
+        registrar = Registrar(context, self.keeper)
+        self.calls = Calls(
+            context.mirror,
+            CatalogCalls(context).table(),
+            WorldCalls(context).table(),
+            DatasetCalls(context).table(),
+            UnaryMembers(context, self.keeper, registrar, ranks, self._board).table(),
+            BarrierCalls(context, ranks, self.barriers).table(),
+        )
+        house = House(
+            context=context,
+            barriers=self.barriers,
+            board=self._board,
+            calls=self.calls,
+            ranks=ranks,
+            tick=self._tick,
+        )
+        self.sessions = Sessions(house, self.keeper, registrar)
+        self.watches = Watches(context)
+        self._peer_handler = PeerHandler(context, arrivals=self._forwarded, progress=self._told)
+        self._leave = context.mirror.subscribe(
+            Fanout(
+                context,
+                ranks=ranks,
+                barriers=self.barriers,
+                sessions=self.sessions,
+                keeper=self.keeper,
+                peers=self.peers,
+            ).take
+        )
+
+    async def run(self) -> None:
+        """Do what serving needs in the background, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.keeper.run(), name="keeper")
+                tasks.create_task(self.barriers.run(), name="barriers")
+                tasks.create_task(self.peers.run(), name="peers")
+                tasks.create_task(self._tell_progress(), name="progress")
+        finally:
+            self._leave()
+
+    async def serve_member(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
+        """Serve one member's session to its end."""
+        await self.sessions.serve(link)
+
+    async def serve_peer(self, link: Link[peers_pb2.PeerUp, peers_pb2.PeerDown]) -> None:
+        """Serve one peer's link to its end."""
+        await self._peer_handler.serve(link)
+
+    def part(self) -> None:
+        """Send every member elsewhere, and declare none of them dead for going."""
+        self.keeper.stop()
+        self.sessions.move_all(self.peers.ready_addresses(), "this replica stops")
+        self.watches.stop()
+        self._peer_handler.close_all()
+
+    # -- inside
+
+    def _tick(self, sequence: int) -> session_pb2.Tick:
+        ready, _why = self._context.is_ready()
+        return session_pb2.Tick(sequence=sequence, ready=ready, ready_addresses=self.peers.ready_addresses())
+
+    def _forwarded(self, arrivals: Iterable[barriers_pb2.Arrival]) -> None:
+        for message in arrivals:
+            self.barriers.arrive(barrier_wire.arrival(message), None)
+
+    def _told(self, progress: peers_pb2.PeerProgress) -> None:
+        self._board.note(progress.job, progress.generation, progress.ranks, own=False)
+
+    def _tell_peers_everything(self) -> None:
+        self.barriers.forward_everything()
+        self._board.tell_again()
+
+    async def _tell_progress(self) -> None:
+        while True:
+            await asyncio.sleep(self._context.timing.tick_s)
+            for news in self._board.news():
+                self.peers.send(peers_pb2.PeerUp(progress=news))

@@ -1,0 +1,33 @@
+"""Members: the unary way in, for clients that hold no session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata.coordinator.calls import Calls
+from strata.coordinator.servicers.answering import answer
+from strata.v1 import members_pb2 as pb
+from strata.v1.members_pb2_grpc import MembersServicer as Base
+
+# ruff: noqa: N802  # the names are the RPCs'
+
+
+class MembersServicer(Base):
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        response: pb.RegisterResponse = await answer(self._calls, "register", request, context)
+        return response
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        response: pb.HeartbeatResponse = await answer(self._calls, "heartbeat", request, context)
+        return response
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
+        response: pb.LeaveResponse = await answer(self._calls, "leave", request, context)
+        return response
+
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Any) -> pb.ListMembersResponse:
+        response: pb.ListMembersResponse = await answer(self._calls, "list_members", request, context)
+        return response

@@ -1,0 +1,49 @@
+"""The streams: sessions of members, links of peers, watches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from strata.coordinator.service import Service
+from strata.errors import StrataError
+from strata.v1 import watch_pb2
+from strata.v1.peers_pb2_grpc import PeersServicer as PeersBase
+from strata.v1.session_pb2_grpc import SessionsServicer as SessionsBase
+from strata.v1.watch_pb2_grpc import WatchServicer as WatchBase
+from strata.wire.status import abort
+from strata.wire.streams import Spawn, serve_stream
+
+# ruff: noqa: N802  # the names are the RPCs'
+
+
+class SessionsServicer(SessionsBase):
+    def __init__(self, service: Service, spawn: Spawn) -> None:
+        self._service = service
+        self._spawn = spawn
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
+        await serve_stream(context, self._service.serve_member, self._spawn)
+
+
+class PeersServicer(PeersBase):
+    def __init__(self, service: Service, spawn: Spawn) -> None:
+        self._service = service
+        self._spawn = spawn
+
+    async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
+        await serve_stream(context, self._service.serve_peer, self._spawn)
+
+
+class WatchServicer(WatchBase):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def Watch(
+        self, request: watch_pb2.WatchRequest, context: Any
+    ) -> AsyncIterator[watch_pb2.WatchResponse]:
+        try:
+            async for response in self._service.watches.watch(request):
+                yield response
+        except StrataError as error:
+            await abort(context, error)

@@ -1,0 +1,29 @@
+"""Worlds: who trains together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata.coordinator.calls import Calls
+from strata.coordinator.servicers.answering import answer
+from strata.v1 import worlds_pb2 as pb
+from strata.v1.worlds_pb2_grpc import WorldsServicer as Base
+
+# ruff: noqa: N802  # the names are the RPCs'
+
+
+class WorldsServicer(Base):
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def GetWorld(self, request: pb.GetWorldRequest, context: Any) -> pb.GetWorldResponse:
+        response: pb.GetWorldResponse = await answer(self._calls, "get_world", request, context)
+        return response
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        response: pb.ListJobsResponse = await answer(self._calls, "list_jobs", request, context)
+        return response
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        response: pb.GetJobResponse = await answer(self._calls, "get_job", request, context)
+        return response

@@ -1,0 +1,192 @@
+"""The sessions of this replica's members: opened here, told of the world, ended.
+
+What members are told follows from the view, grouped by job: a change of one job costs nothing to
+the sessions of others, and what is the same for all sessions of a job is made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from strata.coordinator import floors
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.keeper import Keeper
+from strata.coordinator.member_session import House, MemberSession
+from strata.coordinator.registrar import Registrar
+from strata.core.checkpoints import order
+from strata.core.ids import checked_id
+from strata.core.job import JobView
+from strata.core.members import check_registration
+from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
+from strata.core.view import Entry
+from strata.errors import InvalidArgument, StrataError
+from strata.observe import get_logger
+from strata.session.link import Link
+from strata.session.served import Limits, Session, serve
+from strata.v1 import session_pb2
+from strata.v1.session_pb2 import Down, Up
+from strata.wire import checkpoints as checkpoint_wire
+from strata.wire import members as member_wire
+from strata.wire import worlds as world_wire
+from strata.wire.enums import PHASES
+
+log = get_logger()
+
+CHECKPOINT_NEWS_S: Final = 0.005
+"""Acks of one save come in bursts; a burst is told once. The end of a save is told at once."""
+RECENT_CHECKPOINTS: Final = 2
+"""How many ended saves of its generation a session is told of at its start: it may have missed
+their end. No more are in flight at once."""
+
+
+class Sessions:
+    """Every session with a member that this replica serves."""
+
+    def __init__(self, house: House, keeper: Keeper, registrar: Registrar) -> None:
+        self._house = house
+        self._context: ReplicaContext = house.context
+        self._keeper = keeper
+        self._registrar = registrar
+        self._by_job: dict[str, set[MemberSession]] = {}
+        self._changed: dict[str, set[tuple[int, int]]] = {}
+        """Saves whose acks changed and whose members have not been told yet."""
+        self._news: asyncio.TimerHandle | None = None
+        self._limits = Limits(tick_s=house.context.timing.tick_s)
+
+    async def serve(self, link: Link[Up, Down]) -> None:
+        """Serve one session to its end."""
+        await serve(link, self._accept, limits=self._limits)
+
+    def move_all(self, addresses: Iterable[str], reason: str) -> None:
+        """Send every member to another replica."""
+        where = list(addresses)
+        for members in list(self._by_job.values()):
+            for member in list(members):
+                member.move(where, reason)
+
+    # -- the life of a session
+
+    async def _accept(self, hello: session_pb2.Hello, session: Session) -> MemberSession:
+        if not hello.HasField("member"):
+            raise InvalidArgument(
+                "a coordinator serves members; a rank's session goes to its supervisor",
+                hint="connect to the socket in STRATA_SOCKET",
+            )
+        await floors.honour(self._context.mirror, hello.token)
+        registration = member_wire.registration(hello.member)
+        check_registration(registration)
+        job = checked_id("job", hello.member.job)
+        member = MemberSession(self._house, session, job, registration, self._ended)
+        entry = await self._registrar.register(member, registration)
+        try:
+            self._open(member, entry)
+        except BaseException:
+            self._ended(member)
+            raise
+        return member
+
+    def _open(self, member: MemberSession, entry: Entry[Worker]) -> None:
+        """Welcome a member and tell it all that it may have missed."""
+        member.welcome(entry)
+        self._by_job.setdefault(member.job, set()).add(member)
+        job = self._job(member.job)
+        if job.head() is not None or job.view.get(job.keys.phase) is not None:
+            self._tell_world(job, (member,))
+        for save in self._current_saves(job):
+            member.send(Down(checkpoint=checkpoint_wire.checkpoint_message(job, save)))
+        log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
+
+    def _ended(self, member: MemberSession) -> None:
+        members = self._by_job.get(member.job, set())
+        members.discard(member)
+        if not members:
+            self._by_job.pop(member.job, None)
+        log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)
+        self._keeper.lose(member)
+
+    # -- what members are told
+
+    def on_world(self, job: str) -> None:
+        """Tell the members of a job its new head or phase."""
+        if members := self._by_job.get(job):
+            self._tell_world(self._job(job), members)
+
+    def on_save(self, job: str, step: int, generation: int) -> None:
+        """Tell the members of a job that a save changed: now if it ended, else soon."""
+        members = self._by_job.get(job)
+        if not members:
+            return
+        self._changed.setdefault(job, set()).add((step, generation))
+        entry = self._job(job).checkpoint(step, generation)
+        if entry is not None and entry.record.state is not CheckpointState.OPEN:
+            self._tell_saves()
+        elif self._news is None:
+            self._news = asyncio.get_running_loop().call_later(CHECKPOINT_NEWS_S, self._tell_saves)
+
+    def _tell_world(self, job: JobView, members: Iterable[MemberSession]) -> None:
+        head = job.head()
+        index = self._house.ranks.of(job.keys.name)
+        phase = job.view.record(job.keys.phase, JobPhase)
+        update = session_pb2.WorldUpdate(
+            world=None if head is None else world_wire.world_message(job, head.record),
+            phase=PHASES[job.phase()],
+            phase_reason=phase.reason if phase is not None else "",
+            token=floors.token(self._context.mirror),
+            barrier_floors=dict(_floors(job, head.record.generation)) if head is not None else {},
+        )
+        shared = Down(world=update)
+        for member in members:
+            place = index.place(member.worker, member.incarnation) if index is not None else None
+            if place is None:
+                member.send(shared)
+                continue
+            own = Down()
+            own.CopyFrom(shared)
+            own.world.place.CopyFrom(world_wire.place_message(place))
+            member.send(own)
+
+    def _tell_saves(self) -> None:
+        if self._news is not None:
+            self._news.cancel()
+            self._news = None
+        changed, self._changed = self._changed, {}
+        for name, saves in changed.items():
+            try:
+                self._tell_saves_of(name, saves)
+            except StrataError as error:
+                log.warning("save_not_told", job=name, error=error.message)
+
+    def _tell_saves_of(self, name: str, saves: Iterable[tuple[int, int]]) -> None:
+        job, index = self._job(name), self._house.ranks.of(name)
+        for step, generation in sorted(saves):
+            entry = job.checkpoint(step, generation)
+            if entry is None or index is None or index.head.generation != generation:
+                continue
+            message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
+            for member in self._by_job.get(name, ()):
+                if index.place(member.worker, member.incarnation) is not None:
+                    member.send(message)
+
+    def _current_saves(self, job: JobView) -> Iterator[Entry[CheckpointRecord]]:
+        """Yield the current generation's open saves and the last ones that ended."""
+        head = job.head()
+        if head is None:
+            return
+        saves = [e for e in job.checkpoints() if e.record.generation == head.record.generation]
+        ended = [e for e in saves if e.record.state is not CheckpointState.OPEN]
+        recent = sorted(ended, key=lambda e: order(e.record))[-RECENT_CHECKPOINTS:]
+        yield from (e for e in saves if e.record.state is CheckpointState.OPEN)
+        yield from recent
+
+    def _job(self, job: str) -> JobView:
+        return JobView(self._context.mirror.view, self._context.keys.job(job))
+
+
+def _floors(job: JobView, generation: int) -> Iterator[tuple[str, int]]:
+    """Yield each barrier's name with its last finished round of this generation."""
+    for name in job.view.names(job.keys.barriers):
+        floor = job.view.record(job.keys.barrier_floor(name, generation), BarrierFloor)
+        if floor is not None:
+            yield name, floor.round

@@ -1,0 +1,88 @@
+"""Requests about jobs and worlds: who trains together, and where a worker goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strata.coordinator.calls import Answer
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.dataset_calls import shards_of
+from strata.core.checkpoints import find
+from strata.core.job import JobView, World, job_names
+from strata.errors import NotFound
+from strata.v1 import recovery_pb2, worlds_pb2
+from strata.wire import checkpoints as checkpoint_wire
+from strata.wire import worlds as wire
+
+
+class WorldCalls:
+    """Answers what `Worlds` and `Recovery` offer."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+
+    def table(self) -> Mapping[str, Answer]:
+        return {
+            "get_world": self.get_world,
+            "list_jobs": self.list_jobs,
+            "get_job": self.get_job,
+            "get_recovery": self.get_recovery,
+        }
+
+    async def get_world(self, request: worlds_pb2.GetWorldRequest) -> worlds_pb2.GetWorldResponse:
+        """A job that has no world yet has an empty answer."""
+        job = await self._existing(request.job)
+        world = job.world()
+        if world is None:
+            return worlds_pb2.GetWorldResponse()
+        return worlds_pb2.GetWorldResponse(
+            world=wire.world_message(job, world.head), members=map(wire.place_message, world.members)
+        )
+
+    async def list_jobs(self, _request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
+        names = job_names(self._context.mirror.view, self._context.keys)
+        return worlds_pb2.ListJobsResponse(jobs=[wire.job_message(self._job(name)) for name in names])
+
+    async def get_job(self, request: worlds_pb2.GetJobRequest) -> worlds_pb2.GetJobResponse:
+        return worlds_pb2.GetJobResponse(job=wire.job_message(await self._existing(request.job)))
+
+    async def get_recovery(self, request: recovery_pb2.RecoveryRequest) -> recovery_pb2.RecoveryResponse:
+        job = await self._existing(request.job)
+        response = recovery_pb2.RecoveryResponse()
+        world = job.world()
+        if world is None:
+            return response
+        response.world.CopyFrom(wire.world_message(job, world.head))
+        response.ranks.extend(_ranks(world, request.worker_id))
+        response.shards.extend(
+            recovery_pb2.DatasetShards(dataset=name, shards=shards)
+            for name, shards in shards_of(job, request.worker_id)
+        )
+        if (point := world.head.restore) is not None:
+            response.step = point.step
+            entry = find(job, point.step, point.attempt)
+            if entry is not None:
+                response.epoch = entry.record.epoch
+                response.checkpoint.CopyFrom(checkpoint_wire.checkpoint_message(job, entry))
+        return response
+
+    async def _existing(self, name: str) -> JobView:
+        """Return a job; `NotFound` only from a view that is fresh."""
+        job = self._job(name)
+        if not job.exists:
+            await self._context.mirror.fresh()
+        if not job.exists:
+            raise NotFound(f"no job {name} exists", hint="a job begins with its first member")
+        return job
+
+    def _job(self, name: str) -> JobView:
+        return JobView(self._context.mirror.view, self._context.keys.job(name))
+
+
+def _ranks(world: World, worker: str) -> list[int]:
+    return [
+        rank
+        for member in world.members
+        if member.worker == worker
+        for rank in range(member.first_rank, member.first_rank + member.slots)
+    ]

@@ -1,0 +1,87 @@
+"""Barriers: arrivals both ways, outcomes as waiters get them."""
+
+from __future__ import annotations
+
+from strata.core.barriers import Arrival, BarrierKey, OpenRound, outcome_payloads
+from strata.core.job import JobView
+from strata.core.records import BarrierOutcome
+from strata.core.view import Entry
+from strata.errors import StrataError
+from strata.v1 import barriers_pb2, session_pb2
+from strata.wire import status
+from strata.wire.enums import RESULTS
+
+
+def arrival(message: barriers_pb2.Arrival) -> Arrival:
+    return Arrival(
+        job=message.job,
+        name=message.name,
+        generation=message.generation,
+        round=message.round,
+        ranks=tuple(message.ranks),
+        payloads=tuple(message.payloads),
+        participants=tuple(message.participants),
+        age_ms=message.age_ms,
+        timeout_ms=message.timeout_ms,
+        phases=tuple(message.phases),
+    )
+
+
+def arrival_message(arrival: Arrival) -> barriers_pb2.Arrival:
+    return barriers_pb2.Arrival(
+        job=arrival.job,
+        name=arrival.name,
+        generation=arrival.generation,
+        round=arrival.round,
+        ranks=arrival.ranks,
+        payloads=arrival.payloads,
+        participants=arrival.participants,
+        age_ms=arrival.age_ms,
+        timeout_ms=arrival.timeout_ms,
+        phases=arrival.phases,
+    )
+
+
+def outcome_message(
+    job: JobView, key: BarrierKey, outcome: Entry[BarrierOutcome]
+) -> barriers_pb2.BarrierOutcome:
+    """Return how a round ended, with every payload that was brought."""
+    record = outcome.record
+    return barriers_pb2.BarrierOutcome(
+        job=key.job,
+        name=key.name,
+        generation=record.generation,
+        round=record.round,
+        result=RESULTS[record.result],
+        reason=record.reason,
+        missing=record.missing,
+        payloads=outcome_payloads(job, outcome),
+        revision=outcome.mod_revision,
+    )
+
+
+def refused_message(
+    key: BarrierKey, ranks: tuple[int, ...], error: StrataError
+) -> session_pb2.ArrivalRefused:
+    """Return the answer to an arrival that does not count."""
+    return session_pb2.ArrivalRefused(
+        job=key.job,
+        name=key.name,
+        generation=key.generation,
+        round=key.round,
+        ranks=ranks,
+        error=status.pack(error),
+    )
+
+
+def open_message(open_round: OpenRound, now_ms: float) -> barriers_pb2.OpenBarrier:
+    """Return an open round as people see it."""
+    return barriers_pb2.OpenBarrier(
+        name=open_round.key.name,
+        generation=open_round.key.generation,
+        round=open_round.key.round,
+        arrived=len(open_round.arrived),
+        expected=len(open_round.participants),
+        missing=open_round.missing(),
+        age_ms=max(0, int(now_ms - open_round.since_ms)),
+    )

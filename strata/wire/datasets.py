@@ -1,0 +1,33 @@
+"""Datasets and whose shards are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from strata.core.records import Assignment, DatasetSpec
+from strata.v1 import datasets_pb2
+
+
+def dataset_message(name: str, spec: DatasetSpec) -> datasets_pb2.Dataset:
+    return datasets_pb2.Dataset(name=name, shards=spec.shards, uri=spec.uri, metadata=spec.metadata)
+
+
+def dataset_spec(message: datasets_pb2.Dataset) -> DatasetSpec:
+    return DatasetSpec(shards=message.shards, uri=message.uri, metadata=dict(message.metadata))
+
+
+def assignment_message(
+    name: str,
+    spec: DatasetSpec,
+    assignment: Assignment,
+    owners: Mapping[str, Sequence[int]],
+) -> datasets_pb2.GetAssignmentResponse:
+    """Return an assignment with the shards of those workers that `owners` lists."""
+    return datasets_pb2.GetAssignmentResponse(
+        dataset=dataset_message(name, spec),
+        assign_epoch=assignment.assign_epoch,
+        generation=assignment.generation,
+        ring=assignment.ring,
+        workers=assignment.workers,
+        owners={worker: datasets_pb2.Shards(index=shards) for worker, shards in owners.items()},
+    )
