@@ -1,0 +1,167 @@
+"""A store without time or tasks, and views of it: what the tests of this folder start from.
+
+The store is etcd's data model (`strata.testing.mvcc`), so that compares mean what they mean there.
+An `Observer` is somebody with a view of their own, which may lag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from strata.core import invariants
+from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys
+from strata.core.members import Registration, decide_leave, decide_register
+from strata.core.records import JobSpec, Leader, Replica, encode
+from strata.core.txn import Decision, Delete, Put, Range, Txn, TxnResult, prefix_end
+from strata.core.view import View
+from strata.core.worlds import WorldPlan, plan_world
+from strata.testing import txn_limits
+from strata.testing.mvcc import State
+
+KEYS = ClusterKeys("test")
+JOB = KEYS.job("job")
+
+
+class Store:
+    """The keyspace, written by transactions only."""
+
+    def __init__(self) -> None:
+        self.state = State()
+
+    @property
+    def revision(self) -> int:
+        return self.state.head
+
+    def execute(self, txn: Txn) -> TxnResult:
+        txn_limits.check(txn)
+        result, _written = self.state.apply(txn)
+        return result
+
+    def put(self, key: str, record: Any) -> int:
+        """Write a record by hand; return the revision."""
+        return self.execute(Txn(success=(Put(key=key, value=encode(record)),))).revision
+
+    def delete(self, key: str) -> int:
+        return self.execute(Txn(success=(Delete(key=key),))).revision
+
+    def view(self, revision: int = 0) -> View:
+        """Return the keyspace as of `revision`, or now."""
+        whole = Range(key=KEYS.root, range_end=prefix_end(KEYS.root), revision=revision)
+        view = View()
+        view.reset(revision or self.revision, self.state.read(whole).kvs)
+        return view
+
+    def job(self, revision: int = 0) -> JobView:
+        return JobView(self.view(revision), JOB)
+
+    def settle(self, decide: Callable[[JobView], Decision]) -> Decision:
+        """Do what a replica's executor does, alone: decide, execute, until nothing is left."""
+        decision = decide(self.job())
+        for _ in range(20):
+            if decision.txn is None:
+                if decision.refusal is not None:
+                    raise decision.refusal
+                return decision
+            assert self.execute(decision.txn).succeeded, decision.reason
+            decision = decide(self.job())
+        raise AssertionError(f"it does not recognise its own effect: {decision.reason}")
+
+    def problems(self) -> list[str]:
+        return invariants.check(self.view(), KEYS)
+
+
+class Observer:
+    """Somebody who decides on a view of their own."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.view = store.view()
+
+    @property
+    def job(self) -> JobView:
+        return JobView(self.view, JOB)
+
+    def catch_up(self, revision: int | None = None) -> None:
+        """Apply what happened up to `revision`, or everything."""
+        until = self.store.revision if revision is None else revision
+        if until <= self.view.revision:
+            return
+        history = self.store.state.history(self.view.revision + 1)
+        for written in history:
+            if written.number <= until:
+                self.view.apply(written.number, written.events)
+        self.view.apply(until, ())
+
+
+# -- what tests begin with --------------------------------------------------------------------
+
+
+def lead(store: Store, name: str = "r1") -> int:
+    """Make somebody the leader, deposing whoever leads; return the epoch."""
+    store.delete(KEYS.leader)
+    record = Leader(instance=InstanceId(f"i-{name}"), replica=ReplicaId(name), address="")
+    return store.put(KEYS.leader, record)
+
+
+def serve(store: Store, name: str = "r1") -> InstanceId:
+    """Let a replica be there; return its instance."""
+    instance = InstanceId(f"i-{name}")
+    store.put(KEYS.replica(name), Replica(instance=instance, address=f"{name}:1"))
+    return instance
+
+
+def registration(
+    worker: str, *, boot: str | None = None, slots: int = 1, incarnation: int = 0, **spec: Any
+) -> Registration:
+    return Registration(
+        worker=WorkerId(worker),
+        boot=BootId(boot or f"boot-{worker}"),
+        host=f"host-{worker}",
+        slots=slots,
+        pid=7,
+        spec=JobSpec(**spec),
+        incarnation=incarnation,
+    )
+
+
+def register(store: Store, worker: str, *, slots: int = 1, **spec: Any) -> int:
+    """Register a worker, freshly booted; return its incarnation."""
+    boot = f"boot-{worker}-{store.revision}"
+    new = registration(worker, boot=boot, slots=slots, **spec)
+    store.settle(lambda job: decide_register(job, new, served_by=InstanceId("i-r1")))
+    held = store.job().worker(worker)
+    assert held is not None
+    return held.create_revision
+
+
+def leave(store: Store, worker: str) -> None:
+    held = store.job().worker(worker)
+    assert held is not None
+    store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
+
+
+def plan(store: Store, epoch: int, *, settled: bool = False) -> WorldPlan:
+    return plan_world(store.job(), keys=KEYS, epoch=epoch, settled=settled)
+
+
+def carry_out(store: Store, epoch: int, *, settled: bool = False) -> str:
+    """Plan and execute until nothing is left to do; return the first reason."""
+    reasons = []
+    for _ in range(50):
+        planned = plan(store, epoch, settled=settled)
+        reasons.append(planned.reason)
+        if not planned.txns:
+            return reasons[0]
+        for txn in planned.txns:
+            assert store.execute(txn).succeeded, planned.reason
+    raise AssertionError(f"the plans do not end: {reasons[-3:]}")
+
+
+def world_of(store: Store) -> dict[str, tuple[int, int]]:
+    """Return (group rank, first rank) by worker."""
+    world = store.job().world()
+    assert world is not None
+    return {m.worker: (m.group_rank, m.first_rank) for m in world.members}

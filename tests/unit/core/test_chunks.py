@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+
+from strata.core import chunks
+from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
+from strata.core.ids import BootId, InstanceId, WorkerId
+from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, Worker, decode
+from strata.core.txn import Put
+from tests.unit.core.rig import JOB, Store, carry_out, lead, plan, world_of
+
+
+def members(count: int, *, name: str = "node-{:05d}") -> list[Member]:
+    return [
+        Member(
+            worker=WorkerId(name.format(i)),
+            incarnation=10**9 + i,
+            group_rank=i,
+            slots=8,
+            first_rank=8 * i,
+        )
+        for i in range(count)
+    ]
+
+
+def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | None = None) -> None:
+    """Register many workers at once."""
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=most or count))
+    for index in range(count):
+        worker = Worker(boot=BootId("b"), served_by=InstanceId("i-r1"))
+        store.put(JOB.worker(name.format(index)), worker)
+
+
+@pytest.mark.parametrize("name", ["w{}", "{:05d}" + "x" * 123, "node-{:05d}"])
+@pytest.mark.parametrize("count", [0, 1, MAX_CHUNK_MEMBERS, MAX_CHUNK_MEMBERS + 1, 1500])
+def test_chunks_hold_all_members_in_order_and_fit(name: str, count: int) -> None:
+    given = members(count, name=name)
+    found = chunks_of(given)
+    assert all(len(chunk) <= MAX_VALUE_BYTES for chunk in found)
+    parts = [decode(MembersChunk, chunk).members for chunk in found]
+    assert all(0 < len(part) <= MAX_CHUNK_MEMBERS for part in parts)
+    assert [member for part in parts for member in part] == given
+
+
+def test_a_thousand_members_are_one_transaction() -> None:
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 1000)
+    planned = plan(store, epoch)
+    assert len(planned.txns) == 1
+    assert store.execute(planned.txns[0]).succeeded
+    assert len(world_of(store)) == 1000
+    assert store.problems() == []
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three members a chunk, and transactions of at most about two chunks."""
+    monkeypatch.setattr(chunks, "MAX_CHUNK_MEMBERS", 3)
+    monkeypatch.setattr(chunks, "MAX_BYTES", 600)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_does_not_fit_is_written_before_the_head() -> None:
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 20)
+    first = plan(store, epoch)
+    assert len(first.txns) > 1
+    for txn in first.txns:
+        assert store.job().world() is None, "no head before its chunks"
+        assert store.execute(txn).succeeded
+    assert store.job().world() is None
+    second = plan(store, epoch)
+    assert len(second.txns) == 1
+    assert store.execute(second.txns[0]).succeeded
+    assert len(world_of(store)) == 20
+    assert store.problems() == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_leftovers_of_a_larger_attempt_are_removed_not_adopted() -> None:
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 20)
+    for txn in plan(store, epoch).txns:
+        assert store.execute(txn).succeeded
+    for index in range(5, 20):
+        store.delete(JOB.worker(f"node-{index:05d}"))
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=5))
+    carry_out(store, epoch)
+    assert len(world_of(store)) == 5
+    assert store.problems() == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_chunk_that_comes_late_makes_the_head_fail() -> None:
+    """Its answer was lost, so the leader planned on; then it arrives after all."""
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 20)
+    lost = plan(store, epoch).txns
+    for index in range(10, 20):
+        store.delete(JOB.worker(f"node-{index:05d}"))
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=10))
+    for txn in plan(store, epoch).txns:
+        assert store.execute(txn).succeeded
+    head = plan(store, epoch).txns
+    assert len(head) == 1
+    for txn in lost:
+        assert store.execute(txn).succeeded, "the fence and the head are as they were"
+    assert not store.execute(head[0]).succeeded
+    carry_out(store, epoch)
+    assert len(world_of(store)) == 10
+    assert store.problems() == []
+    for txn in lost:
+        assert not store.execute(txn).succeeded, "after the head nothing is overwritten"
+    assert store.problems() == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail() -> None:
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 3)
+    planned = plan(store, epoch)
+    assert len(planned.txns) == 1, "one chunk and the head"
+    stray = Put(key=JOB.members_chunk(1, epoch, 7), value=chunks_of(members(2))[0])
+    store.put(stray.key, decode(MembersChunk, stray.value))
+    assert not store.execute(planned.txns[0]).succeeded
+    carry_out(store, epoch)
+    assert len(world_of(store)) == 3
+    assert store.problems() == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_another_leaders_chunks_are_never_adopted() -> None:
+    store = Store()
+    deposed = lead(store, "r1")
+    crowd(store, 20)
+    abandoned = plan(store, deposed).txns
+    assert store.execute(abandoned[0]).succeeded
+    epoch = lead(store, "r2")
+    assert not store.execute(abandoned[1]).succeeded
+    for index in range(4, 20):
+        store.delete(JOB.worker(f"node-{index:05d}"))
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=4))
+    carry_out(store, epoch)
+    assert len(world_of(store)) == 4
+    assert store.problems() == []

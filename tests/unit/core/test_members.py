@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from strata.core.ids import BootId, InstanceId, WorkerId
+from strata.core.members import (
+    MAX_SLOTS,
+    MAX_WORKERS,
+    Registration,
+    decide_leave,
+    decide_register,
+    decide_remove,
+)
+from strata.core.records import JobPhase, JobSpec, Phase
+from strata.core.txn import Decision
+from strata.errors import (
+    Conflict,
+    InvalidArgument,
+    JobFailed,
+    Refused,
+    StaleIncarnation,
+)
+from tests.unit.core.rig import JOB, Observer, Store, registration
+
+R1, R2 = InstanceId("i-r1"), InstanceId("i-r2")
+
+
+def enter(store: Store, who: Registration, *, served_by: InstanceId = R1, failed: int = 0) -> Decision:
+    return store.settle(lambda job: decide_register(job, who, served_by=served_by, failed_incarnation=failed))
+
+
+def incarnation(store: Store, worker: str = "w1") -> int:
+    held = store.job().worker(worker)
+    assert held is not None
+    return held.create_revision
+
+
+def test_the_first_member_creates_the_job_with_its_spec() -> None:
+    store = Store()
+    decision = decide_register(store.job(), registration("w1", max_workers=3), served_by=R1)
+    assert "creates job job" in decision.reason
+    enter(store, registration("w1", max_workers=3))
+    spec = store.job().spec()
+    assert spec is not None
+    assert spec.record == JobSpec(max_workers=3)
+    held = store.job().worker("w1")
+    assert held is not None
+    assert (held.record.boot, held.record.served_by) == ("boot-w1", R1)
+    assert held.create_revision == spec.create_revision, "one transaction"
+
+
+def test_a_later_members_spec_is_ignored_and_the_reason_says_so() -> None:
+    store = Store()
+    enter(store, registration("w1", max_workers=3))
+    other = registration("w2", max_workers=4)
+    assert "ignored" in decide_register(store.job(), other, served_by=R1).reason
+    enter(store, other)
+    spec = store.job().spec()
+    assert spec is not None
+    assert spec.record.max_workers == 3
+
+
+def test_two_first_members_create_one_job() -> None:
+    store = Store()
+    early, late = Observer(store), Observer(store)
+    first = decide_register(early.job, registration("w1", max_workers=3), served_by=R1)
+    second = decide_register(late.job, registration("w2", max_workers=5), served_by=R2)
+    assert first.txn is not None
+    assert second.txn is not None
+    assert store.execute(first.txn).succeeded
+    assert not store.execute(second.txn).succeeded
+    enter(store, registration("w2", max_workers=5))
+    spec = store.job().spec()
+    assert spec is not None
+    assert spec.record.max_workers == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"worker": ""},
+        {"worker": "a/b"},
+        {"boot": ""},
+        {"slots": 0},
+        {"slots": MAX_SLOTS + 1},
+        {"spec": JobSpec(min_workers=0)},
+        {"spec": JobSpec(min_workers=3, max_workers=2)},
+        {"spec": JobSpec(max_workers=MAX_WORKERS + 1)},
+        {"spec": JobSpec(settle_s=-1)},
+        {"spec": JobSpec(settle_s=float("nan"))},
+        {"spec": JobSpec(max_fruitless_generations=0)},
+    ],
+)
+def test_a_malformed_registration_is_refused_whatever_the_state(changes: dict[str, object]) -> None:
+    wrong = dataclasses.replace(registration("w1"), **changes)  # type: ignore[arg-type]  # a table
+    with pytest.raises(InvalidArgument):
+        decide_register(Store().job(), wrong, served_by=R1)
+
+
+def test_the_most_slots_are_fine() -> None:
+    enter(Store(), registration("w1", slots=MAX_SLOTS))
+
+
+def test_registering_again_changes_nothing() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    before = store.revision
+    enter(store, registration("w1"))
+    assert store.revision == before
+
+
+def test_a_hand_over_keeps_the_incarnation() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    born = incarnation(store)
+    enter(store, registration("w1", incarnation=born), served_by=R2)
+    held = store.job().worker("w1")
+    assert held is not None
+    assert held.create_revision == born
+    assert held.record.served_by == R2
+    assert held.mod_revision > born
+
+
+def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="all done"))
+    enter(store, registration("w1"), served_by=R2)
+    with pytest.raises(Refused, match="all done") as refused:
+        enter(store, registration("w2"))
+    assert "--resume" in refused.value.hint
+
+
+def test_a_failed_job_says_why() -> None:
+    store = Store()
+    store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="three fruitless generations"))
+    with pytest.raises(JobFailed, match="three fruitless"):
+        enter(store, registration("w1"))
+
+
+def test_another_boot_on_a_live_key_is_refused() -> None:
+    store = Store()
+    enter(store, registration("w1", boot="old"))
+    with pytest.raises(Conflict, match="alive elsewhere") as refused:
+        enter(store, registration("w1", boot="new"))
+    assert "host-w1:7" in refused.value.message
+    with pytest.raises(Conflict):
+        enter(store, registration("w1", boot="new"), failed=incarnation(store) + 1)
+
+
+def test_a_newcomer_supersedes_a_failed_one_in_two_transactions() -> None:
+    store = Store()
+    enter(store, registration("w1", boot="old"))
+    born = incarnation(store)
+    new = registration("w1", boot="new")
+    deletes = decide_register(store.job(), new, served_by=R1, failed_incarnation=born)
+    assert deletes.txn is not None
+    assert store.execute(deletes.txn).succeeded
+    assert store.job().worker("w1") is None
+    enter(store, new, failed=born)
+    assert incarnation(store) > born
+
+
+def test_only_the_incarnation_that_failed_is_superseded() -> None:
+    """Between the delete and the create, a third process may come."""
+    store = Store()
+    enter(store, registration("w1", boot="old"))
+    born = incarnation(store)
+    enter(store, registration("w1", boot="third"), failed=born)
+    with pytest.raises(Conflict):
+        enter(store, registration("w1", boot="new"), failed=born)
+
+
+def test_a_hand_over_saves_a_member_from_being_superseded() -> None:
+    store = Store()
+    enter(store, registration("w1", boot="old"))
+    born = incarnation(store)
+    seen = Observer(store)
+    enter(store, registration("w1", boot="old"), served_by=R2)
+    new = registration("w1", boot="new")
+    decision = decide_register(seen.job, new, served_by=R1, failed_incarnation=born)
+    assert decision.txn is not None
+    assert not store.execute(decision.txn).succeeded
+
+
+def test_a_replaced_process_never_takes_its_place_back() -> None:
+    store = Store()
+    enter(store, registration("w1", boot="old"))
+    born = incarnation(store)
+    enter(store, registration("w1", boot="new"), failed=born)
+    back = registration("w1", boot="old", incarnation=born)
+    for failed in (0, born, incarnation(store)):
+        with pytest.raises(StaleIncarnation, match="replaced"):
+            enter(store, back, failed=failed)
+
+
+def test_a_key_that_is_gone_and_not_replaced_is_registered_anew() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    born = incarnation(store)
+    store.delete(JOB.worker("w1"))
+    enter(store, registration("w1", incarnation=born))
+    assert incarnation(store) > born
+
+
+def test_leaving_deletes_ones_own_incarnation_only() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    born = incarnation(store)
+    other = store.settle(lambda job: decide_leave(job, WorkerId("w1"), born + 1))
+    assert "not registered" in other.reason
+    assert store.job().worker("w1") is not None
+    store.settle(lambda job: decide_leave(job, WorkerId("w1"), born))
+    assert store.job().worker("w1") is None
+    before = store.revision
+    store.settle(lambda job: decide_leave(job, WorkerId("w1"), born))
+    assert store.revision == before
+
+
+def test_removing_the_dead_spares_one_that_came_back_elsewhere() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    held = store.job().worker("w1")
+    assert held is not None
+
+    def remove(store: Store, mod_revision: int) -> Decision:
+        return store.settle(
+            lambda job: decide_remove(
+                job, WorkerId("w1"), mod_revision=mod_revision, reason="its stream broke"
+            )
+        )
+
+    lagging = Observer(store)
+    enter(store, registration("w1"), served_by=R2)
+    assert "handed over" in remove(store, held.mod_revision).reason
+    stale = decide_remove(
+        lagging.job, WorkerId("w1"), mod_revision=held.mod_revision, reason="its stream broke"
+    )
+    assert "its stream broke" in stale.reason
+    assert stale.txn is not None
+    assert not store.execute(stale.txn).succeeded
+    remove(store, store.job().view.mod_revision(JOB.worker("w1")))
+    assert store.job().worker("w1") is None
+
+
+def test_a_boot_is_an_identifier() -> None:
+    with pytest.raises(InvalidArgument, match="boot"):
+        enter(Store(), dataclasses.replace(registration("w1"), boot=BootId("no good")))

@@ -1,0 +1,116 @@
+"""Registrations, hand-overs, deaths and leaves of one name, interleaved at every transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.core.ids import BootId, InstanceId, WorkerId
+from strata.core.members import decide_leave, decide_register, decide_remove
+from strata.core.records import Worker, decode
+from strata.core.txn import Decision, Delete, Put
+from strata.errors import StrataError
+from tests.unit.core.rig import JOB, Observer, Store, registration
+
+W1 = WorkerId("w1")
+BOOTS = ("a", "b", "c")
+REPLICAS = (InstanceId("i-r1"), InstanceId("i-r2"))
+
+
+@dataclass
+class Replica:
+    """A replica with a lagging view, which serves whoever speaks to it."""
+
+    observer: Observer
+    instance: InstanceId
+
+
+step = st.tuples(
+    st.sampled_from(["register", "supersede", "leave", "remove", "look"]),
+    st.sampled_from(range(len(REPLICAS))),
+    st.sampled_from(BOOTS),
+    st.integers(0, 3),  # how many revisions of lag the replica keeps
+)
+
+
+@given(st.lists(step, max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_a_name_belongs_to_one_process_at_a_time(steps: list[tuple[str, int, str, int]]) -> None:
+    store = Store()
+    replicas = [Replica(Observer(store), instance) for instance in REPLICAS]
+    born: dict[str, int] = {}  # by boot: the incarnation it believes to be
+    failed: set[int] = set()  # incarnations whose transport has failed, as their replica knows
+    owner: dict[int, str] = {}  # by incarnation: the boot that it belongs to
+
+    for action, index, boot, lag in steps:
+        replica = replicas[index]
+        replica.observer.catch_up(max(replica.observer.view.revision, store.revision - lag))
+        held = replica.observer.job.worker("w1")
+        decision: Decision | None = None
+        allowed: set[int] = set()  # incarnations that the action may end
+        if action in {"register", "supersede"}:
+            broken = held.create_revision if held is not None and action == "supersede" else 0
+            if broken:
+                failed.add(broken)
+            who = registration("w1", boot=boot, incarnation=born.get(boot, 0))
+            decision = decide_register(
+                replica.observer.job,
+                who,
+                served_by=replica.instance,
+                failed_incarnation=broken if broken in failed else 0,
+            )
+            allowed = {broken}
+        elif action == "leave" and boot in born:
+            decision = decide_leave(replica.observer.job, W1, born[boot])
+            allowed = {born[boot]}
+        elif action == "remove" and held is not None:
+            decision = decide_remove(replica.observer.job, W1, mod_revision=held.mod_revision, reason="gone")
+            allowed = {held.create_revision}
+        if decision is None or decision.txn is None:
+            if decision is not None and decision.refusal is not None:
+                assert isinstance(decision.refusal, StrataError)
+            continue
+        before = store.job().worker("w1")
+        if not store.execute(decision.txn).succeeded:
+            continue
+        after = store.job().worker("w1")
+        for operation in decision.txn.success:
+            if isinstance(operation, Delete):
+                assert before is not None
+                assert after is None
+                assert before.create_revision in allowed, "somebody else was removed"
+            elif isinstance(operation, Put) and operation.key == JOB.worker("w1"):
+                assert after is not None
+                written = decode(Worker, operation.value)
+                assert written.boot == boot
+                incarnation = after.create_revision
+                assert owner.setdefault(incarnation, boot) == boot, "an incarnation changed hands"
+                if before is not None:
+                    assert before.record.boot == BootId(boot), "a process was overwritten"
+                born[boot] = incarnation
+
+
+def test_a_hand_over_races_a_removal_and_only_one_happens() -> None:
+    store = Store()
+    who = registration("w1", boot="a")
+    store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[0]))
+    held = store.job().worker("w1")
+    assert held is not None
+    view = store.job()
+    removal = decide_remove(view, W1, mod_revision=held.mod_revision, reason="silent")
+    hand_over = decide_register(view, who, served_by=REPLICAS[1])
+    assert removal.txn is not None
+    assert hand_over.txn is not None
+    assert store.execute(hand_over.txn).succeeded
+    assert not store.execute(removal.txn).succeeded
+
+    store = Store()
+    store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[0]))
+    assert store.execute(removal.txn).succeeded, "the same revisions in a fresh store"
+    assert not store.execute(hand_over.txn).succeeded
+    store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[1]))
+    again = store.job().worker("w1")
+    assert again is not None
+    assert again.create_revision > held.create_revision
