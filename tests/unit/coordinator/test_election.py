@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -14,12 +14,12 @@ from strata.coordinator.heartbeat import Heartbeat
 from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader, decode, encode
-from strata.core.txn import Delete, Put, Range, Txn, absent
+from strata.core.txn import Delete, Put, Range, Txn, WatchBatch, absent
 from strata.errors import NotLeader
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, rig
+from tests.unit.coordinator.rig import KEYS, Rig, put, rig
 
 
 class Candidate:
@@ -231,6 +231,12 @@ async def test_a_keepalive_answer_proves_nothing() -> None:
         assert leader_key(store) is None or leader_key(store) != ("r1", epoch)
 
 
+def is_campaign(call: Call) -> bool:
+    return isinstance(call.argument, Txn) and any(
+        isinstance(op, Put) and op.key == KEYS.leader for op in call.argument.success
+    )
+
+
 class Once(PromptNetwork):
     """Gives the first campaign a fate of its own."""
 
@@ -238,11 +244,7 @@ class Once(PromptNetwork):
         self._fate: Fate | None = fate
 
     def fate(self, call: Call) -> Fate:
-        if (
-            self._fate is not None
-            and isinstance(call.argument, Txn)
-            and any(isinstance(op, Put) and op.key == KEYS.leader for op in call.argument.success)
-        ):
+        if self._fate is not None and is_campaign(call):
             fate, self._fate = self._fate, None
             return fate
         return Fate()
@@ -282,6 +284,54 @@ async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back(
         epoch = await late.election.elected()
         await asyncio.sleep(20)
         assert late.election.epoch == epoch
+        assert leader_key(store) == ("r1", epoch)
+
+
+class AfterWinning(PromptNetwork):
+    """Does something at the moment when a campaign has won, and tells watches late."""
+
+    def __init__(self, act: Callable[[], object], *, delay_s: Callable[[WatchBatch], float]) -> None:
+        self._act: Callable[[], object] | None = act
+        self._delay_s = delay_s
+
+    def applied(self, call: Call) -> None:
+        if is_campaign(call) and self._act is not None:
+            act, self._act = self._act, None
+            act()
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return self._delay_s(batch)
+
+
+@in_virtual_time()
+async def test_no_office_before_the_view_is_as_new_as_the_confirmation() -> None:
+    store = MemoryStore()
+    key = KEYS.root + "jobs/x"
+    network = AfterWinning(
+        lambda: put(store, key),
+        delay_s=lambda batch: 0.5 if any(e.kv.key == key for e in batch.events) else 0.0,
+    )
+    async with rig(store, network=network) as r, asyncio.TaskGroup() as tasks:
+        only = Candidate(r, "r1")
+        seen: list[bool] = []
+        only.election.on_change(lambda _: seen.append(r.mirror.view.get(key) is not None))
+        running = tasks.create_task(only.election.run(address="r1:1"))
+        await only.election.elected()
+        assert seen == [True]
+        running.cancel()
+
+
+@in_virtual_time()
+async def test_no_office_by_a_key_that_is_gone_already() -> None:
+    store = MemoryStore()
+    gone = Txn(success=(Delete(key=KEYS.leader),))
+    network = AfterWinning(
+        lambda: store.execute(gone),
+        delay_s=lambda batch: 0.5 if any(e.deleted for e in batch.events) else 0.0,
+    )
+    async with candidate(store, network=network) as only:
+        epoch = await only.election.elected()
+        assert only.heard == [epoch]
         assert leader_key(store) == ("r1", epoch)
 
 

@@ -80,12 +80,24 @@ async def test_it_executes_and_returns_when_the_view_shows_it() -> None:
         assert network.reads == 0, "the transaction's own answer was fresh enough"
 
 
+class Late(PromptNetwork):
+    """Tells watches a second late."""
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return 1.0
+
+
+@in_virtual_time()
+async def test_it_waits_for_the_view_before_it_decides_again() -> None:
+    async with rig(network=Late()) as r:
+        decide = Claim("a")
+        await r.executor.settle(decide)
+        assert r.get("a") == b"me"
+        assert decide.asked == 2
+
+
 @in_virtual_time()
 async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
-    class Late(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 1.0
-
     async with rig(network=Late()) as r:
         await r.mirror.at_least(r.put("a", b"other"))
         revision = r.delete("a")

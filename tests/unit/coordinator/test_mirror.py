@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from strata.core.records import ClusterUid, encode
-from strata.core.txn import Range, WatchBatch
+from strata.core.txn import Event, Range, WatchBatch
 from strata.core.view import View
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing import virtual_time
@@ -34,6 +35,26 @@ async def test_it_lists_and_then_follows() -> None:
         await r.mirror.at_least(r.delete("a"))
         assert r.get("a") is None
         assert same(r.mirror.view, store)
+
+
+@in_virtual_time()
+async def test_what_is_not_newer_is_dropped() -> None:
+    """Watches overlap where they resume; a key must not go back to an older value."""
+    async with rig() as r:
+        await r.mirror.at_least(r.put("a", b"old"))
+        old = r.mirror.view.get(KEYS.root + "a")
+        revision = r.put("a", b"new")
+        await r.mirror.at_least(revision)
+        new = r.mirror.view.get(KEYS.root + "a")
+        assert old is not None
+        assert new is not None
+        heard: list[WatchBatch] = []
+        r.mirror.subscribe(heard.append)
+        newer = replace(new, key=KEYS.root + "b", mod_revision=revision + 1)
+        r.mirror._take(WatchBatch(revision=revision, events=(Event(kv=new),)))
+        r.mirror._take(WatchBatch(revision=revision + 1, events=(Event(kv=old), Event(kv=newer))))
+        assert r.get("a") == b"new"
+        assert [(b.revision, len(b.events)) for b in heard] == [(revision + 1, 1)]
 
 
 @in_virtual_time()
