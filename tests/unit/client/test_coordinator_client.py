@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from strata import errors
+from strata.client.coordinator import CoordinatorClient
+from strata.client.datasets import DatasetRegistry, Shard
+from strata.launch.ports import free_ports
+from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
+from strata.v1.checkpoints_pb2 import PinCheckpointRequest, PinCheckpointResponse
+from strata.v1.datasets_pb2 import (
+    Dataset,
+    GetAssignmentRequest,
+    GetAssignmentResponse,
+    RegisterDatasetRequest,
+    RegisterDatasetResponse,
+    Shards,
+)
+from strata.v1.members_pb2 import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LeaveRequest,
+    LeaveResponse,
+    RegisterRequest,
+    RegisterResponse,
+)
+from strata.v1.worlds_pb2 import GetJobRequest, GetWorldRequest, GetWorldResponse, World
+from tests.unit.client.unary_server import UnaryServer, unary_server
+
+
+@pytest.fixture
+def server() -> Iterator[UnaryServer]:
+    with unary_server() as one:
+        one.answers[GetStatusRequest] = lambda _: GetStatusResponse(cluster="c", answered_by="one")
+        one.answers[RegisterRequest] = lambda _: RegisterResponse(incarnation=11, detect_s=5)
+        one.answers[HeartbeatRequest] = lambda _: HeartbeatResponse(world=World(generation=3))
+        one.answers[LeaveRequest] = lambda _: LeaveResponse()
+        yield one
+
+
+def refuse(error: errors.StrataError) -> object:
+    def answer(_: object) -> object:
+        raise error
+
+    return answer
+
+
+def test_the_snippet_of_the_design(server: UnaryServer) -> None:
+    world = CoordinatorClient.connect(f"http://{server.address}").heartbeat(worker_id="node-01")
+    assert world == World()
+    (request,) = server.asked_for(RegisterRequest)
+    registration = request.registration
+    assert (registration.worker_id, registration.slots, registration.job) == ("node-01", 1, "default")
+    assert registration.boot
+    assert registration.pid
+
+
+def test_later_heartbeats_name_boot_and_incarnation(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address, job="j") as client:
+        client.heartbeat(worker_id="n")
+        assert client.heartbeat(worker_id="n").generation == 3
+        (beat,) = server.asked_for(HeartbeatRequest)
+        assert (beat.job, beat.boot, beat.incarnation) == ("j", client.boot, 11)
+
+
+def test_a_worker_given_up_for_silence_is_registered_anew_by_its_old_name(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address) as client:
+        client.register(worker_id="n", slots=4)
+        server.answers[HeartbeatRequest] = refuse(errors.NotFound("gone"))  # type: ignore[assignment]
+        client.heartbeat(worker_id="n")
+        first, second = (r.registration for r in server.asked_for(RegisterRequest))
+        assert (first.incarnation, second.incarnation) == (0, 11)
+        assert (first.boot, first.slots) == (second.boot, second.slots)
+
+
+def test_leaving_is_for_ones_own_workers(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address) as client:
+        with pytest.raises(errors.InvalidArgument):
+            client.leave(worker_id="n")
+        client.register(worker_id="n")
+        client.leave(worker_id="n")
+        assert server.asked_for(LeaveRequest)[0].incarnation == 11
+        with pytest.raises(errors.InvalidArgument):
+            client.leave(worker_id="n")
+
+
+def test_an_endpoint_that_refuses_is_passed_over(server: UnaryServer) -> None:
+    (dead,) = free_ports(1)
+    for _ in range(5):  # wherever it starts
+        with CoordinatorClient.connect([f"127.0.0.1:{dead}", server.address]) as client:
+            began = time.monotonic()
+            assert client.status().answered_by == "one"
+            assert time.monotonic() - began < 1
+
+
+def test_one_that_does_not_answer_is_left_after_its_attempt(server: UnaryServer) -> None:
+    with unary_server() as mute:
+        mute.hanging.clear()
+        for _ in range(5):
+            with CoordinatorClient.connect([mute.address, server.address]) as client:
+                answer = client.call(GetStatusRequest(), timeout_s=5, attempt_s=0.2)
+                assert answer.answered_by == "one"
+        mute.hanging.set()
+        assert mute.asked
+
+
+def test_a_replica_that_cannot_is_left_for_one_that_can(server: UnaryServer) -> None:
+    with unary_server() as sick:
+        sick.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
+        for _ in range(5):
+            with CoordinatorClient.connect([sick.address, server.address]) as client:
+                assert client.status().answered_by == "one"
+
+
+def test_when_nobody_answers_each_is_named_with_its_trouble() -> None:
+    ports = free_ports(2)
+    client = CoordinatorClient.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=1.0)
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable) as trouble:
+        client.status()
+    assert 0.9 < time.monotonic() - began < 2.5
+    assert all(str(port) in trouble.value.message for port in ports)
+    assert trouble.value.retryable
+
+
+def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
+    server.answers[GetJobRequest] = refuse(errors.NotFound("no job x", hint="see strata jobs"))  # type: ignore[assignment]
+    with CoordinatorClient.connect(server.address, job="x") as client:
+        with pytest.raises(errors.NotFound, match="no job x") as refusal:
+            client.job_status()
+        assert refusal.value.hint == "see strata jobs"
+        assert len(server.asked_for(GetJobRequest)) == 1
+
+
+def test_nobody_goes_back_in_time(server: UnaryServer) -> None:
+    server.answers[GetWorldRequest] = lambda _: GetWorldResponse()
+    with CoordinatorClient.connect(server.address) as client:
+        for revision in (100, 90, 120):
+            server.revision = revision
+            client.world()
+        client.world()
+        assert [r.token.revision for r in server.asked_for(GetWorldRequest)] == [0, 100, 100, 120]
+        server.uid = "uid-2"
+        with pytest.raises(errors.ClusterReplaced):
+            client.world()
+
+
+def test_giving_up_a_replica_does_not_cut_off_another_threads_call(server: UnaryServer) -> None:
+    with unary_server() as other:
+        other.answers[PinCheckpointRequest] = lambda _: PinCheckpointResponse()
+        other.answers[GetStatusRequest] = refuse(errors.Unavailable("not now"))  # type: ignore[assignment]
+        with CoordinatorClient.connect([other.address]) as client:
+            other.hanging.clear()
+            slow: list[object] = []
+
+            def pin() -> None:
+                slow.append(client.call(PinCheckpointRequest(job="default"), timeout_s=9, attempt_s=9))
+
+            thread = threading.Thread(target=pin)
+            thread.start()
+            assert other.came.wait(9)
+            with pytest.raises(errors.Unavailable):
+                client.call(GetStatusRequest(), timeout_s=0.5, attempt_s=0.1)
+            other.hanging.set()
+            thread.join(9)
+            assert len(slow) == 1
+
+
+def test_closing_is_not_the_end(server: UnaryServer) -> None:
+    client = CoordinatorClient.connect(server.address)
+    client.status()
+    client.close()
+    client.close()
+    assert client.status().cluster == "c"
+    client.close()
+
+
+def test_a_request_that_no_service_takes(server: UnaryServer) -> None:
+    with CoordinatorClient.connect(server.address) as client, pytest.raises(errors.InvalidArgument):
+        client.call(World())
+
+
+# -- datasets
+
+
+def test_shards_come_with_their_files(server: UnaryServer) -> None:
+    server.answers[GetAssignmentRequest] = lambda request: GetAssignmentResponse(
+        dataset=Dataset(name="train", shards=4, uri="s3://b/part-{shard:03d}"),
+        assign_epoch=2,
+        generation=5,
+        ring="ring-v1",
+        workers=["w0", "w1", "w2"],
+        owners={w: Shards(index=i) for w, i in {"w0": [3, 0], "w1": [1, 2]}.items()},
+    )
+    registry = DatasetRegistry(coordinator_url=server.address, job="j")
+    assert registry.get_assigned_shards(worker_id="w0") == [
+        Shard(dataset="train", index=0, uri="s3://b/part-000"),
+        Shard(dataset="train", index=3, uri="s3://b/part-003"),
+    ]
+    assert registry.get_assigned_shards(worker_id="w2", dataset="train") == []
+    assignment = registry.assignment()
+    assert assignment.owners == {"w0": (0, 3), "w1": (1, 2), "w2": ()}
+    assert (assignment.shards, assignment.assign_epoch, assignment.ring) == (4, 2, "ring-v1")
+    asked = server.asked_for(GetAssignmentRequest)
+    assert [(r.job, r.dataset, r.worker_id) for r in asked] == [
+        ("j", "", "w0"),
+        ("j", "train", "w2"),
+        ("j", "", ""),
+    ]
+    registry.close()
+
+
+def test_registering_a_dataset(server: UnaryServer) -> None:
+    server.answers[RegisterDatasetRequest] = lambda r: RegisterDatasetResponse(dataset=r.dataset)
+    with DatasetRegistry(server.address) as registry:
+        registry.register("train", shards=8, uri="/data/{shard}.bin", metadata={"k": "v"})
+        (request,) = server.asked_for(RegisterDatasetRequest)
+        assert (request.dataset.name, request.dataset.shards, dict(request.dataset.metadata)) == (
+            "train",
+            8,
+            {"k": "v"},
+        )
+        for uri in ("{", "{0}", "{nope}", "{shard.nope}", "{shard:q}"):
+            with pytest.raises(errors.ConfigError):
+                registry.register("train", shards=8, uri=uri)

@@ -1,0 +1,77 @@
+"""Coordinators by script for unary calls: real gRPC, on threads of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from strata.client.unary import _METHODS
+from strata.errors import StrataError
+from strata.v1.common_pb2 import Token
+from strata.wire.status import details, status_of
+
+Answer = Callable[[Any], Message]
+
+
+class UnaryServer(grpc.GenericRpcHandler):
+    """Answers a request as `answers` says for its class; writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[type[Message], Answer] = {}
+        self.asked: list[Any] = []
+        self.came = threading.Event()
+        self.uid = "uid-1"
+        self.revision = 100
+        self.hanging = threading.Event()
+        self.hanging.set()
+        self.address = ""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        (request_class,) = (r for r, m in _METHODS.items() if m.path == details.method)
+
+        def handle(request: Message, context: grpc.ServicerContext) -> Message:
+            self.asked.append(request)
+            self.came.set()
+            self.hanging.wait(10)
+            try:
+                response = self.answers[request_class](request)
+            except StrataError as error:
+                context.set_trailing_metadata(_details(error))
+                context.abort(status_of(error), error.message)
+            response.token.CopyFrom(Token(uid=self.uid, revision=self.revision))  # type: ignore[attr-defined]
+            return response
+
+        return grpc.unary_unary_rpc_method_handler(
+            handle,
+            request_deserializer=request_class.FromString,
+            response_serializer=lambda response: response.SerializeToString(),
+        )
+
+    def asked_for(self, kind: type[Message]) -> list[Any]:
+        """Return the requests of one kind."""
+        return [request for request in self.asked if isinstance(request, kind)]
+
+
+def _details(error: StrataError) -> Any:
+    return details(error)
+
+
+@contextmanager
+def unary_server() -> Iterator[UnaryServer]:
+    """Serve on a free port inside the block."""
+    ours = UnaryServer()
+    server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((ours,))
+    ours.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield ours
+    finally:
+        ours.hanging.set()
+        server.stop(None).wait()
