@@ -66,7 +66,7 @@ names = st.sampled_from(NAMES[1:])
 ends = st.one_of(st.none(), st.none(), st.sampled_from([*NAMES[1:], "d"]))
 values = st.sampled_from([b"", b"x", b"y"])
 revisions = st.integers(1, 8)
-leases = st.sampled_from([0, 0, 0, 1, 2, 3, 9])
+leases = st.sampled_from([0, 0, 0, 1, 1, 2, 2, 3, 9])
 
 
 def _operand(target: Target) -> st.SearchStrategy[int | bytes]:
@@ -113,13 +113,15 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Revoke, st.integers(1, LEASES)),
     st.builds(Compact, st.integers(1, 5)),
 )
-# A few writes first, so that there is a past to read, to compare with and to compact.
+# Two leases and a few writes first, so that there is a past to read, to compare with and to compact.
 preludes = st.lists(
-    st.builds(Put, key=names, value=values).map(lambda put: Txn(success=(put,))), min_size=3, max_size=6
+    st.builds(Put, key=names, value=values, lease=st.integers(0, 2)).map(lambda put: Txn(success=(put,))),
+    min_size=3,
+    max_size=6,
 )
 programs: st.SearchStrategy[list[Command]] = st.tuples(
     preludes, st.lists(commands, min_size=3, max_size=20)
-).map(lambda parts: [*parts[0], *parts[1]])
+).map(lambda parts: [Grant(), Grant(), *parts[0], *parts[1]])
 
 
 @dataclass
