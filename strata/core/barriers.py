@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 WRITER_STEP_MS = 20
-MAX_INLINE_BYTES = 40 * 1024
+MAX_INLINE_BYTES = 56 * 1024
 """Of payloads, as base64, in the outcome itself or in one chunk beside it."""
 MAX_MISSING = 2000
 """How many missing ranks an outcome lists; its reason has their number."""

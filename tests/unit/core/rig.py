@@ -14,7 +14,7 @@ from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.members import Registration, decide_leave, decide_register
-from strata.core.records import JobSpec, Leader, Replica, encode
+from strata.core.records import JobSpec, Leader, Replica, Worker, encode
 from strata.core.txn import Decision, Delete, Put, Range, Txn, TxnResult, prefix_end
 from strata.core.view import View
 from strata.core.worlds import WorldPlan, plan_world
@@ -135,6 +135,14 @@ def register(store: Store, worker: str, *, slots: int = 1, **spec: Any) -> int:
     held = store.job().worker(worker)
     assert held is not None
     return held.create_revision
+
+
+def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | None = None) -> None:
+    """Register many workers at once, quicker than one by one."""
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=most or count))
+    for index in range(count):
+        worker = Worker(boot=BootId("b"), served_by=InstanceId("i-r1"))
+        store.put(JOB.worker(name.format(index)), worker)
 
 
 def leave(store: Store, worker: str) -> None:

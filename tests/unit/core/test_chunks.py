@@ -4,10 +4,10 @@ import pytest
 
 from strata.core import chunks
 from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
-from strata.core.ids import BootId, InstanceId, WorkerId
-from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, Worker, decode
+from strata.core.ids import WorkerId
+from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, decode
 from strata.core.txn import Put
-from tests.unit.core.rig import JOB, Store, carry_out, lead, plan, world_of
+from tests.unit.core.rig import JOB, Store, carry_out, crowd, lead, plan, world_of
 
 
 def members(count: int, *, name: str = "node-{:05d}") -> list[Member]:
@@ -21,14 +21,6 @@ def members(count: int, *, name: str = "node-{:05d}") -> list[Member]:
         )
         for i in range(count)
     ]
-
-
-def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | None = None) -> None:
-    """Register many workers at once."""
-    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=most or count))
-    for index in range(count):
-        worker = Worker(boot=BootId("b"), served_by=InstanceId("i-r1"))
-        store.put(JOB.worker(name.format(index)), worker)
 
 
 @pytest.mark.parametrize("name", ["w{}", "{:05d}" + "x" * 123, "node-{:05d}"])
