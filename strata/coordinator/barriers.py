@@ -319,17 +319,23 @@ class Barriers:
 
     async def run(self) -> None:
         """Write outcomes and counters, and forward again, until cancelled."""
-        timing = self._context.timing
-        async with asyncio.TaskGroup() as self._tasks:
-            self._tasks.create_task(self._show(), name="barrier counters")
-            for job in {key.job for key in self._watched}:
-                self.on_change(job)
-            while True:
-                await asyncio.sleep(timing.arrivals_again_s)
-                self.forward_everything()
-                for key, watched in list(self._watched.items()):
-                    if (open_round := self._book.get(key)) is not None:
-                        self._reconsider(open_round, watched)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._show(), name="barrier counters")
+                for job in {key.job for key in self._watched}:
+                    self.on_change(job)
+                while True:
+                    await asyncio.sleep(self._context.timing.arrivals_again_s)
+                    self._again()
+        finally:
+            self._tasks = None
+
+    def _again(self) -> None:
+        """Do what every second is done again, for whatever got lost."""
+        self.forward_everything()
+        for key, watched in list(self._watched.items()):
+            if (open_round := self._book.get(key)) is not None:
+                self._reconsider(open_round, watched)
 
     async def _show(self) -> None:
         """Keep the visible counters: a hint for people, by one replica for each barrier (6.5)."""

@@ -63,11 +63,14 @@ class Keeper:
 
     async def run(self) -> None:
         """Remove who is dead, until cancelled."""
-        async with asyncio.TaskGroup() as self._tasks:
-            for job in self._context.mirror.view.names(self._context.keys.jobs):
-                for worker in self._job(job).workers():
-                    self.look(job, worker.name)
-            await asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for job in self._context.mirror.view.names(self._context.keys.jobs):
+                    for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
+                        self._look_guarded(job, worker)
+                await asyncio.get_running_loop().create_future()
+        finally:
+            self._tasks = None
 
     def stop(self) -> None:
         """Declare nobody dead any more: this replica is about to stop."""
@@ -128,6 +131,12 @@ class Keeper:
         self._unattended_since.setdefault(key, asyncio.get_running_loop().time())
         if key not in self._removals and self._tasks is not None:
             self._removals[key] = self._tasks.create_task(self._remove(key), name=f"removal of {worker}")
+
+    def _look_guarded(self, job: str, worker: str) -> None:
+        try:
+            self.look(job, worker)
+        except PoisonRecord as error:
+            log.warning("member_unreadable", job=job, worker=worker, error=error.message)
 
     def _judge(self, transport: Transport, entry: Entry[Worker] | None) -> None:
         if not transport.incarnation:

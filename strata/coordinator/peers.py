@@ -87,9 +87,12 @@ class Peers:
 
     async def run(self) -> None:
         """Keep a link to every other replica, until cancelled."""
-        async with asyncio.TaskGroup() as self._tasks:
-            self.on_replicas()
-            await asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self.on_replicas()
+                await asyncio.get_running_loop().create_future()
+        finally:
+            self._tasks = None
 
     def on_replicas(self) -> None:
         """Compare the links with `P/replicas/`; called when that changed."""

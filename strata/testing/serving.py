@@ -1,0 +1,71 @@
+"""The serving half of a replica over links in memory: the shipped `Service`, only the links faked.
+
+A replica made with `memory_serving(board)` takes members at its own name: `board.dial("me", "r1")`
+is a session with replica r1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+from strata.coordinator.context import ReplicaContext, ServingFactory
+from strata.coordinator.service import Service
+from strata.errors import Unavailable
+from strata.session.link import Link
+from strata.testing.links import Switchboard
+from strata.v1.peers_pb2 import PeerDown, PeerUp
+
+
+def memory_serving(board: Switchboard) -> ServingFactory:
+    """Return what serves a replica on `board` under its own name."""
+    return partial(MemoryServing, board)
+
+
+def peer_door(address: str) -> str:
+    """Return where the replica at `address` takes links of peers."""
+    return f"{address}/peers"
+
+
+class MemoryServing:
+    """A `Serving`: sessions at the replica's name, links of peers at `peer_door` of it."""
+
+    def __init__(self, board: Switchboard, context: ReplicaContext) -> None:
+        self._board = board
+        self._name = context.replica
+        self.service = Service(context, self._dial)
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def start(self) -> str:
+        self._board.listen(self._name, self.service.serve_member, self._spawn)
+        self._board.listen(peer_door(self._name), self.service.serve_peer, self._spawn)
+        return self._name
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self.service.run()
+        finally:
+            self._tasks = None
+
+    async def stop(self) -> None:
+        self.service.part()
+        await asyncio.sleep(self._board.delay_s)
+        self.vanish()
+
+    def vanish(self) -> None:
+        """Be gone, for everybody at once, as a process that was killed."""
+        self._board.hang_up(self._name)
+        self._board.hang_up(peer_door(self._name))
+
+    def _dial(self, address: str) -> AbstractAsyncContextManager[Link[PeerDown, PeerUp]]:
+        return self._board.dial(self._name, peer_door(address))
+
+    def _spawn(self, logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if self._tasks is None:
+            logic.close()
+            raise Unavailable(f"{self._name} does not serve")
+        return self._tasks.create_task(logic)

@@ -1,0 +1,338 @@
+"""Three whole replicas, joined by links in memory, and members that say what a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from strata.config import CoordinatorConfig
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.replica import Replica
+from strata.coordinator.service import Service
+from strata.core.invariants import check
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys
+from strata.core.records import Worker
+from strata.core.txn import Delete, Put, Txn, read_prefix
+from strata.core.view import Entry, View
+from strata.errors import StrataError
+from strata.testing.links import MemoryLink, Switchboard
+from strata.testing.memory_store import MemoryStore
+from strata.testing.network import Network
+from strata.testing.serving import MemoryServing, peer_door
+from strata.v1 import barriers_pb2, members_pb2, session_pb2, worlds_pb2
+from strata.v1.session_pb2 import Down, Up
+
+KEYS = ClusterKeys("default")
+JOB = KEYS.job("job")
+LIMIT_S = 120.0
+"""Virtual seconds that a test waits for what must happen."""
+
+
+class Node:
+    """One replica; `crash` ends it as SIGKILL would."""
+
+    def __init__(self, cluster: Cluster, name: str, run: int, network: Network | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.client = cluster.store.client(name, network=network)
+        self.serving: MemoryServing | None = None
+        self._board = cluster.board
+        self.replica = Replica(
+            CoordinatorConfig(),
+            self.client,
+            self._serve,
+            replica=name,
+            instance=f"instance-{name}-{run}",
+            new_uid="uid-1",
+            clock=loop.time,
+            unix_now=loop.time,
+            rng=random.Random(run),
+        )
+        self.context = self.replica.context
+        self.task: asyncio.Task[None] | None = None
+
+    def _serve(self, context: ReplicaContext) -> MemoryServing:
+        self.serving = MemoryServing(self._board, context)
+        return self.serving
+
+    @property
+    def service(self) -> Service:
+        assert self.serving is not None
+        return self.serving.service
+
+    @property
+    def view(self) -> View:
+        return self.context.mirror.view
+
+    @property
+    def alive(self) -> bool:
+        return self.task is not None and not self.task.done() and not self.client.cut_off
+
+    def kill(self) -> None:
+        """Vanish at this moment: nothing more is sent, heard or written."""
+        self.client.partition()
+        if self.serving is not None:
+            self.serving.vanish()
+        assert self.task is not None
+        self.task.cancel()
+
+    async def crash(self) -> None:
+        self.kill()
+        assert self.task is not None
+        await asyncio.wait([self.task])
+
+    async def see(self, what: Callable[[View], bool]) -> None:
+        """Return once the view of this replica shows it."""
+        async with asyncio.timeout(LIMIT_S):
+            await self.context.mirror.wait_until(what)
+
+
+class Member:
+    """One member's process: says what it is told to, notes what it hears."""
+
+    def __init__(self, cluster: Cluster, worker: str, *, slots: int = 1, boot: str = "") -> None:
+        self.cluster = cluster
+        self.worker = worker
+        self.slots = slots
+        self.boot = boot or f"boot-{worker}"
+        self.incarnation = 0
+        self.heard: list[Down] = []
+        self.error: StrataError | None = None
+        self.over = asyncio.Event()
+        self.link: MemoryLink | None = None
+        self._news = asyncio.Event()
+        self._session: asyncio.Task[None] | None = None
+
+    # -- connecting
+
+    async def connect(self, replica: str, **registration: Any) -> Member:
+        """Begin a session with `replica`, after dropping the one before; return once welcome."""
+        self.dial(replica, **registration)
+        await self.next("welcome")
+        return self
+
+    def dial(self, replica: str, **registration: Any) -> None:
+        """Begin a session and do not wait for its welcome."""
+        self.drop()
+        self.heard, self.error, self.over = [], None, asyncio.Event()
+        self._session = self.cluster.tasks.create_task(self._talk(replica, registration))
+
+    async def _talk(self, replica: str, registration: dict[str, Any]) -> None:
+        over = self.over
+        try:
+            async with self.cluster.board.dial(f"client-{self.worker}", replica) as link:
+                self.link = link
+                hello = members_pb2.Registration(
+                    job="job",
+                    worker_id=self.worker,
+                    boot=self.boot,
+                    host="host",
+                    slots=self.slots,
+                    incarnation=self.incarnation,
+                    spec=worlds_pb2.JobSpec(
+                        min_workers=self.cluster.members, max_workers=self.cluster.members
+                    ),
+                )
+                hello.MergeFrom(members_pb2.Registration(**registration))
+                link.send(Up(hello=session_pb2.Hello(member=hello)))
+                while (down := await link.recv()) is not None:
+                    if down.HasField("welcome"):
+                        self.incarnation = down.welcome.incarnation
+                    self.heard.append(down)
+                    self._news.set()
+        except StrataError as error:
+            self.error = error
+        finally:
+            over.set()
+            self._news.set()
+
+    def drop(self) -> None:
+        """Lose the connection, as a process that was killed does."""
+        if self.link is not None:
+            self.link.break_off()
+            self.link = None
+        if self._session is not None:
+            self._session.cancel()
+            self._session = None
+
+    def cancel(self) -> None:
+        self.drop()
+
+    # -- hearing
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        """Return the first true answer; it is asked whenever something is heard."""
+        async with asyncio.timeout(LIMIT_S):
+            while not (answer := condition()):
+                self._news.clear()
+                await self._news.wait()
+            return answer
+
+    def all(self, kind: str) -> list[Any]:
+        return [getattr(down, kind) for down in self.heard if down.WhichOneof("message") == kind]
+
+    async def next(self, kind: str, *, after: int = 0) -> Any:
+        """Return the first message of this kind that is the `after`-th or later."""
+
+        def found() -> Any:
+            assert not self.over.is_set() or len(self.all(kind)) > after, f"ended: {self.error}"
+            return len(self.all(kind)) > after
+
+        await self.until(found)
+        return self.all(kind)[after]
+
+    async def world(self, generation: int = 1) -> session_pb2.WorldUpdate:
+        """Return the update of that generation."""
+
+        def found() -> list[Any]:
+            return [w for w in self.all("world") if w.world.generation == generation]
+
+        found_updates: list[session_pb2.WorldUpdate] = await self.until(found)
+        return found_updates[-1]
+
+    async def outcome(self, round_: int = 1, name: str = "b") -> barriers_pb2.BarrierOutcome:
+        """Return the outcome of a round."""
+
+        def found() -> barriers_pb2.BarrierOutcome | None:
+            for message in self.all("outcomes"):
+                for outcome in message.outcomes:
+                    if (outcome.name, outcome.round) == (name, round_):
+                        assert isinstance(outcome, barriers_pb2.BarrierOutcome)
+                        return outcome
+            return None
+
+        answer: barriers_pb2.BarrierOutcome = await self.until(found)
+        return answer
+
+    # -- saying
+
+    def send(self, **message: Any) -> None:
+        assert self.link is not None
+        self.link.send(Up(**message))
+
+    def arrive(
+        self,
+        ranks: Iterable[int],
+        round_: int = 1,
+        *,
+        name: str = "b",
+        generation: int = 1,
+        **more: Any,
+    ) -> None:
+        arrival = barriers_pb2.Arrival(
+            job="job", name=name, generation=generation, round=round_, ranks=ranks, **more
+        )
+        self.send(arrivals=session_pb2.Arrivals(arrivals=[arrival]))
+
+    async def call(self, **request: Any) -> session_pb2.Reply:
+        """Make a call and return its reply."""
+        call_id = 1000 + len(self.heard)
+        self.send(call=session_pb2.Call(id=call_id, **request))
+
+        def found() -> list[session_pb2.Reply]:
+            return [reply for reply in self.all("reply") if reply.id == call_id]
+
+        replies: list[session_pb2.Reply] = await self.until(found)
+        return replies[0]
+
+
+class Cluster:
+    """Replicas on one store, and the members of one job of `members` members."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, *, members: int, delay_s: float) -> None:
+        self.store = MemoryStore()
+        self.board = Switchboard(delay_s=delay_s)
+        self.tasks = tasks
+        self.members = members
+        self.nodes: dict[str, Node] = {}
+        self._runs = 0
+        self._made: list[Member] = []
+
+    def add(self, name: str, *, network: Network | None = None) -> Node:
+        """Start a replica, for the first time or again."""
+        self._runs += 1
+        node = self.nodes[name] = Node(self, name, self._runs, network)
+        node.task = self.tasks.create_task(node.replica.run(), name=name)
+        return node
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    @property
+    def alive(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.alive]
+
+    async def ready(self) -> None:
+        """Return once every replica serves, and every one knows every other one as ready."""
+        everybody = {node.context.instance for node in self.alive}
+        async with asyncio.timeout(LIMIT_S):
+            for node in self.alive:
+                others = everybody - {node.context.instance}
+                while node.serving is None or set(node.service.peers.ready()) != others:  # noqa: ASYNC110  # virtual
+                    await asyncio.sleep(0.05)
+
+    def member(self, worker: str, **more: Any) -> Member:
+        made = Member(self, worker, **more)
+        self._made.append(made)
+        return made
+
+    async def world(self, *where: str, slots: int = 1) -> list[Member]:
+        """Return one member at each of these replicas, in the order of their ranks, in a world."""
+        made = [
+            await self.member(f"w{number}", slots=slots).connect(replica)
+            for number, replica in enumerate(where)
+        ]
+        for member in made:
+            await member.world()
+        places = {m.worker: (await m.world()).place.first_rank for m in made}
+        return sorted(made, key=lambda member: places[member.worker])
+
+    def worker(self, name: str) -> Entry[Worker] | None:
+        """Return a worker key as the store has it."""
+        now = self.store.read(read_prefix(KEYS.root))
+        view = View()
+        view.reset(now.revision, now.kvs)
+        return JobView(view, JOB).worker(name)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.store.execute(Txn(success=(Put(key=key, value=value),)))
+
+    def delete(self, key: str) -> None:
+        self.store.execute(Txn(success=(Delete(key=key),)))
+
+    def partition(self, one: str, other: str) -> None:
+        """Cut the links between two replicas, both ways."""
+        self.board.cut(one, peer_door(other))
+        self.board.cut(other, peer_door(one))
+
+    def heal(self, one: str, other: str) -> None:
+        self.board.mend(one, peer_door(other))
+        self.board.mend(other, peer_door(one))
+
+    def end(self) -> None:
+        for member in self._made:
+            member.cancel()
+        for node in self.nodes.values():
+            assert node.task is not None
+            node.task.cancel()
+
+
+@asynccontextmanager
+async def cluster(replicas: int = 3, *, members: int = 3, delay_s: float = 0.0002) -> AsyncIterator[Cluster]:
+    """Run replicas; at the end the keyspace must make sense and views must equal the store."""
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        made = Cluster(tasks, members=members, delay_s=delay_s)
+        for number in range(1, replicas + 1):
+            made.add(f"r{number}")
+        await made.ready()
+        yield made
+        for node in made.alive:
+            await node.context.mirror.fresh()
+            assert check(node.view, KEYS) == []
+            assert node.context.mirror.differences == 0
+        made.end()
