@@ -1,0 +1,123 @@
+"""A job in one world, and saves of it by the decisions alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata.core.checkpoints import (
+    AckRequest,
+    Author,
+    BeginRequest,
+    SealRequest,
+    decide_abort,
+    decide_ack,
+    decide_begin,
+    decide_close,
+    decide_commit,
+    decide_seal,
+    find,
+)
+from strata.core.ids import AttemptId
+from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
+from tests.unit.core.rig import Store, carry_out, lead, leave, register
+
+ROOT = "file:///data"
+
+
+class Job:
+    """A job of workers a (2 ranks) and b (1 rank), in one world."""
+
+    def __init__(self, **slots: int) -> None:
+        self.store = Store()
+        self.epoch = lead(self.store)
+        workers = slots or {"a": 2, "b": 1}
+        limits = {"min_workers": len(workers), "max_workers": len(workers), "max_fruitless_generations": 1000}
+        for name, count in workers.items():
+            register(self.store, name, slots=count, **limits)
+        carry_out(self.store, self.epoch, settled=True)
+
+    def author(self, rank: int) -> Author:
+        world = self.store.job().world()
+        assert world is not None
+        member = world.member_of(rank)
+        return Author(
+            worker=member.worker,
+            incarnation=member.incarnation,
+            generation=world.head.generation,
+            rank=rank,
+        )
+
+    def begin(self, rank: int = 0, step: int = 20, attempt: str = "x", **more: Any) -> CheckpointRecord:
+        author = more.pop("author", None) or self.author(rank)
+        request = BeginRequest(
+            **{
+                "author": author,
+                "step": step,
+                "type": CheckpointType.FULL,
+                "root": ROOT,
+                "attempt": AttemptId(attempt),
+                **more,
+            }
+        )
+        self.store.settle(lambda job: decide_begin(job, request, now_unix_ms=7))
+        held = self.store.job().checkpoint(step, author.generation)
+        assert held is not None
+        return held.record
+
+    def ack(self, rank: int, step: int = 20, attempt: str = "x", digest: str = "", **more: Any) -> None:
+        request = AckRequest(
+            author=more.pop("author", None) or self.author(rank),
+            step=step,
+            attempt=attempt,
+            digest=digest or f"d{rank}",
+            size_bytes=5,
+        )
+        self.store.settle(lambda job: decide_ack(job, request))
+
+    def seal(self, step: int = 20, attempt: str = "x", digest: str = "m") -> None:
+        request = SealRequest(
+            author=self.author(0), step=step, attempt=attempt, digest=digest, size_bytes=15, model_hash="h"
+        )
+        self.store.settle(lambda job: decide_seal(job, request))
+
+    def abort(self, rank: int = 0, step: int = 20, attempt: str = "x") -> None:
+        author = self.author(rank)
+        self.store.settle(
+            lambda job: decide_abort(job, author=author, step=step, attempt=attempt, reason="disk full")
+        )
+
+    def commit(self) -> list[CheckpointRecord]:
+        """Do what every replica does on a change; return the committed ones."""
+        for entry in self.store.job().checkpoints():
+            decision = decide_commit(self.store.job(), entry)
+            assert decision.refusal is None
+            if decision.txn is not None:
+                assert self.store.execute(decision.txn).succeeded
+        assert self.store.problems() == []
+        return [
+            e.record for e in self.store.job().checkpoints() if e.record.state is CheckpointState.COMMITTED
+        ]
+
+    def save(self, step: int, attempt: str = "", **more: Any) -> CheckpointRecord:
+        """Save `step` with all ranks."""
+        attempt = attempt or f"x{step}"
+        record = self.begin(step=step, attempt=attempt, **more)
+        for rank in range(record.ranks):
+            self.ack(rank, step, attempt)
+        self.seal(step, attempt)
+        self.commit()
+        found = find(self.store.job(), step, attempt)
+        assert found is not None
+        return found.record
+
+    def close(self) -> None:
+        """Do what the leader does before a new head."""
+        generation = self.author(0).generation
+        self.store.settle(lambda job: decide_close(job, through_generation=generation, reason="new world"))
+
+    def next_world(self) -> None:
+        """End the generation by the death of b, who comes back."""
+        leave(self.store, "b")
+        register(self.store, "b")
+        self.close()
+        carry_out(self.store, self.epoch, settled=True)
