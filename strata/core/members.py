@@ -42,7 +42,8 @@ class Registration:
     """What a member says of itself. `spec` counts only if this creates the job.
 
     `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
-    that names one never becomes a newcomer by accident.
+    that names one never becomes a newcomer by accident. `resume` lets a new process take up a
+    finished job; a reconnect never does.
     """
 
     worker: WorkerId
@@ -53,6 +54,7 @@ class Registration:
     pid: int = 0
     spec: JobSpec = field(default_factory=JobSpec)
     incarnation: int = 0
+    resume: bool = False
 
 
 def check_registration(registration: Registration) -> None:
@@ -112,9 +114,9 @@ def decide_register(
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)
     refusal = _finished(job, phase)
-    if refusal is not None:
-        return Decision(reason=str(refusal.message), refusal=refusal)
-    return _create(job, registration, served_by)
+    if refusal is not None and (registration.incarnation or not registration.resume):
+        return Decision(reason=refusal.message, refusal=refusal)
+    return _create(job, registration, served_by, resumed=refusal is not None)
 
 
 def _worker(registration: Registration, served_by: InstanceId) -> Worker:
@@ -156,16 +158,19 @@ def _taken(
 
 def _finished(job: JobView, phase: JobPhase | None) -> StrataError | None:
     if phase is not None and phase.phase is Phase.FAILED:
-        return JobFailed(f"job {job.keys.name} has failed: {phase.reason}")
+        return JobFailed(
+            f"job {job.keys.name} has failed: {phase.reason}",
+            hint="go on with it by --resume, or give the new one another name by --job",
+        )
     if phase is not None and phase.phase is Phase.DONE:
         return Refused(
             f"job {job.keys.name} is done: {phase.reason}",
-            hint="a finished job's name needs --resume or --new",
+            hint="go on with it by --resume, or give the new one another name by --job",
         )
     return None
 
 
-def _create(job: JobView, registration: Registration, served_by: InstanceId) -> Decision:
+def _create(job: JobView, registration: Registration, served_by: InstanceId, *, resumed: bool) -> Decision:
     keys, view = job.keys, job.view
     key = keys.worker(registration.worker)
     compares = (
@@ -181,6 +186,10 @@ def _create(job: JobView, registration: Registration, served_by: InstanceId) -> 
         reason += f" and creates job {keys.name}"
     elif spec.record != registration.spec:
         reason += "; the job's spec stands as it was created, this member's is ignored"
+    if resumed:
+        again = JobPhase(phase=Phase.RUNNING, reason=f"resumed by {registration.worker}")
+        puts.append(Put(key=keys.phase, value=encode(again)))
+        reason += f" and resumes job {keys.name}"
     return Decision(reason=reason, txn=Txn(compares=compares, success=tuple(puts)))
 
 

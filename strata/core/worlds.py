@@ -6,6 +6,7 @@
     the world         what is seen                                  what is written
     ----------------  --------------------------------------------  ------------------------------
     none, or forming  max members, or min and the settling is over   a world
+    of a resumed job  the same: what finished before does not count  a world, fruitless 0
     with members      every rank done                               phase DONE, no world
                       a death (key gone or replaced, rank failed)    a world of those left, at once;
                                                                     below min: a forming one
@@ -119,10 +120,16 @@ class _Planner:
         return self.head.record.generation if self.head is not None else 0
 
     @property
+    def resumed(self) -> bool:
+        """Whether somebody took the job up again after its last generation had finished it."""
+        phase = self.job.view.entry(self.job.keys.phase, JobPhase)
+        return phase is not None and self.head is not None and phase.mod_revision > self.head.mod_revision
+
+    @property
     def active(self) -> World | None:
-        """The world, if it has members."""
+        """The world, if it has members and is not one that finished before the job was resumed."""
         world = self.world
-        return None if world is None or world.head.forming else world
+        return None if world is None or world.head.forming or self.resumed else world
 
     def alive(self, member: Member) -> bool:
         worker = self.workers.get(member.worker)
@@ -151,7 +158,7 @@ class _Planner:
 
     def fruitless(self, *, failure: bool) -> int:
         """Return the count that the next head carries."""
-        if self.head is None:
+        if self.head is None or self.resumed:
             return 0
         if self.active is None:
             return self.head.record.fruitless

@@ -23,6 +23,7 @@ def registration(message: members_pb2.Registration) -> Registration:
         pid=message.pid,
         spec=spec_record(message.spec),
         incarnation=message.incarnation,
+        resume=message.resume,
     )
 
 

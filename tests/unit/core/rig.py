@@ -114,7 +114,13 @@ def serve(store: Store, name: str = "r1") -> InstanceId:
 
 
 def registration(
-    worker: str, *, boot: str | None = None, slots: int = 1, incarnation: int = 0, **spec: Any
+    worker: str,
+    *,
+    boot: str | None = None,
+    slots: int = 1,
+    incarnation: int = 0,
+    resume: bool = False,
+    **spec: Any,
 ) -> Registration:
     return Registration(
         worker=WorkerId(worker),
@@ -124,6 +130,7 @@ def registration(
         pid=7,
         spec=JobSpec(**spec),
         incarnation=incarnation,
+        resume=resume,
     )
 
 

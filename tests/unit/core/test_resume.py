@@ -1,0 +1,79 @@
+"""A finished job taken up again by name (`strata run --resume`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.core.ids import InstanceId
+from strata.core.members import decide_register
+from strata.core.records import JobPhase, Phase
+from strata.errors import JobFailed, Refused
+from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
+from tests.unit.core.test_worlds import commit, ends, head
+
+SPEC = {"min_workers": 2, "max_workers": 2, "max_fruitless_generations": 1}
+
+
+def resume(store: Store, worker: str, *, incarnation: int = 0) -> None:
+    again = registration(worker, boot=f"again-{worker}", resume=True, incarnation=incarnation)
+    store.settle(lambda job: decide_register(job, again, served_by=InstanceId("i-r1")))
+
+
+def finished(store: Store, code: int) -> int:
+    """Let a job of two run to its end; return the leader's epoch."""
+    epoch = lead(store)
+    for worker in ("w0", "w1"):
+        register(store, worker, **SPEC)
+    carry_out(store, epoch)
+    if code == 0:
+        commit(store, 20)
+    ends(store, 0, code)
+    if code == 0:
+        ends(store, 1, 0)
+    carry_out(store, epoch)
+    for worker in ("w0", "w1"):
+        leave(store, worker)
+    return epoch
+
+
+def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there() -> None:
+    store = Store()
+    epoch = finished(store, 0)
+    resume(store, "w0")
+    assert "2 are needed" in carry_out(store, epoch, settled=True)
+    resume(store, "w1")
+    assert "all 2 members are here" in carry_out(store, epoch)
+    assert head(store).generation == 2
+    assert head(store).restore is not None
+    assert store.problems() == []
+    ends(store, 0, 0)
+    ends(store, 1, 0)
+    assert "is done" in carry_out(store, epoch)
+
+
+def test_a_failed_job_begins_with_a_clean_count() -> None:
+    store = Store()
+    epoch = finished(store, 1)
+    with pytest.raises(JobFailed, match="in a row"):
+        register(store, "w0")
+    resume(store, "w0")
+    resume(store, "w1")
+    carry_out(store, epoch)
+    assert (head(store).generation, head(store).fruitless) == (2, 0)
+    assert store.problems() == []
+
+
+def test_a_reconnect_never_resumes() -> None:
+    store = Store()
+    finished(store, 0)
+    with pytest.raises(Refused, match="is done"):
+        resume(store, "w0", incarnation=9)
+
+
+def test_resuming_a_running_job_only_joins_it() -> None:
+    store = Store()
+    lead(store)
+    register(store, "w0", **SPEC)
+    resume(store, "w1")
+    assert store.job().view.record(JOB.phase, JobPhase) is None
+    assert store.job().phase() is Phase.RUNNING
