@@ -99,7 +99,7 @@ class _Shards:
         self.by_number = itemgetter(*turn) if shards > 1 else tuple
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _shards(shards: int) -> _Shards:
     return _Shards(shards)
 

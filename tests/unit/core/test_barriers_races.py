@@ -1,0 +1,208 @@
+"""Replicas with lagging views and books of their own, interleaved at every transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strata.core.barriers import Arrival, BarrierBook, BarrierKey, decide_arrived, decide_outcome, ended
+from strata.core.ids import WorkerId
+from strata.core.members import decide_rank_exit
+from strata.core.records import BarrierFloor, BarrierOutcome, BarrierResult
+from strata.core.txn import Txn
+from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave
+
+SIZE = 3
+
+
+@dataclass
+class Replica:
+    observer: Observer
+    book: BarrierBook = field(default_factory=BarrierBook)
+    under_way: list[Txn] = field(default_factory=list)
+
+
+class Race:
+    """Three ranks that meet again and again, and replicas that may know little of it."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.epoch = lead(self.store)
+        crowd(self.store, SIZE + 2, name="w{}", most=SIZE)
+        carry_out(self.store, self.epoch)
+        self.replicas = [Replica(Observer(self.store)) for _ in range(3)]
+        self.results: dict[tuple[int, int], BarrierOutcome] = {}
+        self.told: dict[tuple[int, int], set[int]] = {}
+        """By rank and generation: the rounds whose outcome it was told."""
+
+    def generation(self) -> int:
+        head = self.store.job().head()
+        assert head is not None
+        return head.record.generation
+
+    def round_of(self, rank: int) -> int:
+        """Return the round that this rank comes to next: after the last that it was told of."""
+        rounds = self.told.get((rank, self.generation()), set())
+        return max(rounds, default=0) + 1
+
+    def arrive(self, rank: int, at: int, timeout_ms: int) -> None:
+        """Rank `rank` arrives through replica `at`, or gets the outcome that is there already."""
+        replica, generation = self.replicas[at], self.generation()
+        key = BarrierKey("job", "b", generation, self.round_of(rank))
+        end = ended(replica.observer.job, key)
+        if end is not None:
+            assert end.outcome is not None, f"{key} was lost: {end.refusal}"
+            self.told.setdefault((rank, generation), set()).add(key.round)
+            return
+        sent = Arrival(
+            job="job",
+            name="b",
+            generation=generation,
+            round=key.round,
+            ranks=(rank,),
+            timeout_ms=timeout_ms,
+        )
+        replica.book.add(sent, size=SIZE, now_ms=0)
+
+    def forward(self, from_: int, to: int) -> None:
+        for entry in self.replicas[from_].book.open():
+            self.replicas[to].book.add(entry.arrival(0), size=SIZE, now_ms=0)
+
+    def decide(self, at: int, lag: int, now_ms: int) -> None:
+        replica = self.replicas[at]
+        seen = replica.observer.view.revision
+        replica.observer.catch_up(max(seen, self.store.revision - lag))
+        for entry in replica.book.open():
+            for decision in (
+                decide_outcome(replica.observer.job, entry, now_ms=now_ms),
+                decide_arrived(replica.observer.job, entry),
+            ):
+                if decision.txn is not None:
+                    replica.under_way.append(decision.txn)
+            if ended(replica.observer.job, entry.key) is not None:
+                replica.book.drop(entry.key)
+
+    def land(self, at: int, index: int) -> None:
+        under_way = self.replicas[at].under_way
+        if not under_way:
+            return
+        txn = under_way[index % len(under_way)]  # it stays: an answer may be lost
+        before = self.generation()
+        if not self.store.execute(txn).succeeded:
+            return
+        assert self.generation() == before
+        self.judge()
+
+    def judge(self) -> None:
+        """Every outcome is written once, in the generation that lasts, and the floor only rises."""
+        view = self.store.view()
+        for generation in map(int, view.names(JOB.barrier_name("b"))):
+            floor = view.record(JOB.barrier_floor("b", generation), BarrierFloor)
+            for text in view.names(JOB.barrier_generation("b", generation)):
+                if text == "floor":
+                    continue
+                round_ = int(text)
+                outcome = view.record(JOB.outcome("b", generation, round_), BarrierOutcome)
+                if outcome is None:
+                    continue
+                known = self.results.setdefault((generation, round_), outcome)
+                assert known == outcome, "an outcome was replaced"
+                if outcome.result is BarrierResult.RELEASED:
+                    assert floor is not None
+                    assert floor.round >= round_
+        assert self.store.problems() == []
+
+
+step = st.one_of(
+    *[
+        st.tuples(
+            st.just("arrive"),
+            st.integers(0, SIZE - 1),
+            st.integers(0, 2),
+            st.sampled_from([0, 0, 0, 50]),
+        )
+    ]
+    * 3,
+    st.tuples(st.just("forward"), st.integers(0, 2), st.integers(0, 2)),
+    *[
+        st.tuples(
+            st.just("decide"),
+            st.integers(0, 2),
+            st.integers(0, 3),
+            st.sampled_from([0, 0, 0, 100]),
+        )
+    ]
+    * 2,
+    *[st.tuples(st.just("land"), st.integers(0, 2), st.integers(0, 9))] * 3,
+    st.tuples(st.just("die"), st.integers(0, SIZE - 1), st.booleans()),
+)
+
+
+@given(st.lists(step, max_size=120))
+@settings(max_examples=300, deadline=None)
+def test_release_and_break_exclude_each_other_and_no_round_is_lost(
+    steps: list[tuple[object, ...]],
+) -> None:
+    race = Race()
+    for action in steps:
+        match action:
+            case ("arrive", int(rank), int(at), int(timeout_ms)):
+                race.arrive(rank, at, timeout_ms)
+            case ("forward", int(from_), int(to)):
+                race.forward(from_, to)
+            case ("decide", int(at), int(lag), int(now_ms)):
+                race.decide(at, lag, now_ms)
+            case ("land", int(at), int(index)):
+                race.land(at, index)
+            case ("die", int(rank), bool(next_world)):
+                world = race.store.job().world()
+                assert world is not None
+                if rank >= world.head.size or len(race.store.job().workers()) < 2:
+                    continue
+                leave_or_fail(race.store, rank)
+                if next_world:
+                    carry_out(race.store, race.epoch)
+
+
+def leave_or_fail(store: Store, rank: int) -> None:
+    world = store.job().world()
+    assert world is not None
+    member = world.member_of(rank)
+    held = store.job().worker(member.worker)
+    if held is None or held.create_revision != member.incarnation:
+        return
+    if rank % 2:
+        leave(store, member.worker)
+        return
+    store.settle(
+        lambda job: decide_rank_exit(
+            job, WorkerId(member.worker), member.incarnation, world.head.generation, rank, 1
+        )
+    )
+
+
+def test_a_release_that_lands_twice_counts_once() -> None:
+    race = Race()
+    for rank in range(SIZE):
+        race.arrive(rank, 0, 0)
+    race.decide(0, 0, 0)
+    release = race.replicas[0].under_way[0]
+    assert race.store.execute(release).succeeded
+    assert not race.store.execute(release).succeeded
+    race.judge()
+
+
+def test_two_full_sets_write_one_outcome() -> None:
+    race = Race()
+    for rank in range(SIZE):
+        race.arrive(rank, rank, 0)
+    for one in range(SIZE):
+        for other in range(SIZE):
+            race.forward(one, other)
+    decisions = [
+        decide_outcome(replica.observer.job, next(replica.book.open()), now_ms=0) for replica in race.replicas
+    ]
+    written = [race.store.execute(d.txn).succeeded for d in decisions if d.txn is not None]
+    assert written == [True, False, False]

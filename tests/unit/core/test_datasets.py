@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+
+from strata.core.datasets import (
+    MAX_SHARDS,
+    decide_register_dataset,
+    owners_of,
+    plan_assignment,
+    shards_of,
+)
+from strata.core.records import Assignment, DatasetSpec, JobPhase, Phase
+from strata.core.ring import owners
+from strata.errors import Conflict, InvalidArgument
+from tests.unit.core.rig import JOB, KEYS, Store, carry_out, crowd, lead, leave, register
+
+
+class Divided:
+    """A world of three of at most four members, and a leader."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.epoch = lead(self.store)
+        for name in ("w0", "w1", "w2"):
+            register(self.store, name, max_workers=4)
+        carry_out(self.store, self.epoch, settled=True)
+
+    def register(self, name: str = "d", shards: int = 100) -> None:
+        spec = DatasetSpec(shards=shards, uri="file:///data/{shard}")
+        self.store.settle(lambda job: decide_register_dataset(job, name, spec))
+
+    def go(self) -> str:
+        plan = plan_assignment(self.store.job(), keys=KEYS, epoch=self.epoch)
+        for txn in plan.txns:
+            assert self.store.execute(txn).succeeded
+        again = plan_assignment(self.store.job(), keys=KEYS, epoch=self.epoch)
+        assert again.txns == ()
+        assert self.store.problems() == []
+        return plan.reason
+
+    def assignment(self, name: str = "d") -> Assignment:
+        found = self.store.job().view.record(JOB.assignment(name), Assignment)
+        assert found is not None
+        return found
+
+
+# -- registration -----------------------------------------------------------------------------
+
+
+def test_a_dataset_is_registered_once_and_again_is_fine() -> None:
+    store = Store()
+    spec = DatasetSpec(shards=3, uri="s3://b/{shard}", metadata={"kind": "text"})
+    store.settle(lambda job: decide_register_dataset(job, "d", spec))
+    before = store.revision
+    assert "is registered" in store.settle(lambda job: decide_register_dataset(job, "d", spec)).reason
+    assert store.revision == before
+    with pytest.raises(Conflict, match="another spec"):
+        store.settle(lambda job: decide_register_dataset(job, "d", DatasetSpec(shards=4)))
+
+
+def test_of_two_registrations_at_once_one_is_a_conflict() -> None:
+    store = Store()
+    view = store.job()
+    one = decide_register_dataset(view, "d", DatasetSpec(shards=3))
+    other = decide_register_dataset(view, "d", DatasetSpec(shards=4))
+    assert one.txn is not None
+    assert other.txn is not None
+    assert store.execute(one.txn).succeeded
+    assert not store.execute(other.txn).succeeded
+
+
+@pytest.mark.parametrize(("name", "shards"), [("d", 0), ("d", MAX_SHARDS + 1), ("a/b", 1)])
+def test_nonsense_is_refused(name: str, shards: int) -> None:
+    with pytest.raises(InvalidArgument):
+        decide_register_dataset(Store().job(), name, DatasetSpec(shards=shards))
+
+
+# -- assignment -------------------------------------------------------------------------------
+
+
+def test_every_dataset_is_divided_among_the_world() -> None:
+    job = Divided()
+    assert "are assigned" in job.go()
+    job.register("d", 100)
+    job.register("e", 7)
+    assert job.go() == "d is divided among 3 members; e is divided among 3 members"
+    found = job.assignment()
+    assert (found.assign_epoch, found.generation, found.shards) == (1, 1, 100)
+    assert found.epoch == job.epoch
+    assert found.workers == ("w0", "w1", "w2")
+    assert found.ring == "ring-v1"
+    by_worker = shards_of(found)
+    assert sorted(shard for taken in by_worker.values() for shard in taken) == list(range(100))
+    assert owners_of(found) == owners(found.workers, 100, found.moved)
+    assert all(owners_of(found)[shard] == w for w, taken in by_worker.items() for shard in taken)
+
+
+def test_who_leaves_gives_its_shards_away_and_nobody_else_moves() -> None:
+    job = Divided()
+    job.register()
+    job.go()
+    before = job.assignment()
+    leave(job.store, "w1")
+    job.go()
+    assert job.assignment() == before, "the world is what counts"
+    carry_out(job.store, job.epoch)
+    job.go()
+    after = job.assignment()
+    assert (after.assign_epoch, after.generation, after.workers) == (2, 2, ("w0", "w2"))
+    for old, new in zip(owners_of(before), owners_of(after), strict=True):
+        assert old in {new, "w1"}
+
+
+def test_a_new_generation_of_the_same_members_moves_nothing() -> None:
+    job = Divided()
+    job.register()
+    job.go()
+    leave(job.store, "w1")
+    register(job.store, "w1", max_workers=4)
+    carry_out(job.store, job.epoch)
+    assert "are assigned" in job.go()
+    assert job.assignment().assign_epoch == 1
+
+
+def test_a_worker_may_own_nothing() -> None:
+    job = Divided()
+    job.register(shards=2)
+    job.go()
+    assert sorted(map(len, shards_of(job.assignment()).values())) == [0, 1, 1]
+
+
+def test_without_a_world_nothing_is_assigned() -> None:
+    job = Divided()
+    job.register()
+    for name in ("w0", "w1", "w2"):
+        leave(job.store, name)
+    carry_out(job.store, job.epoch)
+    assert "no world" in job.go()
+    assert plan_assignment(Store().job(), keys=KEYS, epoch=5).txns == ()
+
+
+def test_a_finished_job_is_left_as_it_is() -> None:
+    job = Divided()
+    job.register()
+    job.store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason=""))
+    assert plan_assignment(job.store.job(), keys=KEYS, epoch=job.epoch).txns == ()
+
+
+def test_what_changes_in_between_makes_the_assignment_fail() -> None:
+    def succeeds(change: object) -> bool:
+        job = Divided()
+        job.register()
+        job.go()
+        leave(job.store, "w1")
+        carry_out(job.store, job.epoch)
+        (txn,) = plan_assignment(job.store.job(), keys=KEYS, epoch=job.epoch).txns
+        assert callable(change)
+        change(job.store)
+        return job.store.execute(txn).succeeded
+
+    def world_moves_on(store: Store) -> None:
+        leave(store, "w0")
+        held = store.job().view.get(KEYS.leader)
+        assert held is not None
+        carry_out(store, held.create_revision)
+
+    assert succeeds(lambda store: None)
+    assert not succeeds(lambda store: lead(store, "r2"))
+    assert not succeeds(world_moves_on)
+    assert not succeeds(lambda store: store.put(JOB.dataset_spec("d"), DatasetSpec(shards=100)))
+    assert not succeeds(lambda store: store.delete(JOB.assignment("d")))
+    assert not succeeds(lambda store: store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")))
+
+
+def test_names_that_do_not_fit_into_a_record_are_said_not_raised() -> None:
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 600, name="{:05d}" + "x" * 120)
+    carry_out(store, epoch)
+    spec = DatasetSpec(shards=10)
+    store.settle(lambda job: decide_register_dataset(job, "d", spec))
+    plan = plan_assignment(store.job(), keys=KEYS, epoch=epoch)
+    assert plan.txns == ()
+    assert "d cannot be assigned" in plan.reason
