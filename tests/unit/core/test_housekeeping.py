@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+from strata.core.barriers import Arrival, BarrierBook, decide_outcome
+from strata.core.housekeeping import (
+    MAX_OPS,
+    Cleaning,
+    FirstSeen,
+    ended_generations,
+    orphans,
+    plan_ended_generations,
+    plan_orphans,
+)
+from strata.core.ids import AttemptId, InstanceId
+from strata.core.members import decide_register
+from strata.core.records import (
+    BarrierFloor,
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    JobSpec,
+    Latest,
+    Replica,
+    WorldHead,
+)
+from tests.unit.core.rig import (
+    JOB,
+    KEYS,
+    Observer,
+    Store,
+    carry_out,
+    crowd,
+    lead,
+    leave,
+    register,
+    registration,
+    serve,
+)
+
+
+def test_first_seen_remembers_since_when_and_forgets_what_went() -> None:
+    seen: FirstSeen[str] = FirstSeen()
+    assert seen.update(["a"], 10) == {"a": 10}
+    assert seen.update(["a", "b"], 20) == {"a": 10, "b": 20}
+    assert seen.update(["b"], 30) == {"b": 20}
+    assert seen.update(["a", "b"], 40) == {"a": 40, "b": 20}
+
+
+# -- ended generations ------------------------------------------------------------------------
+
+
+class Aged:
+    """A job that has been through generations, each with a barrier."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.epoch = lead(self.store)
+        for name in ("w0", "w1"):
+            register(self.store, name, max_workers=2)
+        carry_out(self.store, self.epoch)
+
+    def meet(self, name: str = "b") -> None:
+        head = self.store.job().head()
+        assert head is not None
+        sent = Arrival(
+            job="job",
+            name=name,
+            generation=head.record.generation,
+            round=1,
+            ranks=tuple(range(head.record.size)),
+            payloads=(b"p",) * head.record.size,
+        )
+        entry = BarrierBook().add(sent, size=head.record.size, now_ms=0).round
+        self.store.settle(lambda job: decide_outcome(job, entry, now_ms=0))
+
+    def next_generation(self) -> None:
+        leave(self.store, "w0")
+        register(self.store, "w0", max_workers=2)
+        carry_out(self.store, self.epoch)
+
+    def commit(self, step: int, generation: int, *, latest: bool = True) -> None:
+        attempt = AttemptId(f"a{step}")
+        record = CheckpointRecord(
+            attempt=attempt,
+            step=step,
+            generation=generation,
+            type=CheckpointType.FULL,
+            state=CheckpointState.COMMITTED,
+            ranks=2,
+            path="file:///x",
+            manifest_digest="d",
+        )
+        self.store.put(JOB.checkpoint(step, generation), record)
+        if latest:
+            newest = Latest(generation=generation, step=step, attempt=attempt, record_generation=generation)
+            self.store.put(JOB.latest, newest)
+
+    def clean(self, since_ms: dict[int, float], now_ms: float) -> Cleaning:
+        plan = plan_ended_generations(
+            self.store.job(), keys=KEYS, epoch=self.epoch, ended_since_ms=since_ms, now_ms=now_ms
+        )
+        for txn in plan.txns:
+            assert len(txn.success) <= MAX_OPS
+            assert self.store.execute(txn).succeeded
+        assert self.store.problems() == []
+        return plan
+
+
+def test_a_generation_is_cleared_away_a_minute_after_it_ended() -> None:
+    aged = Aged()
+    aged.meet("b")
+    aged.meet("c")
+    assert ended_generations(aged.store.job()) == []
+    aged.next_generation()
+    aged.meet("b")
+    assert ended_generations(aged.store.job()) == [1]
+    assert aged.clean({1: 0}, 59_999).txns == ()
+    assert aged.clean({}, 1e9).txns == (), "nobody has seen it end"
+    assert "generations 1 are" in aged.clean({1: 0}, 60_000).reason
+    view = aged.store.view()
+    assert view.names(JOB.worlds) == ["000000000002"]
+    assert view.names(JOB.barriers) == ["b"]
+    assert view.names(JOB.barrier_name("b")) == ["000000000002"]
+    assert ended_generations(aged.store.job()) == []
+
+
+def test_what_a_generation_restored_stays_while_it_supersedes_a_record() -> None:
+    aged = Aged()
+    aged.commit(20, 1)
+    aged.commit(40, 1, latest=False)
+    aged.next_generation()
+    assert aged.store.job().restored(2) == 20
+    aged.next_generation()
+    aged.clean({1: 0, 2: 0}, 60_000)
+    assert aged.store.job().restored(2) == 20
+    assert aged.store.view().names(JOB.generation(2)) == ["restored"]
+    assert ended_generations(aged.store.job()) == []
+    aged.store.delete(JOB.checkpoint(40, 1))
+    assert ended_generations(aged.store.job()) == [2]
+    aged.clean({2: 0}, 60_000)
+    assert aged.store.job().restored(2) is None
+
+
+def test_many_generations_are_cleared_in_batches() -> None:
+    aged = Aged()
+    for generation in range(2, 150):
+        aged.store.put(JOB.barrier_floor("b", generation), BarrierFloor(round=1))
+    head = WorldHead(generation=150, epoch=aged.epoch, members=0, size=0, reason="")
+    aged.store.put(JOB.head, head)
+    since = dict.fromkeys(range(1, 150), 0.0)
+    plan = plan_ended_generations(
+        aged.store.job(), keys=KEYS, epoch=aged.epoch, ended_since_ms=since, now_ms=1e6
+    )
+    assert len(plan.txns) == 4
+    for txn in plan.txns:
+        assert aged.store.execute(txn).succeeded
+    assert ended_generations(aged.store.job()) == []
+
+
+def test_clearing_away_is_fenced() -> None:
+    aged = Aged()
+    aged.next_generation()
+    plan = plan_ended_generations(
+        aged.store.job(), keys=KEYS, epoch=aged.epoch, ended_since_ms={1: 0}, now_ms=1e6
+    )
+    lead(aged.store, "r2")
+    assert not aged.store.execute(plan.txns[0]).succeeded
+
+
+def test_a_job_without_a_world_has_nothing_to_clear() -> None:
+    store = Store()
+    store.put(JOB.spec, JobSpec())
+    plan = plan_ended_generations(store.job(), keys=KEYS, epoch=1, ended_since_ms={}, now_ms=0)
+    assert plan.txns == ()
+
+
+# -- orphans ----------------------------------------------------------------------------------
+
+
+class Served:
+    """Two replicas, and a member served by each."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.epoch = lead(self.store)
+        self.instances = [serve(self.store, name) for name in ("r1", "r2")]
+        for index, instance in enumerate(self.instances):
+            self.serve(f"w{index}", instance)
+
+    def serve(self, worker: str, instance: InstanceId) -> None:
+        who = registration(worker, max_workers=2)
+        self.store.settle(lambda job: decide_register(job, who, served_by=instance))
+
+    def plan(self, *, seen_ms: float = 0, calm_ms: float = 0, now_ms: float = 5000) -> Cleaning:
+        job = self.store.job()
+        return plan_orphans(
+            job,
+            keys=KEYS,
+            epoch=self.epoch,
+            orphaned_since_ms=dict.fromkeys(orphans(job, keys=KEYS), seen_ms),
+            calm_since_ms=calm_ms,
+            now_ms=now_ms,
+        )
+
+
+def test_a_member_of_a_replica_that_is_there_is_no_orphan() -> None:
+    served = Served()
+    assert orphans(served.store.job(), keys=KEYS) == {}
+    assert served.plan(now_ms=1e9).txns == ()
+
+
+def test_an_orphan_is_deleted_five_seconds_after_the_latest_of_all_reasons() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r2"))
+    assert served.plan(now_ms=4999).txns == ()
+    assert served.plan(seen_ms=100, now_ms=5099).txns == ()
+    assert served.plan(calm_ms=100, now_ms=5099).txns == ()
+    unseen = plan_orphans(
+        served.store.job(),
+        keys=KEYS,
+        epoch=served.epoch,
+        orphaned_since_ms={},
+        calm_since_ms=0,
+        now_ms=1e9,
+    )
+    assert unseen.txns == ()
+    plan = served.plan()
+    assert "w1: no replica has served them for 5 s" in plan.reason
+    assert served.store.execute(plan.txns[0]).succeeded
+    assert [worker.name for worker in served.store.job().workers()] == ["w0"]
+
+
+def test_a_replica_that_comes_back_as_another_instance_serves_nobody() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r2"))
+    again = Replica(instance=InstanceId("i-r2-again"), address="r2:1")
+    served.store.put(KEYS.replica("r2"), again)
+    assert len(orphans(served.store.job(), keys=KEYS)) == 1
+
+
+def test_who_comes_back_in_time_is_spared() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r2"))
+    plan = served.plan()
+    served.serve("w1", served.instances[0])
+    assert not served.store.execute(plan.txns[0]).succeeded
+    assert served.plan(now_ms=1e9).txns == ()
+
+
+def test_a_replica_that_comes_back_in_time_keeps_its_members() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r2"))
+    plan = served.plan()
+    serve(served.store, "r2")
+    assert not served.store.execute(plan.txns[0]).succeeded
+
+
+def test_a_hand_over_makes_another_orphan_of_a_member() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r2"))
+    before = set(orphans(served.store.job(), keys=KEYS))
+    served.serve("w1", InstanceId("i-dead"))
+    assert before.isdisjoint(orphans(served.store.job(), keys=KEYS))
+
+
+def test_deleting_orphans_is_fenced() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r2"))
+    plan = served.plan()
+    lead(served.store, "r2")
+    assert not served.store.execute(plan.txns[0]).succeeded
+
+
+def test_many_orphans_go_in_batches_that_fail_alone() -> None:
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 100)
+    job = store.job()
+    found = orphans(job, keys=KEYS)
+    assert len(found) == 100
+    plan = plan_orphans(
+        job,
+        keys=KEYS,
+        epoch=epoch,
+        orphaned_since_ms=dict.fromkeys(found, 0.0),
+        calm_since_ms=0,
+        now_ms=5000,
+    )
+    assert len(plan.txns) == 4
+    lagging = Observer(store)
+    returning = registration("node-00000", boot="b", max_workers=100)
+    decision = decide_register(lagging.job, returning, served_by=InstanceId("i-r2"))
+    assert decision.txn is not None
+    assert store.execute(decision.txn).succeeded
+    assert [store.execute(txn).succeeded for txn in plan.txns] == [False, True, True, True]
