@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from grpc.aio import AioRpcError
 
-from strata.errors import ConfigError, StrataError, Unavailable
+from strata.errors import StrataError, Unavailable
 from strata.etcd import errors
 from strata.etcd.connection import Connection
+from strata.etcd.endpoint import Endpoint
 from strata.etcd.login import Credentials, Login
-from strata.etcdapi import auth_pb2, maintenance_pb2
+from strata.etcdapi import auth_pb2, cluster_pb2
 
 
 def authenticator(connection: Callable[[], Connection], who: Credentials) -> Login:
@@ -29,37 +30,39 @@ def authenticator(connection: Callable[[], Connection], who: Credentials) -> Log
     return Login(authenticate)
 
 
-async def first_answer(connection: Connection) -> tuple[maintenance_pb2.StatusResponse, str]:
-    """Return some member's status and its endpoint, or say of each why it has none."""
+async def first_answer(connection: Connection) -> Endpoint:
+    """Return once some member answers, and which; or say of each why it does not.
+
+    The question is one that any user may ask, and that needs no leader.
+    """
     timing = connection.timing
     deadline = timing.now() + timing.connect_s
+    request = cluster_pb2.MemberListRequest(linearizable=False)
     while True:
         try:
             endpoint = await connection.ready_endpoint(max(0.01, deadline - timing.now()))
         except Unavailable as error:
             raise await _why_none(connection) from error
         try:
-            request = maintenance_pb2.StatusRequest()
-            answer = await connection.once(lambda at: at.maintenance.Status, request, at=endpoint)
-            return answer, endpoint.name
+            await connection.once(lambda at: at.cluster.MemberList, request, at=endpoint)
         except Unavailable:
             if timing.now() >= deadline:
                 raise
+        else:
+            return endpoint
         await timing.sleep(timing.pause_s(2))
 
 
 async def _why_none(connection: Connection) -> StrataError:
     """Ask every endpoint once, only to learn how it fails: the channel's state has no words."""
-    found: list[StrataError] = []
+    reasons: list[str] = []
+    request = cluster_pb2.MemberListRequest(linearizable=False)
     for endpoint in connection.endpoints:
         try:
-            await endpoint.maintenance.Status(
-                maintenance_pb2.StatusRequest(), timeout=connection.timing.request_s
-            )
+            await endpoint.cluster.MemberList(request, timeout=connection.timing.request_s)
         except AioRpcError as error:
-            found.append(errors.translate(error, endpoint.name))
-    for meaning in found:
-        if isinstance(meaning, ConfigError):
-            return meaning
-    reasons = "; ".join(meaning.message for meaning in found) or "they came too late"
-    return Unavailable(f"no etcd endpoint answers: {reasons}")
+            meaning = errors.translate(error, endpoint.name)
+            reasons.append(meaning.message)
+            if isinstance(meaning, Unavailable) and (wrong := errors.handshake_failure(meaning)):
+                return wrong
+    return Unavailable(f"no etcd endpoint answers: {'; '.join(reasons) or 'they came too late'}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.errors import NotFound, StrataError
-from strata.etcd.begin import first_answer
 from strata.etcd.connection import Connection
 from strata.etcd.endpoint import Endpoint
 from strata.etcdapi import cluster_pb2, maintenance_pb2
@@ -65,23 +64,27 @@ class Cluster:
         answer = await self._connection.repeated(lambda at: at.cluster.MemberList, request)
         return tuple(_member(member) for member in answer.members)
 
-    async def status(self) -> MemberStatus:
-        """Return the status of whichever endpoint answers first."""
-        answer, endpoint = await first_answer(self._connection)
-        return _read_status(endpoint, answer)
+    async def status(self, endpoint: str | None = None) -> MemberStatus:
+        """Return the status of one endpoint, or of any; `Refused` if the user may not know.
+
+        From 3.5.30 at the latest, etcd tells it only to a user with the role `root`.
+        """
+        request = maintenance_pb2.StatusRequest()
+        if endpoint is not None:
+            at = self._endpoint(endpoint)
+        else:
+            at = await self._connection.ready_endpoint(self._connection.timing.request_s)
+        answer = await self._connection.once(lambda at: at.maintenance.Status, request, at=at)
+        return _read_status(at.name, answer)
 
     async def statuses(self) -> dict[str, MemberStatus | StrataError]:
         """Return the status of every endpoint, or why it has none."""
         found: dict[str, MemberStatus | StrataError] = {}
         for endpoint in sorted(self._connection.endpoints, key=lambda each: each.name):
             try:
-                answer = await self._connection.once(
-                    lambda at: at.maintenance.Status, maintenance_pb2.StatusRequest(), at=endpoint
-                )
+                found[endpoint.name] = await self.status(endpoint.name)
             except StrataError as error:
                 found[endpoint.name] = error
-            else:
-                found[endpoint.name] = _read_status(endpoint.name, answer)
         return found
 
     async def add(self, peer_url: str, *, learner: bool) -> Member:

@@ -65,19 +65,17 @@ class Connection:
             for address in (*shared.addresses[start:], *shared.addresses[:start])
         ]
         self._current = self.endpoints[0]
-        self._some_ready = asyncio.Event()
+        self._reported = asyncio.Event()
         self.closed = False
         self._tasks = [
-            asyncio.create_task(
-                endpoint.keep_connected(self._ready_changed), name=f"etcd-{purpose}-{endpoint.name}"
-            )
+            asyncio.create_task(endpoint.keep_connected(self._report), name=f"etcd-{purpose}-{endpoint.name}")
             for endpoint in self.endpoints
         ]
 
     async def close(self) -> None:
         """Drop every connection; calls in flight end with `Unavailable`. Idempotent."""
         self.closed = True
-        self._some_ready.set()
+        self._reported.set()
         for endpoint in self.endpoints:
             await endpoint.channel.close()
         # Closing ends what they wait for. Cancelled, they would leave gRPC an event for a loop that
@@ -88,14 +86,14 @@ class Connection:
 
     # -- choosing -------------------------------------------------------------------------------
 
-    def _ready_changed(self, endpoint: Endpoint, ready: bool) -> None:
-        if not ready:
+    def _report(self, endpoint: Endpoint, *, lost: bool) -> None:
+        """Take note that the state of a channel changed, and let those who wait look again."""
+        if lost:
             # a member that comes back is no better than those that stayed
             endpoint.health.blamed_at = self.timing.now()
-        if self._choose() is None:
-            self._some_ready.clear()
-        else:
-            self._some_ready.set()
+        self._choose()
+        self._reported.set()
+        self._reported = asyncio.Event()
 
     def blame(self, endpoint: Endpoint) -> None:
         """Send the next calls elsewhere, if there is a ready elsewhere."""
@@ -114,14 +112,12 @@ class Connection:
         """Return an endpoint whose connection stands; `Unavailable` if none does in time."""
         if self._current.ready:
             return self._current
-        if (chosen := self._choose()) is not None:
-            return chosen
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.closed:
-                    await self._some_ready.wait()
                     if (chosen := self._choose()) is not None:
                         return chosen
+                    await self._reported.wait()
         except TimeoutError:
             names = ", ".join(endpoint.name for endpoint in self.endpoints)
             raise Unavailable(f"no etcd endpoint accepts connections: {names}") from None

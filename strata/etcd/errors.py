@@ -42,18 +42,29 @@ _STALE_TOKEN_TEXTS: Final = frozenset(
         "etcdserver: revision of auth store is old",
         # no token was sent: login was not asked for when we connected, and is now
         "etcdserver: user name is empty",
+        # HashKV leaves its errors as they are
+        "auth: invalid auth token",
+        "auth: user name is empty",
     }
 )
 
+# gRPC has no code of its own for it: texts of its TLS library, for errors that are not the network's
+_HANDSHAKE_SIGNS: Final = ("SSL_ERROR_SSL", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+
 _FULL_HINT: Final = "etcd is full: compact it, defragment every member, then disarm the NOSPACE alarm"
 _LOGIN_HINT: Final = "check the user and the password for etcd"
+
+_ROLE_HINT: Final = "etcd's roles of this user do not cover it"
 
 _BY_TEXT: Final[dict[str, tuple[type[StrataError], str]]] = {
     "etcdserver: request is too large": (QuotaExceeded, "etcd's --max-request-bytes"),
     "etcdserver: mvcc: database space exceeded": (Unavailable, _FULL_HINT),
     "etcdserver: authentication failed, invalid user ID or password": (ConfigError, _LOGIN_HINT),
     "etcdserver: user name is empty": (ConfigError, "this etcd asks for a user and a password"),
-    "etcdserver: permission denied": (Refused, "etcd's role of this user does not cover the key"),
+    "etcdserver: permission denied": (Refused, _ROLE_HINT),
+    "auth: permission denied": (Refused, _ROLE_HINT),
+    "auth: user name is empty": (ConfigError, "this etcd asks for a user and a password"),
+    "auth: invalid auth token": (ConfigError, _LOGIN_HINT),
     "etcdserver: too many requests": (Unavailable, "etcd is overloaded"),
 }
 
@@ -90,6 +101,11 @@ def is_stale_token_text(text: str) -> bool:
     return text in _STALE_TOKEN_TEXTS
 
 
+def plain(reason: str) -> str:
+    """Return etcd's text out of a watch's cancel reason, which may hold an error as Go prints it."""
+    return reason.rpartition(" desc = ")[2]
+
+
 def is_compacted(error: AioRpcError) -> bool:
     """Hold when the revision asked for is gone."""
     return error.details() == COMPACTED_TEXT
@@ -110,9 +126,16 @@ def translate_text(code: Code, text: str, endpoint: str) -> StrataError:
         return QuotaExceeded(f"etcd {endpoint}: {text}", hint="etcd's --max-request-bytes")
     if (certain := _BY_CODE.get(code)) is not None:
         return certain(f"etcd {endpoint}: {text}")
-    if "CERTIFICATE_VERIFY_FAILED" in text or "Ssl handshake failed" in text:
-        return ConfigError(
-            f"etcd {endpoint}: the TLS handshake failed: {text}",
-            hint="check the authority, the certificate's names, and whether etcd asks for ours",
-        )
     return Unavailable(f"etcd {endpoint}: {code.name}: {text}")
+
+
+def handshake_failure(error: Unavailable) -> ConfigError | None:
+    """Return an error that says what is wrong between our certificates and etcd's, if that is it.
+
+    Only for who has not been connected yet: to a client at work a member with a bad certificate is
+    one member less.
+    """
+    if not any(sign in error.message for sign in _HANDSHAKE_SIGNS):
+        return None
+    hint = "check the authority, the names in etcd's certificate, and whether it asks for one of ours"
+    return ConfigError(error.message, hint=hint)

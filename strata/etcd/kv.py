@@ -31,17 +31,20 @@ class KeyValues:
         """Return the keys of the range, all from one revision; tried until `read_s` is over."""
         if request.range_end is None or request.limit:
             return await self._page(request)
+        while True:
+            try:
+                return await self._pages(request)
+            except Compacted:
+                if request.revision:
+                    raise
+                # the revision of the first page was compacted under us; the newest one never is
+
+    async def _pages(self, request: Range) -> RangeResult:
         page = await self._page(replace(request, limit=PAGE_KEYS))
         revision, kvs = page.revision, list(page.kvs)
+        pinned = replace(request, revision=request.revision or revision, limit=PAGE_KEYS)
         while page.more:
-            # the further pages come from the revision of the first
-            rest = replace(
-                request,
-                key=kvs[-1].key + "\0",
-                revision=request.revision or revision,
-                limit=PAGE_KEYS,
-            )
-            page = await self._page(rest)
+            page = await self._page(replace(pinned, key=kvs[-1].key + "\0"))
             kvs.extend(page.kvs)
         return RangeResult(revision=revision, kvs=tuple(kvs))
 

@@ -8,9 +8,9 @@ from typing import Self
 
 from strata.core.etcd_version import Bug, EtcdVersion, Fitness, Verdict, judge
 from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
-from strata.errors import ConfigError
-from strata.etcd.begin import authenticator
-from strata.etcd.cluster import Cluster, MemberStatus
+from strata.errors import ConfigError, Refused
+from strata.etcd.begin import authenticator, first_answer
+from strata.etcd.cluster import Cluster
 from strata.etcd.connection import Connection, Shared
 from strata.etcd.kv import KeyValues
 from strata.etcd.lease import Leases
@@ -28,20 +28,18 @@ EARLY_PROGRESS = Bug(
 class EtcdStore:
     """A linearizable, revisioned key-value store with leases and watches: etcd itself.
 
-    Made by `connect`, ended by `close` or by leaving it as a context. `status` is the first
-    answering member's at the time of connecting, `verdict` what its version is good for.
+    Made by `connect`, ended by `close` or by leaving it as a context. `verdict` says what the
+    version of the member met first is good for; None if etcd keeps that from this user.
     """
 
-    def __init__(
-        self, connection: Connection, renewals: Connection, status: MemberStatus, verdict: Verdict
-    ) -> None:
+    def __init__(self, connection: Connection, renewals: Connection, verdict: Verdict | None) -> None:
         self._connection = connection
         self._renewals = renewals
         self._kv = KeyValues(connection)
         self._leases = Leases(connection, renewals)
-        self._trust_progress = not EARLY_PROGRESS.affects(verdict.version)
+        # an etcd that keeps its version from users is much newer than that bug
+        self._trust_progress = verdict is None or not EARLY_PROGRESS.affects(verdict.version)
         self.cluster = Cluster(connection)
-        self.status = status
         self.verdict = verdict
 
     @classmethod
@@ -70,13 +68,13 @@ class EtcdStore:
         connection = Connection(shared, purpose="calls")
         try:
             anonymous = login.plain
-            status = await Cluster(connection).status()
+            endpoint = await first_answer(connection)
             await login.renew(anonymous)
-            verdict = _fit(status)
+            verdict = await _judge(Cluster(connection), endpoint.name)
         except BaseException:
             await connection.close()
             raise
-        return cls(connection, Connection(shared, purpose="renewals"), status, verdict)
+        return cls(connection, Connection(shared, purpose="renewals"), verdict)
 
     async def close(self) -> None:
         """Drop every connection; calls in flight and watches end with `Unavailable`."""
@@ -123,11 +121,16 @@ class EtcdStore:
         await self._kv.compact(revision)
 
 
-def _fit(status: MemberStatus) -> Verdict:
+async def _judge(cluster: Cluster, endpoint: str) -> Verdict | None:
+    """Say what the version at `endpoint` is good for; `ConfigError` if it is good for nothing."""
     try:
-        verdict = judge(EtcdVersion.parse(status.version))
+        version = (await cluster.status(endpoint)).version
+    except Refused:
+        return None
+    try:
+        verdict = judge(EtcdVersion.parse(version))
     except ValueError as error:
-        raise ConfigError(f"etcd {status.endpoint}: {error}") from None
+        raise ConfigError(f"etcd {endpoint}: {error}") from None
     if verdict.fitness is Fitness.REFUSED:
-        raise ConfigError(f"etcd {status.endpoint}: {verdict.reason}")
+        raise ConfigError(f"etcd {endpoint}: {verdict.reason}")
     return verdict

@@ -32,7 +32,7 @@ import grpc
 from strata.core.store import Compacted
 from strata.core.txn import WatchBatch
 from strata.errors import InvalidArgument, Unavailable
-from strata.etcd import codec
+from strata.etcd import codec, errors
 from strata.etcd.connection import Connection
 from strata.etcd.watch_stream import BrokenError, WatchStream
 from strata.etcdapi import mvcc_pb2, watch_pb2
@@ -169,7 +169,7 @@ class Watch:
                 f"{oldest} is the oldest left",
                 compact_revision=oldest,
             )
-        await stream.judge(grpc.StatusCode.UNKNOWN, answer.cancel_reason)
+        await stream.judge(grpc.StatusCode.UNKNOWN, errors.plain(answer.cancel_reason))
 
     def _close(self) -> None:
         stream, self._stream = self._stream, None

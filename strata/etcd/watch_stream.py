@@ -58,7 +58,7 @@ class WatchStream:
         except TimeoutError:
             raise BrokenError("not confirmed in time") from None
         if answer.canceled:
-            await self.judge(grpc.StatusCode.UNKNOWN, answer.cancel_reason)
+            await self.judge(grpc.StatusCode.UNKNOWN, errors.plain(answer.cancel_reason))
         if not answer.created:
             raise BrokenError("etcd sent something else before its confirmation")
         self._confirmed = True

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.core.txn import Delete, Put, Range, Txn, prefix_end, read_prefix
+from strata.core.txn import Delete, Put, Range, RangeResult, Txn, prefix_end, read_prefix
 from strata.errors import Unavailable
 from strata.etcd import EtcdStore, kv
 from strata.launch.etcd_cluster import EtcdCluster
@@ -53,6 +53,29 @@ async def test_a_range_is_read_in_pages_of_one_revision(
         assert old.kvs[7].value == b"7"
 
 
+async def test_pages_begin_again_when_their_revision_is_compacted(
+    start_etcd: StartEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv, "PAGE_KEYS", 10)
+    cluster = start_etcd()
+    async with await EtcdStore.connect(cluster.endpoints) as store:
+        await fill(store, "/k/", 25)
+        pages: list[int] = []
+        one_page = kv.KeyValues._page
+
+        async def compact_after_the_first(self: kv.KeyValues, request: Range) -> RangeResult:
+            result = await one_page(self, request)
+            pages.append(request.revision)
+            if len(pages) == 1:
+                await store.compact(await fill(store, "/other/", 1))
+            return result
+
+        monkeypatch.setattr(kv.KeyValues, "_page", compact_after_the_first)
+        result = await store.read(read_prefix("/k/"))
+        assert len(result.kvs) == 25
+        assert pages == [0, 0, result.revision, result.revision]
+
+
 async def test_a_limit_is_the_callers(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "PAGE_KEYS", 2)
     prefix = "/limit/"
@@ -85,7 +108,7 @@ async def test_a_full_etcd_may_say_no_and_have_written(start_etcd: StartEtcd) ->
         # the way out: delete, compact, defragment, disarm
         revision = (await store.execute(Txn(success=(Delete(key="/full/", range_end="/full0"),)))).revision
         await store.compact(revision)
-        await store.cluster.defragment(store.status.endpoint)
+        await store.cluster.defragment((await store.cluster.status()).endpoint)
         for alarm in await store.cluster.alarms():
             await store.cluster.disarm(alarm)
         await store.execute(Txn(success=(Put(key="/full/again", value=b""),)))

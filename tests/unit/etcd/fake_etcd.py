@@ -15,6 +15,7 @@ import grpc
 from strata.etcd import EtcdStore, Timing
 from strata.etcdapi import (
     auth_pb2,
+    cluster_pb2,
     header_pb2,
     kv_pb2,
     lease_pb2,
@@ -85,6 +86,7 @@ class FakeEtcd:
         self._serve("KV", Range=kv_pb2.RangeRequest, Txn=kv_pb2.TxnRequest, Compact=kv_pb2.CompactionRequest)
         self._serve("Lease", LeaseGrant=lease_pb2.LeaseGrantRequest, LeaseRevoke=lease_pb2.LeaseRevokeRequest)
         self._serve("Maintenance", Status=maintenance_pb2.StatusRequest)
+        self._serve("Cluster", MemberList=cluster_pb2.MemberListRequest)
         self._serve("Auth", Authenticate=auth_pb2.AuthenticateRequest)
         self._serve_stream("Watch", "Watch", watch_pb2.WatchRequest, self.watches)
         self._serve_stream("Lease", "LeaseKeepAlive", lease_pb2.LeaseKeepAliveRequest, self.renewals)
@@ -152,6 +154,8 @@ class FakeEtcd:
                 return lease_pb2.LeaseGrantResponse(header=header, ID=1, TTL=request.TTL)
             case "LeaseRevoke":
                 return lease_pb2.LeaseRevokeResponse(header=header)
+            case "MemberList":
+                return cluster_pb2.MemberListResponse(header=header)
             case "Status":
                 return maintenance_pb2.StatusResponse(header=header, version=self.version)
             case _:

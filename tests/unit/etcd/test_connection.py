@@ -40,6 +40,13 @@ async def other() -> AsyncIterator[FakeEtcd]:
         yield fake
 
 
+async def gone(store: EtcdStore, index: int = 0) -> None:
+    """Return once the client's transport has noticed that this endpoint's server ended."""
+    endpoint = store._connection.endpoints[index]
+    while endpoint.ready:
+        await soon(endpoint.channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+
+
 @pytest.mark.parametrize("code", INDETERMINATE)
 async def test_an_unclear_transaction_is_sent_once_and_the_next_goes_elsewhere(
     one: FakeEtcd, other: FakeEtcd, code: grpc.StatusCode
@@ -94,6 +101,7 @@ async def test_a_member_that_does_not_answer_is_left_after_the_deadline(
 async def test_a_member_that_is_gone_gets_no_call(one: FakeEtcd, other: FakeEtcd) -> None:
     async with store_on(one, other) as store:
         await one.server.stop(None)
+        await gone(store)
         for _ in range(3):
             await store.execute(WRITE)
     assert (one.count("Txn"), other.count("Txn")) == (0, 3)
@@ -213,7 +221,15 @@ async def test_an_etcd_too_old_is_refused(one: FakeEtcd) -> None:
 async def test_an_etcd_with_known_bugs_is_named(one: FakeEtcd) -> None:
     one.version = "3.5.12"
     async with store_on(one) as store:
+        assert store.verdict is not None
         assert "etcd#15247" in store.verdict.reason
+
+
+async def test_an_etcd_that_keeps_its_version_secret_is_used(one: FakeEtcd) -> None:
+    one.replies["Status"] = failing(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+    async with store_on(one, user="u") as store:
+        assert store.verdict is None
+        await store.execute(WRITE)
 
 
 async def test_closing_ends_calls_in_flight(one: FakeEtcd) -> None:
@@ -254,14 +270,29 @@ async def test_a_caller_may_cancel(one: FakeEtcd) -> None:
 async def test_a_member_that_returns_is_used_again(one: FakeEtcd, other: FakeEtcd) -> None:
     async with store_on(one, other) as store:
         await one.server.stop(None)
+        await gone(store)
         await store.execute(WRITE)
         back = FakeEtcd(port=one.port)
         async with back:
             endpoint = store._connection.endpoints[0]
             await soon(endpoint.channel.channel_ready())
             await other.server.stop(None)
+            await gone(store, 1)
             await store.execute(WRITE)
             assert back.count("Txn") == 1
+
+
+async def test_waiting_for_a_member_does_not_hold_up_the_rest(one: FakeEtcd) -> None:
+    async with store_on(one) as store:
+        await one.server.stop(None)
+        await gone(store)
+        call = asyncio.ensure_future(store.read(READ))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not call.done()
+        async with FakeEtcd(port=one.port) as back:
+            await soon(call)
+            assert back.count("Range") == 1
 
 
 def test_time_is_monotonic() -> None:

@@ -56,8 +56,13 @@ def test_a_full_etcd_is_indeterminate_because_it_may_have_written() -> None:
     assert "defragment" in meaning.hint
 
 
-def test_a_certificate_that_does_not_verify_is_not_waited_for() -> None:
-    text = "failed to connect to all addresses; last error: Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"
+def test_a_failed_handshake_is_told_to_who_was_never_connected() -> None:
+    text = (
+        "failed to connect to all addresses; last error: Tls handshake failed: SSL_ERROR_SSL: BAD_SIGNATURE"
+    )
     meaning = errors.translate_text(Code.UNAVAILABLE, text, "host:1")
-    assert type(meaning) is ConfigError
-    assert "authority" in meaning.hint
+    assert type(meaning) is Unavailable
+    told = errors.handshake_failure(meaning)
+    assert told is not None
+    assert "authority" in told.hint
+    assert errors.handshake_failure(Unavailable("Tls handshake failed: Socket closed")) is None

@@ -220,11 +220,15 @@ async def test_another_cluster_ends_the_watch(one: FakeEtcd) -> None:
             await soon(reading)
 
 
-async def test_a_user_without_permission_is_told(one: FakeEtcd) -> None:
+GO = "rpc error: code = PermissionDenied desc = "
+
+
+@pytest.mark.parametrize("reason", ["etcdserver: permission denied", GO + "etcdserver: permission denied"])
+async def test_a_user_without_permission_is_told(one: FakeEtcd, reason: str) -> None:
     async with store_on(one) as store, store.watch("k", "l", start_revision=5) as watch:
         reading = asyncio.ensure_future(anext(watch))
         session, _ = await one.next_watch()
-        session.send(one.canceled("etcdserver: permission denied"))
+        session.send(one.canceled(reason))
         with pytest.raises(Refused, match="permission denied"):
             await soon(reading)
 

@@ -1,0 +1,91 @@
+"""TLS with real etcd: it works, and what is wrong with a set-up is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strata.core.txn import Put, Range, Txn
+from strata.errors import ConfigError, StrataError, Unavailable
+from strata.etcd import EtcdStore, Timing, TlsConfig
+from strata.launch.etcd_binary import EtcdBinary
+from strata.launch.etcd_cluster import EtcdCluster
+from strata.launch.etcd_http import EtcdTls
+from tests.certificates import Authority, etcd_identity
+
+SHORT = Timing(connect_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> EtcdTls:
+    return etcd_identity(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    etcd_binary: EtcdBinary, identity: EtcdTls, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster.start(
+        tmp_path_factory.mktemp("etcd"), binary=etcd_binary, tls=identity, fsync=False
+    )
+    yield cluster
+    cluster.kill()
+
+
+def ours(identity: EtcdTls) -> TlsConfig:
+    return TlsConfig(ca_file=identity.ca, cert_file=identity.cert, key_file=identity.key)
+
+
+async def test_everything_works_over_tls(cluster: EtcdCluster, identity: EtcdTls) -> None:
+    async with await EtcdStore.connect(cluster.endpoints, tls=ours(identity)) as store:
+        revision = (await store.execute(Txn(success=(Put(key="k", value=b"v"),)))).revision
+        assert (await store.read(Range(key="k"))).kvs[0].value == b"v"
+        lease = await store.grant(30)
+        assert await store.keep_alive(lease.id) == 30
+        async with store.watch("k", None, start_revision=revision) as watch:
+            assert (await anext(watch)).revision == revision
+
+
+async def test_a_stranger_among_etcds_is_found_out(
+    cluster: EtcdCluster, identity: EtcdTls, tmp_path: Path
+) -> None:
+    stranger = TlsConfig(ca_file=Authority(tmp_path).ca, cert_file=identity.cert, key_file=identity.key)
+    with pytest.raises(ConfigError, match="handshake failed") as told:
+        await EtcdStore.connect(cluster.endpoints, tls=stranger, timing=SHORT)
+    assert "authority" in told.value.hint
+
+
+async def test_a_name_that_the_certificate_does_not_have_is_refused(
+    cluster: EtcdCluster, identity: EtcdTls
+) -> None:
+    tls = TlsConfig(
+        ca_file=identity.ca, cert_file=identity.cert, key_file=identity.key, server_name="etcd.example"
+    )
+    with pytest.raises(ConfigError, match="Hostname Verification"):
+        await EtcdStore.connect(cluster.endpoints, tls=tls, timing=SHORT)
+
+
+async def test_a_name_of_the_certificate_may_stand_for_the_address(
+    cluster: EtcdCluster, identity: EtcdTls
+) -> None:
+    tls = TlsConfig(
+        ca_file=identity.ca, cert_file=identity.cert, key_file=identity.key, server_name="localhost"
+    )
+    async with await EtcdStore.connect(cluster.endpoints, tls=tls) as store:
+        await store.read(Range(key="k"))
+
+
+async def test_etcd_wants_a_certificate_of_ours(cluster: EtcdCluster, identity: EtcdTls) -> None:
+    with pytest.raises(StrataError) as told:
+        await EtcdStore.connect(cluster.endpoints, tls=TlsConfig(ca_file=identity.ca), timing=SHORT)
+    assert isinstance(told.value, ConfigError | Unavailable)
+
+
+async def test_plaintext_is_not_spoken(cluster: EtcdCluster) -> None:
+    bare = [endpoint.removeprefix("https://") for endpoint in cluster.endpoints]
+    with pytest.raises(Unavailable, match=bare[0]):
+        await EtcdStore.connect(bare, timing=SHORT)
+    with pytest.raises(ConfigError, match="https://"):
+        await EtcdStore.connect(cluster.endpoints, timing=SHORT)
