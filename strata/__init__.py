@@ -21,8 +21,11 @@ if "grpc" not in sys.modules:
 # Otherwise it is left as it is, and `strata.client.fork` says what is wrong before grpc is used.
 
 _HOME = {
+    "AsyncCheckpointWriter": "checkpoint.writer",
+    "CheckpointInfo": "client.checkpoints",
     "CheckpointManager": "client.checkpoints",
     "CheckpointManagerConfig": "client.checkpoints",
+    "CheckpointMetadata": "client.checkpoints",
     "CheckpointType": "core.records",
     "CoordinatorClient": "client.coordinator",
     "DatasetRegistry": "client.datasets",

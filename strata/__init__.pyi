@@ -1,4 +1,9 @@
 # What `__init__.py` imports when it is first used, for type checkers.
+from strata.checkpoint.writer import AsyncCheckpointWriter as AsyncCheckpointWriter
+from strata.client.checkpoints import CheckpointInfo as CheckpointInfo
+from strata.client.checkpoints import CheckpointManager as CheckpointManager
+from strata.client.checkpoints import CheckpointManagerConfig as CheckpointManagerConfig
+from strata.client.checkpoints import CheckpointMetadata as CheckpointMetadata
 from strata.client.coordinator import CoordinatorClient as CoordinatorClient
 from strata.client.datasets import DatasetRegistry as DatasetRegistry
 from strata.client.joining import connect as connect

@@ -137,19 +137,22 @@ async def _join(
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        raise Unavailable(_not_placed(session, timeout_s)) from None
+        raise _not_placed(session, timeout_s) from None
     except BaseException:
         running.cancel()
         raise
     return RankClient(session, watcher, place, background=background, owns_member=True)
 
 
-def _not_placed(session: Session, timeout_s: float) -> str:
+def _not_placed(session: Session, timeout_s: float) -> Unavailable:
     if not session.incarnation:
         why = f": {session.last_trouble.message}" if session.last_trouble else ""
-        return f"could not reach any coordinator within {timeout_s:g} s{why}"
+        return Unavailable(f"could not reach any coordinator within {timeout_s:g} s{why}")
     why = f": {session.world.world.reason}" if session.world is not None else ""
-    return f"no world with a place for this member within {timeout_s:g} s{why}"
+    return Unavailable(
+        f"no world with a place for this member within {timeout_s:g} s{why}",
+        hint="the job waits for more members, or has as many as it takes: see `strata members`",
+    )
 
 
 async def _connected(session: Session, timeout_s: float, what: str) -> None:

@@ -334,8 +334,8 @@ class RankClient:
         """End the session in order. Idempotent.
 
         Under `strata run` the supervisor learns from the process's own end how the rank fared.
-        A lone trainer says it here: with code 0 its rank is done, with another one it failed. A
-        process that ends without this leaves the world, which ends the generation for the others.
+        A lone trainer says it here: with code 0 its rank is done. Otherwise, and when the process
+        ends without this, the member leaves its world, which ends the generation for the others.
         """
         if self._closed:
             return
@@ -345,12 +345,10 @@ class RankClient:
         self._loop.forget_at_stop(self._detach)
 
     async def _close(self, code: int, reason: str) -> None:
-        if self._owns_member and self._session.error is None:
+        if self._owns_member and code == 0 and self._session.error is None:
             try:
                 async with asyncio.timeout(LOCAL_SLACK_S):
-                    await self._session.rank_exit(
-                        generation=self.generation, rank=self.rank, code=code, reason=reason
-                    )
+                    await self._session.rank_exit(generation=self.generation, rank=self.rank, code=0)
             except (StrataError, TimeoutError):
                 pass  # its generation has ended, or nobody hears: leaving says the rest
         await self._session.leave(reason or "closed")

@@ -11,6 +11,7 @@ from strata import errors
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
 from strata.client.rank import RankClient, RankPlace, Watcher, placed
+from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
@@ -206,16 +207,20 @@ async def test_a_lone_trainer_waits_for_a_world_with_a_place() -> None:
             await never
 
 
-@in_virtual_time()
-async def test_closing_says_how_it_went_and_leaves() -> None:
+async def closing(code: int) -> None:
     async with rank_client() as (r, client):
         r.serving.answer = lambda up: (
             r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
         )
-        await client._close(1, "ValueError: no")
-        (exit_,) = r.serving.all("rank_exit")
-        assert (exit_.generation, exit_.rank, exit_.code, exit_.reason) == (1, 0, 1, "ValueError: no")
-        assert r.serving.all("leave")
+        await client._close(code, "why")
+        exits = [(x.generation, x.rank, x.code) for x in r.serving.all("rank_exit")]
+        assert exits == ([(1, 0, 0)] if code == 0 else [])
+        assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
+
+
+def test_closing_says_that_the_rank_is_done_or_only_leaves() -> None:
+    virtual_time.run(closing(0))
+    virtual_time.run(closing(1))
 
 
 @in_virtual_time()

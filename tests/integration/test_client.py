@@ -1,0 +1,214 @@
+"""The blocking client against real coordinators, none of which breaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+import strata
+from strata import errors
+from strata.client.rank import RankClient
+from strata.launch.local_cluster import LocalCluster
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, GetWorldRequest
+
+LIMIT_S = 30.0
+T = TypeVar("T")
+
+
+class Trainers:
+    """Lone trainers of one job in this process, each with a session of its own."""
+
+    def __init__(self, cluster: LocalCluster, job: str) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.pool = ThreadPoolExecutor(16)
+        self.clients: list[RankClient] = []
+
+    def join(self, count: int, *, spread: bool = False, **options: int) -> list[RankClient]:
+        """Return so many trainers in rank order; `spread`: each knows one coordinator only."""
+        places = [c.address for c in self.cluster.coordinators]
+        joining = [
+            self.pool.submit(
+                strata.connect,
+                places[i % len(places)] if spread else self.cluster.endpoints,
+                job=self.job,
+                worker_id=f"w{i}",
+                timeout_s=LIMIT_S,
+                **{"min_workers": count, **options},
+            )
+            for i in range(count)
+        ]
+        found = sorted((future.result(LIMIT_S) for future in joining), key=lambda client: client.rank)
+        self.clients += found
+        return found
+
+    def all(self, act: Callable[[RankClient], object], *clients: RankClient) -> list[object]:
+        """Do it on all clients (or on these) at the same time; return what came, or the errors."""
+        futures: list[Future[object]] = [
+            self.pool.submit(act, client) for client in clients or tuple(self.clients)
+        ]
+        return [future.exception(LIMIT_S) or future.result() for future in futures]
+
+    @staticmethod
+    def retried(act: Callable[[], T], error: type[Exception]) -> T:
+        """Return what `act` returns once it does not raise `error`."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return act()
+            except error:
+                if time.monotonic() > deadline:
+                    raise
+
+    def close(self) -> None:
+        self.all(lambda client: client.close())
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def trainers(cluster: LocalCluster, job: str) -> Iterator[Trainers]:
+    these = Trainers(cluster, job)
+    yield these
+    these.close()
+
+
+def test_lone_trainers_form_a_world_and_meet_through_different_coordinators(trainers: Trainers) -> None:
+    three = trainers.join(3, spread=True)
+    assert [(c.rank, c.world_size, c.generation) for c in three] == [(r, 3, 1) for r in range(3)]
+    assert len({c.incarnation for c in three}) == 3
+    everything = {rank: b"from %d" % rank for rank in range(3)}
+    for _ in range(20):
+        assert trainers.all(lambda c: c.barrier("b", b"from %d" % c.rank)) == [everything] * 3
+    with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
+        served_by = {member.served_by for member in client.members()}
+        assert len(served_by) == 3
+
+
+def test_a_barrier_of_some_ranks_leaves_the_others_alone(trainers: Trainers) -> None:
+    a, b, c = trainers.join(3)
+    assert trainers.all(lambda x: x.barrier("pair", b"p", ranks=[0, 2]), a, c) == [{0: b"p", 2: b"p"}] * 2
+    with pytest.raises(errors.InvalidArgument):
+        b.barrier("pair", ranks=[0, 2])
+    odd = trainers.all(lambda x: x.barrier("odd", ranks=[0, 1] if x.rank else [0, 1, 2], timeout_s=1), a, b)
+    assert all(isinstance(x, errors.InvalidArgument | errors.BarrierTimeout) for x in odd), "other digests"
+
+
+def test_a_timeout_names_the_missing_and_the_next_round_is_whole(trainers: Trainers) -> None:
+    a, b, c = trainers.join(3)
+    c.progress(17, "evaluate")
+    began = time.monotonic()
+    timeouts = trainers.all(lambda x: x.barrier("b", timeout_s=2.5), a, b)
+    assert 2.4 < time.monotonic() - began < 10
+    for timeout in timeouts:
+        assert isinstance(timeout, errors.BarrierTimeout)
+        assert timeout.missing == ("rank 2",)
+        assert "evaluate" in timeout.message, "with its last phase"
+    late = trainers.all(lambda x: x.barrier("b"), c)
+    assert isinstance(late[0], errors.BarrierTimeout), "the round is over for all alike"
+    assert trainers.all(lambda x: x.barrier("b", b"x")) == [{0: b"x", 1: b"x", 2: b"x"}] * 3
+
+
+def test_payloads_are_limited_by_the_world(trainers: Trainers) -> None:
+    (alone,) = trainers.join(1)
+    assert alone.barrier("b", b"x" * 4096) == {0: b"x" * 4096}
+    with pytest.raises(errors.QuotaExceeded):
+        alone.barrier("b", b"x" * 4097)
+    assert alone.barrier("b") == {}
+
+
+def test_requests_ride_on_the_session(trainers: Trainers) -> None:
+    a, b = trainers.join(2)
+    worlds = trainers.all(lambda x: x.call(GetWorldRequest(job=trainers.job)).world.size, *[a, b] * 8)
+    assert worlds == [2] * 16
+    with pytest.raises(errors.Refused, match="belongs to job"):
+        a.call(GetWorldRequest(job="another"))
+
+
+def test_a_job_whose_trainers_all_finished_is_done(trainers: Trainers) -> None:
+    trainers.join(2)
+    trainers.all(lambda x: x.close())
+    with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
+        assert client.members() == []
+        deadline = time.monotonic() + LIMIT_S
+        while client.job_status().phase != JOB_PHASE_DONE:
+            assert time.monotonic() < deadline
+    with pytest.raises(errors.Refused, match="done"):
+        strata.connect(trainers.cluster.endpoints, job=trainers.job, timeout_s=LIMIT_S)
+
+
+def test_one_that_fails_ends_the_generation_and_a_survivor_may_rejoin(trainers: Trainers) -> None:
+    a, b, c = trainers.join(3, min_workers=2, max_workers=3)
+    waiting = trainers.pool.submit(a.barrier, "b")
+    with pytest.raises(ZeroDivisionError), c:
+        raise ZeroDivisionError
+    assert isinstance(waiting.exception(LIMIT_S), errors.StaleGeneration | errors.BarrierBroken)
+    assert trainers.all(lambda x: x.rejoin(timeout_s=LIMIT_S), a, b) == [None, None]
+    assert {(x.world_size, x.rank) for x in (a, b)} == {(2, 0), (2, 1)}
+    assert a.generation == b.generation == 2
+    assert trainers.all(lambda x: x.barrier("b", b"y"), a, b) == [{0: b"y", 1: b"y"}] * 2
+
+
+def test_a_name_that_is_alive_elsewhere_is_refused(trainers: Trainers) -> None:
+    (alone,) = trainers.join(1)
+    with pytest.raises(errors.Conflict, match="alive elsewhere"):
+        strata.connect(trainers.cluster.endpoints, job=trainers.job, worker_id="w0", timeout_s=LIMIT_S)
+    alone.check()
+    with (
+        strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client,
+        pytest.raises(errors.Conflict),
+    ):
+        client.heartbeat(worker_id="w0")
+    alone.check()
+
+
+def test_a_world_that_does_not_form_is_said_to_be_the_reason(cluster: LocalCluster, job: str) -> None:
+    with pytest.raises(errors.Unavailable, match="no world with a place") as trouble:
+        strata.connect(cluster.endpoints, job=job, worker_id="w0", min_workers=2, timeout_s=1.5)
+    assert "more members" in trouble.value.hint
+    with strata.CoordinatorClient.connect(cluster.endpoints, job=job) as client:
+        assert client.members() == [], "it left"
+
+
+def test_heartbeats_make_a_member_and_silence_unmakes_it(cluster: LocalCluster, job: str) -> None:
+    with strata.CoordinatorClient.connect(cluster.endpoints, job=job) as client:
+        first = client.register(worker_id="node-01", slots=2)
+        assert client.heartbeat(worker_id="node-01").generation >= first.world.generation
+        (member,) = client.members()
+        assert (member.worker_id, member.incarnation, member.slots) == ("node-01", first.incarnation, 2)
+        deadline = time.monotonic() + first.detect_s + 5
+        while client.members():
+            assert time.monotonic() < deadline, "it was silent, and is still a member"
+        client.heartbeat(worker_id="node-01")
+        (again,) = client.members()
+        assert again.incarnation > first.incarnation
+        client.leave(worker_id="node-01")
+        assert client.members() == []
+
+
+def test_datasets_are_divided_among_the_members(trainers: Trainers) -> None:
+    trainers.join(2)
+    with strata.DatasetRegistry(trainers.cluster.endpoints, job=trainers.job) as registry:
+        registry.register("train", shards=64, uri="/data/{shard:03d}.bin")
+        registry.register("train", shards=64, uri="/data/{shard:03d}.bin")
+        with pytest.raises(errors.Conflict):
+            registry.register("train", shards=65)
+        assert registry.datasets() == ["train"]
+        assignment = trainers.retried(registry.assignment, errors.NotFound)
+        assert set(assignment.owners) == {"w0", "w1"}
+        assert sorted(i for shards in assignment.owners.values() for i in shards) == list(range(64))
+        mine = registry.get_assigned_shards(worker_id="w0")
+        assert tuple(shard.index for shard in mine) == assignment.owners["w0"]
+        assert mine[0].uri == f"/data/{mine[0].index:03d}.bin"
+        with pytest.raises(errors.NotFound):
+            registry.assignment("nothing")
+
+
+def test_reading_a_job_that_does_not_exist(cluster: LocalCluster) -> None:
+    with strata.CoordinatorClient.connect(cluster.endpoints, job="no-such-job") as client:
+        for read in (client.job_status, client.world):
+            with pytest.raises(errors.NotFound):
+                read()
