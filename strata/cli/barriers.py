@@ -31,6 +31,8 @@ def barriers(
 
     with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
         answer = client.barriers()
+        if not answer.open and not answer.recent:
+            client.job_status()  # a job that does not exist is said to be missing, not empty
     if as_json:
         print_json(answer)
         return

@@ -35,6 +35,8 @@ def checkpoints(
 
     with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
         listed = client.checkpoints()
+        if not listed:
+            client.job_status()  # a job that does not exist is said to be missing, not empty
     if as_json:
         print_json(listed)
         return

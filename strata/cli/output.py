@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from google.protobuf import json_format
 from google.protobuf.message import Message
 from rich.cells import cell_len
 from rich.console import Console
@@ -102,8 +103,39 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    return json_format.MessageToDict(
-        message,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
-    )
+    """Return the message with every field, numbers as numbers and enums by their short names.
+
+    protobuf's own JSON writes 64-bit numbers as text, for JavaScript's sake; here a person's `jq`
+    and Python read it, which know them.
+    """
+    return {
+        field.name: _field_as_json(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None or field.is_repeated or message.HasField(field.name)
+    }
+
+
+def _field_as_json(field: Any, value: Any) -> Any:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        item = kind.fields_by_name["value"]
+        return {str(key): _value_as_json(item, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_value_as_json(field, item) for item in value]
+    return _value_as_json(field, value)
+
+
+def _value_as_json(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return _as_dict(value)
+    if field.enum_type is not None:
+        return enum_name(field.enum_type.values_by_number[value].name, field.enum_type.name)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value
+
+
+def enum_name(value: str, enum: str) -> str:
+    """Return the name of an enum's value as people write it: JOB_PHASE_DONE is `done`."""
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum).upper() + "_"
+    return value.removeprefix(prefix).lower()

@@ -8,6 +8,7 @@ import pytest
 
 from strata.cli.output import age, print_error, print_json, print_table, ranks, size
 from strata.errors import StrataError, Unavailable
+from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED, Checkpoint
 from strata.v1.members_pb2 import Member
 from strata.v1.worlds_pb2 import World
 
@@ -31,8 +32,13 @@ def test_an_empty_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> Non
 def test_json_has_every_field_under_the_proto_s_name(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(World(generation=3))
     document = json.loads(capsys.readouterr().out)
-    assert document["generation"] == "3"
+    assert document["generation"] == 3, "a number, though protobuf's own JSON writes text"
     assert document["forming"] is False
+    assert "restore" not in document, "a message that is not there"
+    print_json(Checkpoint(state=CHECKPOINT_STATE_COMMITTED, acked=[0, 1], metadata={"b": "2", "a": "1"}))
+    document = json.loads(capsys.readouterr().out)
+    assert (document["state"], document["acked"]) == ("committed", [0, 1])
+    assert list(document["metadata"].items()) == [("a", "1"), ("b", "2")]
     print_json([Member(worker_id="a"), Member()])
     assert [m["worker_id"] for m in json.loads(capsys.readouterr().out)] == ["a", ""]
     print_json([])
