@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strata.client.member import MemberSession as MemberSession
     from strata.client.member import RankSession as RankSession
     from strata.client.rank import RankClient as RankClient
-    from strata.client.session import SessionObserver as SessionObserver
+    from strata.client.terms import SessionObserver as SessionObserver
 
 _HOME = {
     "CoordinatorClient": "coordinator",
@@ -26,7 +26,7 @@ _HOME = {
     "MemberSession": "member",
     "RankClient": "rank",
     "RankSession": "member",
-    "SessionObserver": "session",
+    "SessionObserver": "terms",
     "connect": "joining",
     "parse_endpoints": "endpoints",
 }

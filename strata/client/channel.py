@@ -10,8 +10,8 @@ death. Both sides ping: a replica whose host is gone is left within `detect_s`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
@@ -19,6 +19,7 @@ import grpc.aio
 
 from strata.client import fork
 from strata.client.endpoints import Endpoint
+from strata.client.terms import Dial
 from strata.core.timing import Timing
 from strata.errors import Unavailable
 from strata.session.link import Link
@@ -53,7 +54,7 @@ async def connected(
     `Unavailable` when neither is known within `connect_s`. While it is open its socket is closed
     in forked children.
     """
-    fork.refuse_in_child()
+    fork.allow_grpc()
     with fork.guarding(endpoint):
         async with grpc.aio.insecure_channel(endpoint.target, options=channel_options(timing)) as channel:
             try:
@@ -71,7 +72,7 @@ async def _settled(channel: grpc.aio.Channel) -> None:
         state = channel.get_state(try_to_connect=True)
 
 
-def dialer(timing: Timing | None) -> Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]:
+def dialer(timing: Timing | None) -> Dial:
     """Return how a session's stream to an endpoint is opened, pinged as `timing` says.
 
     Without `timing` there are no pings of ours: a rank's supervisor is on the same host and sends

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import logging
 import os
 import random
 import re
@@ -19,10 +21,12 @@ from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Watcher, placed
 from strata.client.session import Session
 from strata.core.ids import checked_id
-from strata.errors import ConfigError, Unavailable
+from strata.errors import ConfigError, StrataError, Unavailable
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello
 from strata.v1.worlds_pb2 import JobSpec, RestorePoint
+
+log: Final = logging.getLogger("strata.client")
 
 _SUPERVISED: Final = (
     "STRATA_SOCKET",
@@ -111,6 +115,7 @@ async def _attach(
     watcher = Watcher()
     session = RankSession(Endpoint(path=environment["STRATA_SOCKET"]), hello, watcher, rng=random.Random())
     running = background.submit(session.run())
+    running.add_done_callback(_report_bug)
     try:
         await _connected(session, timeout_s, "the supervisor")
     except BaseException:
@@ -129,6 +134,7 @@ async def _join(
     watcher = Watcher()
     session = MemberSession(endpoints, registration, watcher, rng=random.Random())
     running = background.submit(session.run())
+    running.add_done_callback(_report_bug)
     try:
         async with asyncio.timeout(timeout_s):
             await session.wait_connected()
@@ -142,6 +148,15 @@ async def _join(
         running.cancel()
         raise
     return RankClient(session, watcher, place, background=background, owns_member=True)
+
+
+def _report_bug(running: concurrent.futures.Future[None]) -> None:
+    """Log what is not one of our errors; those reach the user with every call."""
+    if running.cancelled():
+        return
+    error = running.exception()
+    if error is not None and not isinstance(error, StrataError):
+        log.error("the session failed; please report it", exc_info=error)
 
 
 def _not_placed(session: Session, timeout_s: float) -> Unavailable:

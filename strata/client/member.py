@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from strata.client.channel import dialer
 from strata.client.endpoints import Endpoint, Route
-from strata.client.session import Dial, Pace, Session, SessionObserver
+from strata.client.session import Session
+from strata.client.terms import Dial, Pace, SessionObserver
 from strata.core.timing import Timing
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration

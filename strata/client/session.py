@@ -15,19 +15,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from strata import errors
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
+from strata.client.terms import Dial, Pace, SessionObserver, is_final
 from strata.errors import StrataError, Unavailable
 from strata.session.link import Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
-from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import (
@@ -47,59 +45,12 @@ from strata.v1.session_pb2 import (
 )
 from strata.wire.status import unpack
 
-Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
-"""Opens a stream to an endpoint; a connection that cannot be made is `Unavailable`."""
-
 LEAVE_S: Final = 5.0
 
 _REQUEST_FIELD: Final[dict[type[Message], str]] = {
     type(getattr(Call(), field.name)): field.name
     for field in Call.DESCRIPTOR.oneofs_by_name["request"].fields
 }
-
-
-class SessionObserver(Protocol):
-    """Who is told what happens. Called in the session's event loop; must not block nor raise."""
-
-    def on_connected(self, welcome: Welcome) -> None:
-        """A replica serves the session; what is open is being sent again."""
-
-    def on_disconnected(self, reason: StrataError) -> None:
-        """No replica serves it at the moment, or a try to reach one failed."""
-
-    def on_world(self, update: WorldUpdate) -> None:
-        """The world, the place in it, or the job's phase is this now; may repeat what is known."""
-
-    def on_outcome(self, outcome: BarrierOutcome) -> None:
-        """A round ended, awaited here or not; called before the awaiting futures go on."""
-
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """An open checkpoint of this generation changed or ended; may repeat what is known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """The session's times. `coalesce_s` is how long an arrival waits for others to go with it."""
-
-    tick_s: float = 1.0
-    silent_s: float = 3.0
-    handshake_s: float = 15.0
-    coalesce_s: float = 0.0
-    progress_s: float = 0.1
-    retry_s: float = 0.2
-
-
-def _is_final(error: StrataError, *, welcomed: bool) -> bool:
-    """Tell whether the end of a stream with `error` ends the session: all replicas would say so.
-
-    A full etcd, a bug in one replica, and, once a coordinator has welcomed us, a stranger on one
-    of their ports are met by going on elsewhere: losing coordinators ends nobody.
-    """
-    if error.retryable or type(error) is StrataError:
-        return False
-    if isinstance(error, errors.QuotaExceeded | errors.OutcomeUnknown):
-        return False
-    return not (welcomed and isinstance(error, errors.ConfigError | errors.NotFound))
 
 
 class _Leaving(Exception):
@@ -254,7 +205,7 @@ class Session:
             return
         except StrataError as error:
             trouble = error
-            if _is_final(error, welcomed=self.welcome is not None):
+            if is_final(error, welcomed=self.welcome is not None):
                 self._finish(error)
         finally:
             self._link = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from strata.client.endpoints import parse_endpoints
 from strata.client.member import MemberSession
-from strata.client.session import Pace
+from strata.client.terms import Pace
 from strata.errors import StrataError
 from strata.testing.links import MemoryLink, Switchboard
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED, Arrival, BarrierOutcome
