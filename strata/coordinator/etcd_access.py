@@ -11,12 +11,14 @@ from strata.config import EtcdConfig
 from strata.coordinator.context import EtcdMember
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.errors import ConfigError, StrataError, Unavailable
-from strata.etcd import EtcdStore, MemberStatus, TlsConfig
+from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
 from strata.observe import get_logger
 
 log = get_logger()
 
 RETRY_S: Final = 1.0
+ATTEMPT_S: Final = 2.0
+"""How long one attempt may take, so that a log shows that we wait, and for whom."""
 
 
 @asynccontextmanager
@@ -51,6 +53,7 @@ async def _connect(config: EtcdConfig) -> EtcdStore:
                 tls=tls,
                 user=config.username or None,
                 password=config.password() or None,
+                timing=Timing(connect_s=ATTEMPT_S),
             )
         except Unavailable as error:
             left_s = deadline - loop.time()
