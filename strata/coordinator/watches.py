@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Final
 
 from strata.coordinator import floors
@@ -42,7 +42,7 @@ class Watches:
         for watcher in self._watchers:
             watcher.wake()
 
-    async def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchResponse]:
+    async def watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.WatchResponse, None]:
         """Yield the changes below a job's prefix; raises what makes the request impossible."""
         mirror = self._context.mirror
         await floors.honour(mirror, request.token)

@@ -38,6 +38,7 @@ class MemoryServing:
         self._name = context.replica
         self.service = Service(context, self._dial)
         self._tasks: asyncio.TaskGroup | None = None
+        self._gone = False
 
     async def start(self) -> str:
         self._board.listen(self._name, self.service.serve_member, self._spawn)
@@ -52,12 +53,15 @@ class MemoryServing:
             self._tasks = None
 
     async def stop(self) -> None:
+        if self._gone:
+            return
         self.service.part()
-        await asyncio.sleep(self._board.delay_s)
+        await asyncio.sleep(3 * self._board.delay_s)  # what was sent goes out first
         self.vanish()
 
     def vanish(self) -> None:
         """Be gone, for everybody at once, as a process that was killed."""
+        self._gone = True  # another run may listen under this name from now on
         self._board.hang_up(self._name)
         self._board.hang_up(peer_door(self._name))
 

@@ -23,7 +23,7 @@ from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
 from strata.testing.serving import MemoryServing, peer_door
-from strata.v1 import barriers_pb2, members_pb2, session_pb2, worlds_pb2
+from strata.v1 import barriers_pb2, checkpoints_pb2, members_pb2, session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Down, Up
 
 KEYS = ClusterKeys("default")
@@ -207,6 +207,15 @@ class Member:
 
         answer: barriers_pb2.BarrierOutcome = await self.until(found)
         return answer
+
+    async def save(self, state: int, *, acked: int = 0) -> checkpoints_pb2.Checkpoint:
+        """Return the first news of a save in this state, with so many acks."""
+
+        def found() -> list[checkpoints_pb2.Checkpoint]:
+            return [s for s in self.all("checkpoint") if s.state == state and len(s.acked) >= acked]
+
+        saves: list[checkpoints_pb2.Checkpoint] = await self.until(found)
+        return saves[0]
 
     # -- saying
 

@@ -1,0 +1,466 @@
+"""Members come, move, die and are replaced; replicas and etcd go away, and nobody dies of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailable
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1 import session_pb2, worlds_pb2
+from strata.v1.session_pb2 import Leave, RankExit
+from strata.wire import status
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster
+
+GRACE_S = 1.0
+DETECT_S = 5.0
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def gone(c: Cluster, member: Member) -> float:
+    """Return when the key of this member's incarnation went."""
+    incarnation = member.incarnation
+
+    def missing(_view: object) -> bool:
+        entry = c.worker(member.worker)
+        return entry is None or entry.create_revision != incarnation
+
+    await c.alive[0].see(missing)
+    return now()
+
+
+async def refused(member: Member, replica: str, **registration: object) -> Exception | None:
+    member.dial(replica, **registration)
+    await member.over.wait()
+    return member.error
+
+
+# -- opening ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time()
+async def test_a_member_is_welcomed_and_told_its_world() -> None:
+    async with cluster(members=2) as c:
+        first = await c.member("w0").connect("r1")
+        assert first.all("world") == [], "there is none yet"
+        second = await c.member("w1", slots=2).connect("r2")
+        update = await first.world()
+        assert (update.world.size, update.world.members) == (3, 2)
+        assert (update.phase, update.token.uid) == (worlds_pb2.JOB_PHASE_RUNNING, "uid-1")
+        places = [(await m.world()).place for m in (first, second)]
+        assert sorted((p.worker_id, p.slots) for p in places) == [("w0", 1), ("w1", 2)]
+        welcome = (await first.next("welcome")).SerializeToString()
+        assert b"instance-r1" in welcome
+
+
+@in_virtual_time()
+async def test_a_standby_hears_of_a_world_without_a_place() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        await member.world()
+        standby = await c.member("w1").connect("r2")
+        update = await standby.world()
+        assert not update.HasField("place")
+        standby.arrive([0])
+        assert (await standby.next("arrival_refused")).error.code == "REFUSED"
+
+
+@in_virtual_time()
+async def test_a_rank_is_sent_to_its_supervisor_and_a_token_of_another_cluster_away() -> None:
+    async with cluster(1) as c:
+        async with c.board.dial("me", "r1") as link:
+            link.send(session_pb2.Up(hello=session_pb2.Hello(rank=session_pb2.RankHello(rank=1))))
+            with pytest.raises(Exception, match="supervisor"):
+                await link.recv()
+        async with c.board.dial("me", "r1") as link:
+            hello = session_pb2.Hello()
+            hello.token.uid, hello.token.revision = "another", 1
+            hello.member.job = "job"
+            link.send(session_pb2.Up(hello=hello))
+            with pytest.raises(ClusterReplaced):
+                await link.recv()
+
+
+@in_virtual_time()
+async def test_ticks_tell_which_replicas_are_ready() -> None:
+    async with cluster() as c:
+        member = await c.member("w0").connect("r1")
+        tick = await member.next("tick", after=1)
+        assert tick.ready
+        assert sorted(tick.ready_addresses) == ["r2", "r3"]
+        await c["r2"].crash()
+        await member.until(lambda: [list(t.ready_addresses) for t in member.all("tick")][-1] == ["r3"])
+
+
+# -- moving -----------------------------------------------------------------------------------------
+
+
+@in_virtual_time()
+async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        await member.world()
+        old = c.member("w0")
+        old.incarnation = member.incarnation
+        await old.connect("r2")  # the same boot, while the first stream still stands
+        await member.over.wait()
+        assert isinstance(member.error, Unavailable)
+        assert old.incarnation == member.incarnation
+        entry = c.worker("w0")
+        assert entry is not None
+        assert entry.record.served_by == "instance-r2-2"
+        await asyncio.sleep(30)
+        assert not old.over.is_set()
+        assert c.worker("w0") == entry, "the loss of the old stream killed nobody"
+
+
+@in_virtual_time()
+async def test_a_newer_session_of_the_same_boot_at_the_same_replica_replaces_the_older() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        again = await c.member("w0").connect("r1")
+        await member.over.wait()
+        await asyncio.sleep(10)
+        assert not again.over.is_set()
+        assert again.incarnation == member.incarnation
+
+
+@in_virtual_time()
+async def test_a_reconnect_within_the_grace_keeps_everything() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        for replica in ("r1", "r2", "r2", "r3"):
+            member.drop()
+            await asyncio.sleep(0.9 * GRACE_S)
+            before = member.incarnation
+            await member.connect(replica)
+            assert member.incarnation == before
+        assert (await member.world()).world.generation == 1
+
+
+# -- dying ------------------------------------------------------------------------------------------
+
+
+@in_virtual_time()
+async def test_a_broken_stream_is_a_death_after_the_grace() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        broke = now()
+        members[1].drop()
+        died = await gone(c, members[1])
+        assert GRACE_S <= died - broke < GRACE_S + 0.2
+
+
+@in_virtual_time()
+async def test_a_member_that_came_back_elsewhere_at_the_last_moment_lives() -> None:
+    for early_ms in (1, 5, 20):
+        async with cluster(members=1) as c:
+            member = await c.member("w0").connect("r1")
+            member.drop()
+            await asyncio.sleep(GRACE_S - early_ms / 1000)
+            before = member.incarnation
+            await member.connect("r2")
+            await asyncio.sleep(20)
+            entry = c.worker("w0")
+            assert entry is not None
+            assert member.incarnation == entry.create_revision
+            assert not member.over.is_set()
+            if early_ms > 1:
+                assert member.incarnation == before
+
+
+@in_virtual_time()
+async def test_a_dead_member_may_register_anew() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        member.drop()
+        await gone(c, member)
+        before = member.incarnation
+        await member.connect("r2")
+        assert member.incarnation > before
+
+
+@in_virtual_time()
+async def test_a_leave_is_on_record_when_the_stream_ends() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        member.send(leave=Leave(reason="done"))
+        await member.over.wait()
+        assert member.error is None
+        assert c.worker("w0") is None
+
+
+@in_virtual_time()
+async def test_a_client_that_vanishes_in_the_middle_of_registering_leaves_no_key() -> None:
+    class Slow(PromptNetwork):
+        def fate(self, call: Call) -> Fate:
+            return Fate(delay_s=0.3) if call.kind == "execute" else Fate()
+
+    async with cluster(2, members=1) as c:
+        c.add("r9", network=Slow())
+        await c.ready()
+        member = c.member("w0")
+        member.dial("r9")
+        await asyncio.sleep(0.1)
+        member.drop()
+        await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is not None)
+        await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is None)
+
+
+@in_virtual_time()
+async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does() -> None:
+    async with cluster(1, members=2) as c:
+        back = await c.member("w0").connect("r1")
+        dead = await c.member("w1").connect("r1")
+        c["r1"].client.partition()
+        back.drop()
+        dead.drop()
+        await asyncio.sleep(15)
+        back.dial("r1")  # held until etcd answers
+        await asyncio.sleep(3)
+        c["r1"].client.heal()
+        await back.next("welcome")
+        await gone(c, dead)
+        await asyncio.sleep(20)
+        entry = c.worker("w0")
+        assert entry is not None
+        assert entry.create_revision == back.incarnation
+        assert not back.over.is_set()
+
+
+@in_virtual_time()
+async def test_all_replicas_down_and_back_kill_nobody() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        before = [m.incarnation for m in members]
+        for name in ("r1", "r2", "r3"):
+            c[name].kill()
+        await asyncio.sleep(30)
+        for name in ("r1", "r2", "r3"):
+            c.add(name)
+        await c.ready()
+        for member, replica in zip(members, ("r3", "r1", "r2"), strict=True):
+            await member.connect(replica)
+        await asyncio.sleep(30)
+        assert [m.incarnation for m in members] == before
+        assert [m.over.is_set() for m in members] == [False] * 3
+        assert (await members[0].world()).world.generation == 1
+
+
+@in_virtual_time()
+async def test_a_member_that_dies_with_its_replica_is_found() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        died = now()
+        members[2].drop()
+        c["r3"].kill()
+        assert await gone(c, members[2]) - died < 13
+
+
+# -- names ------------------------------------------------------------------------------------------
+
+
+@in_virtual_time()
+async def test_a_newcomer_under_a_live_name_is_held_and_then_refused() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        for replica in ("r1", "r2"):
+            began = now()
+            other = c.member("w0", boot="another")
+            assert isinstance(await refused(other, replica), Conflict)
+            assert DETECT_S <= now() - began < DETECT_S + 0.5
+        assert not member.over.is_set()
+
+
+@pytest.mark.parametrize("replica", ["r1", "r2"])
+def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile(replica: str) -> None:
+    @in_virtual_time()
+    async def run() -> None:
+        async with cluster(members=1) as c:
+            member = await c.member("w0").connect("r1")
+            await member.world()
+            newcomer = c.member("w0", boot="another")
+            newcomer.dial(replica)
+            await asyncio.sleep(2)
+            assert newcomer.all("welcome") == []
+            broke = now()
+            member.drop()
+            await newcomer.next("welcome")
+            assert newcomer.incarnation > member.incarnation
+            # where the old one was served its loss is known at once, elsewhere after its grace
+            assert now() - broke < (0.2 if replica == "r1" else GRACE_S + 0.2)
+            back = c.member("w0")
+            back.incarnation = member.incarnation
+            assert isinstance(await refused(back, "r3", incarnation=member.incarnation), StaleIncarnation)
+            assert not newcomer.over.is_set()
+
+    run()
+
+
+@in_virtual_time()
+async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r3")
+        member.drop()
+        c["r3"].kill()
+        newcomer = c.member("w0", boot="another")
+        await newcomer.connect("r1")
+        assert newcomer.incarnation > member.incarnation
+
+
+@in_virtual_time()
+async def test_a_session_whose_place_was_taken_tells_its_user() -> None:
+    async with cluster(members=1) as c:
+        member = await c.member("w0").connect("r1")
+        c.delete(JOB.worker("w0"))  # the leader took it for an orphan, say
+        await member.over.wait()
+        assert isinstance(member.error, Unavailable)
+        await member.connect("r1")
+        entry = c.worker("w0")
+        assert entry is not None
+        value = c["r1"].view.get(JOB.worker("w0"))
+        assert value is not None
+        c.put(JOB.worker("w0"), value.value.replace(b"boot-w0", b"somebody"))
+        await member.over.wait()
+        ended = member.all("ended")
+        assert isinstance(status.unpack(ended[0].error), StaleIncarnation)
+
+
+# -- ranks and calls --------------------------------------------------------------------------------
+
+
+@in_virtual_time()
+async def test_the_exits_of_ranks_are_confirmed_when_durable_and_again_when_repeated() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2", slots=2)
+        members[0].send(rank_exit=RankExit(generation=1, rank=1, code=0, id=5))
+        reply = await members[0].next("reply")
+        assert (reply.id, reply.WhichOneof("response")) == (5, "done")
+        assert c["r1"].view.get(JOB.done_rank(1, 1)) is not None
+        await members[0].connect("r3")
+        members[0].send(rank_exit=RankExit(generation=1, rank=1, code=0, id=6))
+        assert (await members[0].next("reply")).HasField("done")
+        members[0].send(rank_exit=RankExit(generation=1, rank=3, code=0, id=7))
+        assert (await members[0].next("reply", after=1)).error.code == "REFUSED"
+        members[0].send(rank_exit=RankExit(generation=1, rank=0, code=-9, id=8))
+        assert (await members[0].next("reply", after=2)).HasField("done")
+        update = await members[1].world(2)
+        assert "rank 0" in update.world.reason
+
+
+def begin(member: Member, number: int, **author: object) -> dict[str, object]:
+    who = {"worker_id": member.worker, "incarnation": member.incarnation, "generation": 1, "rank": number}
+    return {
+        "author": {**who, **author},
+        "step": 20,
+        "type": 1,
+        "root": "file:///tmp/x",
+        "attempt": f"attempt-{number}",
+    }
+
+
+@in_virtual_time()
+async def test_a_save_through_three_replicas_is_told_to_all_until_it_is_committed() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        attempts = set()
+        for rank, member in enumerate(members):
+            reply = await member.call(begin_checkpoint=begin(member, rank))
+            attempts.add(reply.begin_checkpoint.checkpoint.attempt)
+        assert len(attempts) == 1, "the losers of the race join the winner's attempt"
+        (attempt,) = attempts
+        for rank, member in enumerate(members):
+            author = begin(member, rank)["author"]
+            reply = await member.call(
+                ack_checkpoint={"author": author, "step": 20, "attempt": attempt, "digest": "d"}
+            )
+            assert rank in reply.ack_checkpoint.checkpoint.acked
+        full = await members[0].save(1, acked=3)
+        assert not full.sealed
+        await members[0].call(
+            seal_checkpoint={
+                "author": begin(members[0], 0)["author"],
+                "step": 20,
+                "attempt": attempt,
+                "manifest_digest": "m",
+            }
+        )
+        for member in members:
+            committed = await member.save(2)
+            assert committed.latest
+        await members[1].connect("r1")
+        assert (await members[1].next("checkpoint")).state == 2, "who was away is told the end"
+
+
+@pytest.mark.parametrize(
+    ("author", "error"),
+    [({"worker_id": "w1"}, "REFUSED"), ({"incarnation": 1}, "REFUSED"), ({"rank": 1}, "REFUSED")],
+    ids=str,
+)
+def test_a_session_speaks_for_its_own_ranks_only(author: dict[str, object], error: str) -> None:
+    @in_virtual_time()
+    async def run() -> None:
+        async with cluster(1, members=2) as c:
+            members = await c.world("r1", "r1")
+            reply = await members[0].call(begin_checkpoint=begin(members[0], 0, **author))
+            assert reply.error.code == error
+
+    run()
+
+
+@in_virtual_time()
+async def test_a_session_may_leave_its_job_out_and_not_name_another() -> None:
+    async with cluster(1, members=1) as c:
+        (member,) = await c.world("r1")
+        assert (await member.call(get_world={})).get_world.world.generation == 1
+        assert (await member.call(get_world={"job": "other"})).error.code == "REFUSED"
+        assert (await member.call(get_world={"job": "job"})).get_world.members[0].worker_id == "w0"
+        assert (await member.call()).error.code == "INVALID_ARGUMENT"
+
+
+@in_virtual_time()
+async def test_a_stopping_replica_sends_its_members_elsewhere_and_none_dies() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        node: Node = c["r1"]
+        first = next(m for m in members if m.worker == "w0")
+        node.replica.stop()
+        await first.over.wait()
+        moved = first.all("moved")
+        assert sorted(moved[0].addresses) == ["r2", "r3"]
+        await first.connect(moved[0].addresses[0])
+        assert node.task is not None
+        await node.task
+        await asyncio.sleep(20)
+        assert (await first.world()).world.generation == 1
+        assert not any(m.over.is_set() for m in members)
+
+
+@in_virtual_time()
+async def test_a_request_is_not_answered_from_before_what_its_caller_has_seen() -> None:
+    class Late(PromptNetwork):
+        def watch_delay_s(self, client: str, batch: object) -> float:
+            return 0.5
+
+    async with cluster(2, members=1) as c:
+        c.add("r9", network=Late())
+        await c.ready()
+        (member,) = await c.world("r1")
+        revision = c["r1"].view.revision
+        request = worlds_pb2.GetWorldRequest(job="job")
+        request.token.uid, request.token.revision = "uid-1", revision
+        assert c["r9"].view.revision < revision
+        answer = await c["r9"].service.calls.answer("get_world", request, None)
+        assert answer.world.generation == (await member.world()).world.generation
+        assert answer.token.revision >= revision
+        request.token.revision = revision + 1000
+        with pytest.raises(Unavailable, match="revision"):
+            await c["r9"].service.calls.answer("get_world", request, None)
+        request.token.uid = "another"
+        with pytest.raises(ClusterReplaced):
+            await c["r9"].service.calls.answer("get_world", request, None)

@@ -1,0 +1,212 @@
+"""Members without a session: Register, Heartbeat, WaitBarrier, Leave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from strata.errors import Conflict, NotFound, Refused, StaleIncarnation
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1 import barriers_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+
+DETECT_S = 5.0
+
+
+class Client:
+    """A client in any language: unary calls, to whichever replica it is told."""
+
+    def __init__(self, c: Cluster, worker: str, boot: str = "") -> None:
+        self.c = c
+        self.worker = worker
+        self.boot = boot or f"boot-{worker}"
+        self.incarnation = 0
+
+    async def call(self, replica: str, name: str, request: Any) -> Any:
+        return await self.c[replica].service.calls.answer(name, request, None)
+
+    async def register(self, replica: str) -> members_pb2.RegisterResponse:
+        registration = members_pb2.Registration(
+            job="job",
+            worker_id=self.worker,
+            boot=self.boot,
+            slots=1,
+            incarnation=self.incarnation,
+            spec=worlds_pb2.JobSpec(min_workers=self.c.members, max_workers=self.c.members),
+        )
+        response: members_pb2.RegisterResponse = await self.call(
+            replica, "register", members_pb2.RegisterRequest(registration=registration)
+        )
+        self.incarnation = response.incarnation
+        return response
+
+    async def heartbeat(self, replica: str) -> members_pb2.HeartbeatResponse:
+        request = members_pb2.HeartbeatRequest(
+            job="job", worker_id=self.worker, boot=self.boot, incarnation=self.incarnation
+        )
+        response: members_pb2.HeartbeatResponse = await self.call(replica, "heartbeat", request)
+        return response
+
+    async def wait(self, replica: str, rank: int, round_: int = 1) -> barriers_pb2.BarrierOutcome:
+        arrival = barriers_pb2.Arrival(job="job", name="b", generation=1, round=round_, ranks=[rank])
+        response = await self.call(
+            replica,
+            "wait_barrier",
+            barriers_pb2.WaitBarrierRequest(
+                arrival=arrival, worker_id=self.worker, incarnation=self.incarnation
+            ),
+        )
+        outcome: barriers_pb2.BarrierOutcome = response.outcome
+        return outcome
+
+
+async def until_gone(c: Cluster, worker: str) -> float:
+    await c.alive[0].see(lambda view: view.get(JOB.worker(worker)) is None)
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time()
+async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        response = await client.register("r1")
+        assert response.detect_s == DETECT_S
+        for _ in range(10):
+            await asyncio.sleep(DETECT_S * 0.9)
+            assert (await client.heartbeat("r1")).world.generation <= 1
+        silent = asyncio.get_running_loop().time()
+        assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
+        with pytest.raises(NotFound, match="not registered"):
+            await client.heartbeat("r1")
+        before = client.incarnation
+        await client.register("r2")
+        assert client.incarnation > before
+
+
+@in_virtual_time()
+async def test_a_heartbeat_at_another_replica_is_a_hand_over() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        for replica in ("r2", "r3", "r1", "r2") * 5:
+            await asyncio.sleep(2)
+            await client.heartbeat(replica)
+        entry = c.worker("w0")
+        assert entry is not None
+        assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r2-2")
+        c["r2"].kill()
+        await asyncio.sleep(1)
+        await client.heartbeat("r3")
+        await asyncio.sleep(3)
+        assert c.worker("w0") is not None
+
+
+@in_virtual_time()
+async def test_a_name_taken_is_refused_and_a_place_taken_is_stale() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(1)
+                await client.heartbeat("r1")
+
+        beating = c.tasks.create_task(beat())
+        with pytest.raises(Conflict):
+            await Client(c, "w0", "another").register("r2")
+        beating.cancel()
+        await until_gone(c, "w0")
+        await Client(c, "w0", "another").register("r2")
+        with pytest.raises(StaleIncarnation):
+            await client.heartbeat("r1")
+        with pytest.raises(StaleIncarnation):
+            await client.register("r1")
+
+
+@in_virtual_time()
+async def test_a_session_and_a_call_meet_at_a_barrier() -> None:
+    async with cluster(members=2) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        member = await c.member("w1").connect("r2")
+        place = (await member.world()).place
+        mine = 1 - place.first_rank
+        with pytest.raises(Refused, match="does not run"):
+            await client.wait("r3", place.first_rank)
+        waiting = c.tasks.create_task(client.wait("r3", mine))
+        await asyncio.sleep(1)
+        member.arrive([place.first_rank])
+        assert (await waiting).result == (await member.outcome()).result
+        gives_up = c.tasks.create_task(client.wait("r1", mine, 2))
+        await asyncio.sleep(0.5)
+        gives_up.cancel()
+        member.arrive([place.first_rank], round_=2)
+        await member.outcome(2)
+        assert (await client.wait("r2", mine, 2)).round == 2, "a retry gets the same round's outcome"
+        await client.heartbeat("r1")
+
+
+@in_virtual_time()
+async def test_a_leave_removes_the_member_and_may_be_repeated() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        request = members_pb2.LeaveRequest(job="job", worker_id="w0", incarnation=client.incarnation)
+        for replica in ("r2", "r1", "r3"):
+            await client.call(replica, "leave", request)
+        assert c.worker("w0") is None
+
+
+@in_virtual_time()
+async def test_datasets_and_recovery() -> None:
+    async with cluster(members=2) as c:
+        client = Client(c, "w0")
+        dataset = datasets_pb2.Dataset(name="imagenet", shards=10, uri="s3://x/{shard}")
+        register = datasets_pb2.RegisterDatasetRequest(job="job", dataset=dataset)
+        await client.register("r1")
+        for replica in ("r1", "r2"):
+            await client.call(replica, "register_dataset", register)
+        register.dataset.shards = 11
+        with pytest.raises(Conflict):
+            await client.call("r1", "register_dataset", register)
+        ask = datasets_pb2.GetAssignmentRequest(job="job")
+        assert (await client.call("r3", "get_assignment", ask)).assign_epoch == 0
+        await c.member("w1").connect("r2")
+        await c["r1"].see(lambda view: view.get(JOB.assignment("imagenet")) is not None)
+        answer = await client.call("r1", "get_assignment", ask)
+        shards = {worker: list(s.index) for worker, s in answer.owners.items()}
+        assert sorted(shard for owned in shards.values() for shard in owned) == list(range(10))
+        one = datasets_pb2.GetAssignmentRequest(job="job", worker_id="w1", dataset="imagenet")
+        only = await client.call("r1", "get_assignment", one)
+        assert {w: list(s.index) for w, s in only.owners.items()} == {"w1": shards["w1"]}
+        recovery = await client.call(
+            "r1", "get_recovery", recovery_pb2.RecoveryRequest(job="job", worker_id="w1")
+        )
+        assert list(recovery.shards[0].shards) == shards["w1"]
+        assert (recovery.world.generation, len(recovery.ranks)) == (1, 1)
+        assert not recovery.HasField("checkpoint")
+        missing = datasets_pb2.GetAssignmentRequest(job="job", dataset="other")
+        with pytest.raises(NotFound):
+            await client.call("r1", "get_assignment", missing)
+        listed = await client.call("r1", "list_datasets", datasets_pb2.ListDatasetsRequest(job="job"))
+        assert [d.name for d in listed.datasets] == ["imagenet"]
+
+
+@in_virtual_time()
+async def test_jobs_are_listed_and_an_unknown_one_is_not_found() -> None:
+    async with cluster(1, members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+        (job,) = (await client.call("r1", "list_jobs", worlds_pb2.ListJobsRequest())).jobs
+        assert (job.name, job.workers, job.world.generation, job.has_latest) == ("job", 1, 1, False)
+        assert (await client.call("r1", "get_job", worlds_pb2.GetJobRequest(job="job"))).job == job
+        for name, request in (
+            ("get_job", worlds_pb2.GetJobRequest(job="other")),
+            ("get_world", worlds_pb2.GetWorldRequest(job="other")),
+        ):
+            with pytest.raises(NotFound, match="other"):
+                await client.call("r1", name, request)

@@ -1,0 +1,191 @@
+"""A relayed watch: ordered, without gaps, resumable; too slow a reader is given the whole state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from strata.coordinator.watches import CHUNK_BYTES, QUEUE_EVENTS
+from strata.core.txn import Delete, Put, Txn
+from strata.errors import ClusterReplaced, Unavailable
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.common_pb2 import Token
+from strata.v1.watch_pb2 import WatchRequest, WatchResponse
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+
+
+class Watcher:
+    """What a client makes of a watch: a copy of the keys, and the token to resume from."""
+
+    def __init__(self, c: Cluster, replica: str, prefix: str = "x/") -> None:
+        self.c = c
+        self.replica = replica
+        self.prefix = prefix
+        self.keys: dict[str, bytes] = {}
+        self.token = Token()
+        self.revisions: list[int] = []
+        self.resyncs = 0
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[AsyncIterator[WatchResponse]]:
+        request = WatchRequest(job="job", prefix=self.prefix, token=self.token)
+        async with aclosing(self.c[self.replica].service.watches.watch(request)) as responses:
+            yield responses
+
+    def take(self, response: WatchResponse) -> None:
+        if response.resync:
+            self.keys.clear()
+            self.resyncs += 1
+        for event in response.events:
+            if not self.resyncs or not response.resync:
+                self.revisions.append(event.mod_revision)
+            if event.deleted:
+                del self.keys[event.key]
+            else:
+                self.keys[event.key] = event.value
+        if response.HasField("token"):
+            assert response.token.revision >= self.token.revision, "never back in time"
+            self.token.CopyFrom(response.token)
+
+    async def follow(self, responses: AsyncIterator[WatchResponse], key: str) -> None:
+        """Take what comes until `key` is there."""
+        while key not in self.keys:
+            self.take(await anext(responses))
+
+
+def put(c: Cluster, name: str, value: bytes = b"{}") -> int:
+    return c.store.execute(Txn(success=(Put(key=JOB.root + name, value=value),))).revision
+
+
+@in_virtual_time()
+async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change() -> None:
+    async with cluster(1) as c:
+        put(c, "x/1", b"one")
+        put(c, "y/1")
+        await c["r1"].context.mirror.fresh()
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            assert (watcher.resyncs, watcher.keys) == (1, {"x/1": b"one"})
+            for number in range(50):
+                put(c, "x/2", str(number).encode())
+                put(c, "y/2")
+            c.store.execute(Txn(success=(Delete(key=JOB.root + "x/1"),)))
+            put(c, "x/end")
+            await watcher.follow(responses, "x/end")
+        assert watcher.keys == {"x/2": b"49", "x/end": b"{}"}
+        assert watcher.resyncs == 1
+        assert watcher.revisions == sorted(set(watcher.revisions)), "in order, nothing twice"
+        assert len(watcher.revisions) == 52
+
+
+@in_virtual_time()
+async def test_a_watch_is_resumed_at_another_replica_without_a_gap() -> None:
+    async with cluster(2) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            put(c, "x/1")
+            await watcher.follow(responses, "x/1")
+        put(c, "x/2")
+        put(c, "x/3")
+        watcher.replica = "r2"
+        async with watcher.stream() as responses:
+            put(c, "x/4")
+            await watcher.follow(responses, "x/4")
+        assert sorted(watcher.keys) == ["x/1", "x/2", "x/3", "x/4"]
+        assert watcher.resyncs == 1
+        assert len(watcher.revisions) == 4
+
+
+@in_virtual_time()
+async def test_a_token_older_than_the_history_is_answered_with_the_whole_state() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+        put(c, "x/1")
+        c.add("r2")
+        await c.ready()
+        watcher.replica = "r2"  # its history begins after that change
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+        assert (watcher.resyncs, sorted(watcher.keys)) == (2, ["x/1"])
+
+
+@in_virtual_time()
+async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            for number in range(QUEUE_EVENTS + 1):
+                put(c, f"x/{number}")
+            await c["r1"].context.mirror.fresh()
+            put(c, "x/end")
+            await watcher.follow(responses, "x/end")
+        assert watcher.resyncs == 2
+        assert len(watcher.keys) == QUEUE_EVENTS + 2
+
+
+@in_virtual_time()
+async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token() -> None:
+    async with cluster(1) as c:
+        for number in range(40):
+            put(c, f"x/{number:03}", b"x" * 60_000)
+        await c["r1"].context.mirror.fresh()
+        watcher = Watcher(c, "r1")
+        parts: list[WatchResponse] = []
+        async with watcher.stream() as responses:
+            while not parts or not parts[-1].HasField("token"):
+                parts.append(await anext(responses))
+                watcher.take(parts[-1])
+        assert [p.resync for p in parts] == [True, False, False]
+        assert all(p.ByteSize() < CHUNK_BYTES + 100_000 for p in parts)
+        assert len(watcher.keys) == 40
+
+
+@in_virtual_time()
+async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            put(c, "x/1")
+            await watcher.follow(responses, "x/1")
+            c["r1"].client.partition()
+            put(c, "x/2", b"unseen")
+            put(c, "x/2", b"seen")
+            c.store.compact(put(c, "x/3"))
+            c["r1"].client.heal()
+            await watcher.follow(responses, "x/3")
+        assert watcher.resyncs == 2
+        assert watcher.keys == {"x/1": b"{}", "x/2": b"seen", "x/3": b"{}"}
+
+
+@in_virtual_time()
+async def test_a_quiet_watch_says_how_far_it_is() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            other = put(c, "y/1")
+            watcher.take(await anext(responses))
+            assert watcher.token.revision >= other
+
+
+@in_virtual_time()
+async def test_a_watch_of_another_cluster_or_at_a_stopping_replica_ends_with_the_reason() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        watcher.token.uid = "another"
+        async with watcher.stream() as responses:
+            with pytest.raises(ClusterReplaced):
+                await anext(responses)
+        watcher.token.Clear()
+        async with watcher.stream() as responses:
+            c["r1"].replica.stop()
+            with pytest.raises(Unavailable, match="stops"):
+                await watcher.follow(responses, "x/never")
