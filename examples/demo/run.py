@@ -21,7 +21,6 @@ from typing import NoReturn
 
 from feed import Feed, wait_for
 from rich.console import Console
-from rich.table import Table
 
 from strata.client import CoordinatorClient
 from strata.errors import StrataError
@@ -52,12 +51,14 @@ class Demo:
         self.rows: list[tuple[str, str]] = []
         self.feed = Feed([folder / f"node-{i}.log" for i in range(1, NODES + 1)])
         self.nodes: list[Child] = []
+        self.lost = 0
+        """Steps that were computed, committed as a checkpoint, and yet gone."""
 
     # -- telling
 
     def say(self, text: str) -> None:
         """Print one line with the time since the beginning."""
-        console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}")
+        console.print(f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}", soft_wrap=True)
 
     def expect(self, holds: bool, otherwise: str) -> None:
         """Note what fell short; the run goes on, its exit status is lost."""
@@ -69,16 +70,17 @@ class Demo:
 
     def run(self, cluster: LocalCluster) -> None:
         """Train, and kill on the way."""
+        self.client = CoordinatorClient.connect(cluster.endpoints, job=JOB)
         self._start_nodes(cluster)
         self._reach(1, "the first step")
         self.say(f"training: {self.steps} steps, {NODES} ranks, a checkpoint every {SAVE_EVERY}")
         self._reach(self.steps // 8, "the first kill")
         self._kill_leader(cluster)
         self._reach(self.steps * 3 // 8, "the second kill")
-        self._kill_rank(cluster)
+        self._kill_rank()
         self._reach(self.steps * 6 // 8, "the third kill")
         self._kill_etcd(cluster)
-        self._finish(cluster)
+        self._finish()
 
     def _start_nodes(self, cluster: LocalCluster) -> None:
         for number, log in enumerate(self.feed.logs, 1):
@@ -102,22 +104,26 @@ class Demo:
                     raise RuntimeError(f"{node.name} {node.describe()}:\n{node.tail()}")
             return condition()
 
-        with console.status(f"step {self.feed.step()} of {self.steps}: waiting for {what}"):
-            return wait_for(what, look, limit_s=limit_s)
+        with console.status("") as line:
 
-    def _latest(self, cluster: LocalCluster) -> int:
-        with CoordinatorClient.connect(cluster.endpoints, job=JOB) as client:
-            job = client.job_status()
+            def look_and_show() -> bool:
+                line.update(f"step {self.feed.step()} of {self.steps}: waiting for {what}")
+                return look()
+
+            return wait_for(what, look_and_show, limit_s=limit_s)
+
+    def _latest(self) -> int:
+        job = self.client.job_status()
         return job.latest_step if job.has_latest else 0
 
     def _kill_leader(self, cluster: LocalCluster) -> None:
         leader, generation, step = cluster.leader(), self.feed.generation(), self.feed.step()
-        epoch = cluster.status().leader_epoch
+        epoch = self.client.status().leader_epoch
         self.say(f"step {step}: [bold]SIGKILL to {leader.name}[/bold], the leader (pid {leader.child.pid})")
         leader.child.kill()
         code = leader.child.join(5.0)
         self.expect(code == -signal.SIGKILL, f"{leader.name} did not die by the kill ({code})")
-        took = self._wait("another leader", lambda: cluster.status().leader_epoch > epoch)
+        took = self._wait("another leader", lambda: self.client.status().leader_epoch > epoch)
         successor = cluster.leader()
         trained = self.feed.step() - step
         self.expect(trained > 0, "no step was trained while there was no leader")
@@ -128,10 +134,10 @@ class Demo:
         )
         leader.restart()
 
-    def _kill_rank(self, cluster: LocalCluster) -> None:
+    def _kill_rank(self) -> None:
         generation = self.feed.generation()
         victim = self.feed.of("start", generation=generation, rank=1)[-1]
-        committed, killed_at = self._latest(cluster), time.time()
+        committed, killed_at = self._latest(), time.time()
         os.kill(int(victim["pid"]), signal.SIGKILL)
         reached = self.feed.step()
         self.say(f"step {reached}: [bold]SIGKILL to rank 1[/bold] (pid {victim['pid']})")
@@ -148,6 +154,9 @@ class Demo:
         first = self._steps_after(killed_at, min(restored))[0]
         took = first - killed_at
         reached = max(int(e["step"]) for e in self.feed.of("step") if float(e["at"]) < first)
+        reason = self.client.world().world.reason
+        self.expect("rank 1" in reason and "SIGKILL" in reason, f"the generation ended otherwise: {reason}")
+        self.lost = max(0, committed - min(restored))
         self.expect(len(restored) == 1, f"ranks began again from different steps: {sorted(restored)}")
         self.expect(
             min(restored) >= committed, f"began from {min(restored)} although {committed} was committed"
@@ -169,16 +178,15 @@ class Demo:
         return [float(e["at"]) for e in self.feed.of("step", step=step + 1) if float(e["at"]) > moment]
 
     def _kill_etcd(self, cluster: LocalCluster) -> None:
-        member, step, committed = cluster.etcd.leader(), self.feed.step(), self._latest(cluster)
+        member, step, committed = cluster.etcd.leader(), self.feed.step(), self._latest()
         generation = self.feed.generation()
         self.say(f"step {step}: [bold]SIGKILL to {member.name}[/bold], etcd's leader (pid {member.pid})")
         member.kill()
         self.expect(not member.running, f"{member.name} did not die by the kill")
-        took = self._wait("a checkpoint after it", lambda: self._latest(cluster) > committed)
+        took = self._wait("a checkpoint after it", lambda: self._latest() > committed)
         self.expect(self.feed.generation() == generation, "losing an etcd member ended the generation")
-        self.say(
-            f"checkpoint {self._latest(cluster)} was committed {took:.1f} s later; training never stopped"
-        )
+        self.expect(self.feed.step() > step, "no step was trained until then")
+        self.say(f"checkpoint {self._latest()} was committed {took:.1f} s later; training went on")
         self.rows.append(
             (
                 f"etcd member {member.name} killed",
@@ -186,7 +194,7 @@ class Demo:
             )
         )
 
-    def _finish(self, cluster: LocalCluster) -> None:
+    def _finish(self) -> None:
         self._wait(
             "the end of training", lambda: all(n.poll() is not None for n in self.nodes), limit_s=120.0
         )
@@ -199,7 +207,7 @@ class Demo:
         accuracies = [float(e["value"]) for e in self.feed.of("accuracy")]
         accuracy = accuracies[-1] if accuracies else 0.0
         self.expect(accuracy >= ACCURACY, f"the accuracy {accuracy:.3f} is below {ACCURACY}")
-        latest = self._latest(cluster)
+        latest = self._latest()
         last_due = self.steps // SAVE_EVERY * SAVE_EVERY
         self.expect(latest == last_due, f"the last checkpoint is {latest}, not {last_due}")
         self.rows.append(
@@ -208,19 +216,16 @@ class Demo:
                 f"{self.steps} steps by {NODES} ranks, every one trained; generation {self.feed.generation()}",
             )
         )
-        self.rows.append(
-            ("steps lost beyond the last checkpoint", "0" if not self.shortfalls else "see below")
-        )
+        self.rows.append(("steps lost beyond the last checkpoint", str(self.lost)))
         self.rows.append(("test accuracy", f"{accuracy:.3f} on 297 held-out digits"))
         self.rows.append(("time", f"{time.monotonic() - self.began:.0f} s"))
 
     def report(self) -> int:
         """Print the table and return the exit status."""
-        table = Table(box=None, show_header=False, pad_edge=False)
-        for name, value in self.rows:
-            table.add_row(f"[bold]{name}[/bold]", value)
+        width = max((len(name) for name, _ in self.rows), default=0)
         console.print()
-        console.print(table)
+        for name, value in self.rows:
+            console.print(f"[bold]{name:<{width}}[/bold]  {value}", soft_wrap=True)
         for shortfall in self.shortfalls:
             console.print(f"[red]fell short: {shortfall}[/red]")
         console.print(
