@@ -116,9 +116,7 @@ class BarrierBroken(StrataError):
 
     code = "BARRIER_BROKEN"
 
-    def __init__(
-        self, message: str, *, missing: Iterable[str] = (), hint: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, missing: Iterable[str] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.missing = tuple(missing)
 

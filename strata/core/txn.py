@@ -123,15 +123,11 @@ class Txn:
 
     def and_if(self, *compares: Compare) -> Txn:
         """Return this transaction with further conditions."""
-        return Txn(
-            compares=(*self.compares, *compares), success=self.success, failure=self.failure
-        )
+        return Txn(compares=(*self.compares, *compares), success=self.success, failure=self.failure)
 
     def then(self, *operations: Operation) -> Txn:
         """Return this transaction with further success operations."""
-        return Txn(
-            compares=self.compares, success=(*self.success, *operations), failure=self.failure
-        )
+        return Txn(compares=self.compares, success=(*self.success, *operations), failure=self.failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +247,7 @@ def prefix_end(prefix: str) -> str:
 
 def read_prefix(prefix: str, *, revision: int = 0, serializable: bool = False) -> Range:
     """Read every key that begins with `prefix`."""
-    return Range(
-        key=prefix, range_end=prefix_end(prefix), revision=revision, serializable=serializable
-    )
+    return Range(key=prefix, range_end=prefix_end(prefix), revision=revision, serializable=serializable)
 
 
 def delete_prefix(prefix: str) -> Delete:

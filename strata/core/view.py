@@ -64,9 +64,7 @@ class View:
         ]
         events += [
             Event(
-                kv=KeyValue(
-                    key=key, value=b"", create_revision=0, mod_revision=revision, version=0
-                ),
+                kv=KeyValue(key=key, value=b"", create_revision=0, mod_revision=revision, version=0),
                 deleted=True,
             )
             for key in sorted(old.keys() - fresh.keys())
