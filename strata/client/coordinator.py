@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message
@@ -38,6 +39,8 @@ from strata.v1.worlds_pb2 import (
     ListJobsRequest,
     World,
 )
+
+POLL_S: Final = 0.1
 
 REGISTER_S: Final = 30.0
 """A name that another process holds is kept waiting until that one is known dead or alive."""
@@ -90,6 +93,19 @@ class CoordinatorClient:
         return self._loop.call(
             self._call(request, self.timeout_s if timeout_s is None else timeout_s, attempt_s)
         )
+
+    def call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
+        """Ask again until `accept` takes the answer; after the client's time return the last one."""
+        return self._loop.call(self._call_until(request, accept))
+
+    async def _call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.timeout_s
+        while True:
+            answer = await self._call(request, self.timeout_s, ATTEMPT_S)
+            if accept(answer) or clock() >= deadline:
+                return answer
+            await asyncio.sleep(POLL_S)
 
     async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
         if self._unary is None:

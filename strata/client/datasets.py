@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from strata.client.coordinator import CoordinatorClient
-from strata.errors import ConfigError
+from strata.errors import ConfigError, NotFound
 from strata.v1.datasets_pb2 import (
     Dataset,
     GetAssignmentRequest,
@@ -85,7 +85,8 @@ class DatasetRegistry:
     def assignment(self, dataset: str | None = None) -> DatasetAssignment:
         """Return whose shards are whose; `dataset` may be left out when the job has only one.
 
-        `NotFound` when there is no such dataset, or no world to divide it among yet.
+        Waits, up to `timeout_s`, for the first assignment: there is none before the job has a
+        world. `NotFound` when none came, or when there is no such dataset.
         """
         answer = self._ask(dataset, worker_id="")
         owned = {worker: tuple(sorted(shards.index)) for worker, shards in answer.owners.items()}
@@ -102,7 +103,9 @@ class DatasetRegistry:
     def get_assigned_shards(self, *, worker_id: str, dataset: str | None = None) -> list[Shard]:
         """Return the shards of one worker in the order of their numbers.
 
-        `worker_id` names a member of the job, not a rank. Errors as of `assignment`.
+        `worker_id` names a member of the job, not a rank. Waits, up to `timeout_s`, until it takes
+        part in the assignment; `NotFound` when it does not: nobody is told that it owns nothing
+        because it came too early.
         """
         answer = self._ask(dataset, worker_id=worker_id)
         return [
@@ -111,9 +114,23 @@ class DatasetRegistry:
         ]
 
     def _ask(self, dataset: str | None, *, worker_id: str) -> GetAssignmentResponse:
-        answer: GetAssignmentResponse = self._client.call(
-            GetAssignmentRequest(job=self._client.job, dataset=dataset or "", worker_id=worker_id)
+        def settled(answer: GetAssignmentResponse) -> bool:
+            return bool(answer.assign_epoch) and (not worker_id or worker_id in answer.workers)
+
+        answer: GetAssignmentResponse = self._client.call_until(
+            GetAssignmentRequest(job=self._client.job, dataset=dataset or "", worker_id=worker_id), settled
         )
+        if not answer.assign_epoch:
+            raise NotFound(
+                f"nobody owns shards of dataset {answer.dataset.name!r} yet",
+                hint="they are divided once the job has a world: see `strata members`",
+            )
+        if not settled(answer):
+            raise NotFound(
+                f"worker {worker_id!r} has no part in dataset {answer.dataset.name!r}"
+                f" in generation {answer.generation}",
+                hint=f"its workers are {', '.join(answer.workers[:8])}; standbys own nothing",
+            )
         return answer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 import pytest
 
@@ -16,7 +15,6 @@ from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, GetWorldRequest
 
 LIMIT_S = 30.0
-T = TypeVar("T")
 
 
 class Trainers:
@@ -52,17 +50,6 @@ class Trainers:
             self.pool.submit(act, client) for client in clients or tuple(self.clients)
         ]
         return [future.exception(LIMIT_S) or future.result() for future in futures]
-
-    @staticmethod
-    def retried(act: Callable[[], T], error: type[Exception]) -> T:
-        """Return what `act` returns once it does not raise `error`."""
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            try:
-                return act()
-            except error:
-                if time.monotonic() > deadline:
-                    raise
 
     def close(self) -> None:
         self.all(lambda client: client.close())
@@ -197,7 +184,7 @@ def test_datasets_are_divided_among_the_members(trainers: Trainers) -> None:
         with pytest.raises(errors.Conflict):
             registry.register("train", shards=65)
         assert registry.datasets() == ["train"]
-        assignment = trainers.retried(registry.assignment, errors.NotFound)
+        assignment = registry.assignment()
         assert set(assignment.owners) == {"w0", "w1"}
         assert sorted(i for shards in assignment.owners.values() for i in shards) == list(range(64))
         mine = registry.get_assigned_shards(worker_id="w0")

@@ -214,6 +214,28 @@ def test_shards_come_with_their_files(server: UnaryServer) -> None:
     registry.close()
 
 
+def test_nobody_is_told_too_early_that_it_owns_nothing(server: UnaryServer) -> None:
+    states = [
+        GetAssignmentResponse(dataset=Dataset(name="d", shards=2)),
+        GetAssignmentResponse(dataset=Dataset(name="d", shards=2), assign_epoch=1, workers=["w0"]),
+        GetAssignmentResponse(
+            dataset=Dataset(name="d", shards=2),
+            assign_epoch=2,
+            workers=["w0", "w1"],
+            owners={"w1": Shards(index=[1])},
+        ),
+    ]
+    server.answers[GetAssignmentRequest] = lambda _: states.pop(0) if len(states) > 1 else states[0]
+    with DatasetRegistry(server.address, timeout_s=3) as registry:
+        assert [shard.index for shard in registry.get_assigned_shards(worker_id="w1")] == [1]
+    with DatasetRegistry(server.address, timeout_s=0.3) as registry:
+        with pytest.raises(errors.NotFound, match="no part"):
+            registry.get_assigned_shards(worker_id="w7")
+        states[:] = [GetAssignmentResponse(dataset=Dataset(name="d", shards=2))]
+        with pytest.raises(errors.NotFound, match="yet"):
+            registry.assignment()
+
+
 def test_registering_a_dataset(server: UnaryServer) -> None:
     server.answers[RegisterDatasetRequest] = lambda r: RegisterDatasetResponse(dataset=r.dataset)
     with DatasetRegistry(server.address) as registry:
