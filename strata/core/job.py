@@ -80,9 +80,7 @@ class JobView:
         head = self.head()
         if head is None:
             return None
-        chunks = self.view.entries(
-            self.keys.members(head.record.generation, head.record.epoch), MembersChunk
-        )
+        chunks = self.view.entries(self.keys.members(head.record.generation, head.record.epoch), MembersChunk)
         return World(head.record, tuple(m for chunk in chunks for m in chunk.record.members))
 
     def failed(self, generation: int) -> dict[int, RankFailed]:
