@@ -78,9 +78,9 @@ class Connection:
         self._reported.set()
         for endpoint in self.endpoints:
             await endpoint.channel.close()
-        # Closing ends what they wait for. Cancelled, they would leave gRPC an event for a loop that
-        # may be gone when it comes.
-        _, late = await asyncio.wait(self._tasks, timeout=1.0)
+        # Closing ends what they wait for, unless a traceback still holds a failed call. Cancelled,
+        # they would leave gRPC an event for a loop that may be gone when it comes.
+        _, late = await asyncio.wait(self._tasks, timeout=0.2)
         for task in late:
             task.cancel()
 

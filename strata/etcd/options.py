@@ -62,7 +62,8 @@ class Timing:
     silence_s: float = 15.0
     """How long a watch may stay silent before it is opened elsewhere."""
     backoff_s: float = 0.05
-    backoff_cap_s: float = 2.0
+    backoff_cap_s: float = 0.5
+    """The pauses between attempts that fail at once: short, so that none outlives an election by much."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

@@ -100,9 +100,9 @@ class WatchStream:
 
     def close(self) -> None:
         self._call.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        reading, self._reading = self._reading, None
+        if reading is not None and not reading.cancel() and not reading.cancelled():
+            reading.exception()  # it ended before anybody looked; nobody will
 
     async def _tick(self) -> float:
         """Ask for progress when it is time, and return how long to wait for an answer."""
