@@ -1,0 +1,296 @@
+"""Each rule has a doctored keyspace that it must reject, and a sound one that it must not."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strata.core.barriers import Arrival, BarrierBook, decide_outcome
+from strata.core.datasets import decide_register_dataset, plan_assignment
+from strata.core.ids import AttemptId, WorkerId
+from strata.core.members import decide_rank_exit
+from strata.core.records import (
+    Assignment,
+    BarrierFloor,
+    BarrierOutcome,
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    DatasetSpec,
+    JobPhase,
+    Latest,
+    Member,
+    MembersChunk,
+    Phase,
+    RankDone,
+    RankFailed,
+    Restored,
+    RestorePoint,
+    Standbys,
+    WorldHead,
+)
+from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register
+
+RECORD = CheckpointRecord(
+    attempt=AttemptId("a20"),
+    step=20,
+    generation=1,
+    type=CheckpointType.FULL,
+    state=CheckpointState.COMMITTED,
+    ranks=4,
+    path="file:///x",
+    manifest_digest="d",
+)
+
+
+class Sound(Store):
+    """A job in its second generation, restored from the first, with a bit of everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = lead(self)
+        for name in ("w0", "w1", "w2"):
+            register(self, name, slots=2, min_workers=2, max_workers=2)
+        carry_out(self, self.epoch)
+        self.put(JOB.checkpoint(20, 1), RECORD)
+        latest = Latest(generation=1, step=20, attempt=AttemptId("a20"), record_generation=1)
+        self.put(JOB.latest, latest)
+        leave(self, "w1")
+        carry_out(self, self.epoch)
+        register(self, "w3", slots=2)
+        carry_out(self, self.epoch)
+        for round_ in (1, 2):
+            self.meet(round_)
+        self.meet(3, ranks=(0,), timeout_ms=5)
+        self.settle(lambda job: decide_register_dataset(job, "d", DatasetSpec(shards=40)))
+        for txn in plan_assignment(self.job(), keys=KEYS, epoch=self.epoch).txns:
+            assert self.execute(txn).succeeded
+        self.end(0)
+
+    def meet(self, round_: int, ranks: tuple[int, ...] = (0, 1, 2, 3), timeout_ms: int = 0) -> None:
+        sent = Arrival(job="job", name="b", generation=2, round=round_, ranks=ranks, timeout_ms=timeout_ms)
+        entry = BarrierBook().add(sent, size=4, now_ms=0).round
+        self.settle(lambda job: decide_outcome(job, entry, now_ms=5))
+
+    def end(self, rank: int) -> None:
+        world = self.job().world()
+        assert world is not None
+        member = world.member_of(rank)
+        self.settle(
+            lambda job: decide_rank_exit(job, WorkerId(member.worker), member.incarnation, 2, rank, 0)
+        )
+
+    def change(self, key: str, cls: Any, **changes: Any) -> None:
+        record = self.view().record(key, cls)
+        assert record is not None
+        self.put(key, dataclasses.replace(record, **changes))
+
+    def chunk(self) -> str:
+        return JOB.members_chunk(2, self.epoch, 0)
+
+    def change_member(self, index: int, **changes: Any) -> None:
+        members = list(self.members())
+        members[index] = dataclasses.replace(members[index], **changes)
+        self.put(self.chunk(), MembersChunk(members=tuple(members)))
+
+    def members(self) -> tuple[Member, ...]:
+        chunk = self.view().record(self.chunk(), MembersChunk)
+        assert chunk is not None
+        return chunk.members
+
+
+def test_a_sound_keyspace_has_no_problems() -> None:
+    sound = Sound()
+    assert sound.problems() == []
+    head = sound.job().head()
+    assert head is not None
+    assert head.record.restore == RestorePoint(step=20, attempt=AttemptId("a20"), record_generation=1)
+    standbys = sound.view().record(JOB.standbys, Standbys)
+    assert standbys is not None
+    assert standbys.workers == ("w3",)
+    assert sound.view().names(JOB.barrier_generation("b", 2)) == [
+        "000000000002",
+        "000000000003",
+        "floor",
+    ]
+    assert Store().problems() == []
+
+
+Doctor = Callable[[Sound], object]
+
+CASES: dict[str, tuple[Doctor, str]] = {
+    # worlds
+    "no chunks": (lambda s: s.delete(s.chunk()), "has 0 chunks, its head says 1"),
+    "a foreign chunk": (
+        lambda s: s.put(JOB.members_chunk(2, s.epoch, 1), MembersChunk(members=())),
+        "has 2 chunks",
+    ),
+    "a member too few": (
+        lambda s: s.put(s.chunk(), MembersChunk(members=s.members()[:1])),
+        "has 1 members, not 2",
+    ),
+    "other slots": (lambda s: s.change_member(1, slots=3), "has not 4 ranks"),
+    "ranks with a gap": (lambda s: s.change_member(1, first_rank=3), "is out of place"),
+    "group ranks with a gap": (lambda s: s.change_member(0, group_rank=1), "is out of place"),
+    "a member twice": (lambda s: s.change_member(1, worker=s.members()[0].worker), "has a member twice"),
+    "keys of the far future": (
+        lambda s: s.put(JOB.done_rank(4, 0), RankDone(worker=WorkerId("w0"))),
+        "generation 4 has keys, and the head is 2",
+    ),
+    "another step restored": (
+        lambda s: s.put(JOB.restored(2), Restored(step=10)),
+        "restored 10, its head says 20",
+    ),
+    "nothing restored": (lambda s: s.delete(JOB.restored(2)), "restored None, its head says 20"),
+    "forming and restoring": (
+        lambda s: s.change(JOB.head, WorldHead, members=0),
+        "is forming and restores",
+    ),
+    "ends without a head": (lambda s: s.delete(JOB.head), "and there is no head"),
+    "a world without a spec": (lambda s: s.delete(JOB.spec), "it has a world and no spec"),
+    # the ends of ranks
+    "done and failed": (
+        lambda s: s.put(JOB.failed_rank(2, 0), RankFailed(reason="r", worker=WorkerId("w0"))),
+        r"ranks \[0\] are done and failed",
+    ),
+    "a rank that is none": (
+        lambda s: s.put(JOB.done_rank(2, 4), RankDone(worker=WorkerId("w0"))),
+        r"ranks \[4\] ended, of 4",
+    ),
+    "done too early": (
+        lambda s: s.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="")),
+        "is done with 1 of 4 ranks",
+    ),
+    "a member that stands by": (
+        lambda s: s.put(JOB.standbys, Standbys(workers=(WorkerId("w0"),))),
+        r"members \['w0'\] of the world stand by",
+    ),
+    # barriers
+    "a round below the floor": (
+        lambda s: s.put(JOB.arrived("b", 2, 1), BarrierFloor(round=1)),
+        "round 1 lies below the floor 2",
+    ),
+    "a release above the floor": (
+        lambda s: s.put(JOB.barrier_floor("b", 2), BarrierFloor(round=1)),
+        "round 2 was released, and the floor is 1",
+    ),
+    "a floor without its release": (
+        lambda s: s.delete(JOB.outcome("b", 2, 2)),
+        "the floor is 2, and that round has no outcome",
+    ),
+    "another rounds outcome": (
+        lambda s: s.change(JOB.outcome("b", 2, 3), BarrierOutcome, round=2),
+        "round 3 holds the outcome of another",
+    ),
+    "a release with missing": (
+        lambda s: s.change(JOB.outcome("b", 2, 2), BarrierOutcome, missing=(3,)),
+        "round 2 was released without all",
+    ),
+    "a barrier of the future": (
+        lambda s: s.put(JOB.barrier_floor("b", 3), BarrierFloor(round=1)),
+        "barrier b/3 is of a generation that does not exist",
+    ),
+    # checkpoints
+    "latest of nothing": (lambda s: s.delete(JOB.checkpoint(20, 1)), "refers to no record"),
+    "latest of another attempt": (
+        lambda s: s.change(JOB.latest, Latest, attempt=AttemptId("b")),
+        "refers to attempt b",
+    ),
+    "latest of an aborted one": (
+        lambda s: s.change(JOB.checkpoint(20, 1), CheckpointRecord, state=CheckpointState.ABORTED),
+        "refers to a record that is aborted",
+    ),
+    "latest before its record": (
+        lambda s: s.change(JOB.latest, Latest, generation=0),
+        "counts under a generation before its record's",
+    ),
+    "latest of the future": (
+        lambda s: s.change(JOB.latest, Latest, generation=3),
+        "is of a generation that does not exist",
+    ),
+    "latest not restored": (
+        lambda s: s.change(JOB.head, WorldHead, restore=None),
+        "is not what generation 2 restored",
+    ),
+    "a record in another slot": (
+        lambda s: s.put(JOB.checkpoint(30, 1), RECORD),
+        "checkpoint .20, 1. lies at",
+    ),
+    "a record of the future": (
+        lambda s: s.put(JOB.checkpoint(30, 3), dataclasses.replace(RECORD, step=30, generation=3)),
+        "checkpoint .30, 3. is of a generation that does not exist",
+    ),
+    "a commit without a manifest": (
+        lambda s: s.change(JOB.checkpoint(20, 1), CheckpointRecord, manifest_digest=""),
+        "is committed without a manifest's digest",
+    ),
+    # datasets
+    "another number of shards": (
+        lambda s: s.put(JOB.dataset_spec("d"), DatasetSpec(shards=41)),
+        "is assigned with 40 shards, its spec differs",
+    ),
+    "no spec": (lambda s: s.delete(JOB.dataset_spec("d")), "its spec differs"),
+    "an assignment of the future": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, generation=3),
+        "is assigned in a generation that does not exist",
+    ),
+    "a worker outside": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, workers=(WorkerId("w0"), WorkerId("w9"))),
+        "is assigned to workers outside the world",
+    ),
+    "a shard moved twice": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w0": (1,), "w2": (1,)}),
+        "moves a shard twice",
+    ),
+    "a shard that is none": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w0": (40,)}),
+        "or one that does not exist",
+    ),
+    "moved to a stranger": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w9": (1,)}),
+        "moves shards to workers that it is not assigned to",
+    ),
+    "too much moved": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w0": tuple(range(29))}),
+        "moves more shards to one worker than it may own",
+    ),
+    # epochs
+    "an epoch of the future": (
+        lambda s: s.change(JOB.standbys, Standbys, epoch=10**6),
+        "epoch 1000000 is above revision",
+    ),
+    "written by a leader to come": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, epoch=s.epoch + 1),
+        "is above the leader's own",
+    ),
+    # poison
+    "a poison record": (lambda s: s.put(JOB.head, Restored(step=3)), "not a WorldHead record"),
+    "a poison leader": (lambda s: s.put(KEYS.leader, Restored(step=3)), "not a Leader record"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_doctored_keyspace_is_rejected(name: str) -> None:
+    doctor, why = CASES[name]
+    store = Sound()
+    doctor(store)
+    problems = store.problems()
+    assert problems
+    assert any(re.search(why, problem) for problem in problems), problems
+
+
+def test_an_imported_record_may_be_of_any_generation() -> None:
+    store = Sound()
+    record = dataclasses.replace(RECORD, step=90, generation=9, state=CheckpointState.PREPARED)
+    store.put(JOB.checkpoint(90, 9), record)
+    assert store.problems() == []
+
+
+def test_chunks_of_an_attempt_that_goes_on_are_no_problem() -> None:
+    store = Sound()
+    store.put(JOB.members_chunk(3, store.epoch, 0), MembersChunk(members=()))
+    assert store.problems() == []
