@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import threading
 import time
 import uuid
@@ -148,9 +149,11 @@ class Talker:
 
     def wait_quiet(self, limit_s: float = LIMIT_S) -> None:
         """Return once nobody is left that was started by this process, directly or not."""
-        if not self._quiet.wait(limit_s):
-            raise AssertionError(f"of {self.name} there are left: {self.family()}")
-        assert self.family() == {}
+        deadline = time.monotonic() + limit_s
+        while left := self.family():
+            if not all(gone(pid, deadline - time.monotonic()) for pid in left):
+                raise AssertionError(f"of {self.name} there are left: {self.family()}")
+        assert self._quiet.wait(limit_s), f"somebody who hid its mark holds the output of {self.name}"
 
     def family(self) -> dict[int, str]:
         """Return the processes that carry this talker's mark, with their command lines."""
@@ -174,6 +177,20 @@ def marked(mark: str) -> dict[int, str]:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has ended, is a zombie, or is somebody else's
     return found
+
+
+def gone(pid: int, limit_s: float) -> bool:
+    """Return True once no such process runs (a zombie counts as gone), False after the limit."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(max(0.0, limit_s) * 1000))
+    finally:
+        os.close(fd)
 
 
 def _event(line: bytes) -> Event:

@@ -20,6 +20,7 @@ from strata.coordinator.etcd_access import check_versions, connected, member_sta
 from strata.coordinator.replica import Replica
 from strata.coordinator.server import Server
 from strata.core.ids import checked_id
+from strata.core.timing import Timing
 from strata.errors import ConfigError, InvalidArgument
 from strata.observe import configure, get_logger
 
@@ -46,6 +47,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     """
     configure(fmt=config.log.format, level=config.log.level)
     name = _name(config)
+    Timing.derive(config.detect_s)  # a wrong one is refused before etcd is waited for
     log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
     task = asyncio.current_task()
     assert task is not None

@@ -43,15 +43,15 @@ class _Observer:
     relay: Relay | None = None
 
     def __init__(self) -> None:
-        self._told = ""
+        self._told: set[str] = set()
 
     def on_connected(self, welcome: Welcome) -> None:
-        self._told = ""
+        self._told.clear()
         log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
 
     def on_disconnected(self, reason: StrataError) -> None:
-        if reason.message != self._told:  # once a reason, not once a try
-            self._told = reason.message
+        if reason.message not in self._told:  # once a reason, not once a try
+            self._told.add(reason.message)
             log.warning("session.disconnected", reason=reason.message, hint=reason.hint)
 
     def on_world(self, update: WorldUpdate) -> None:

@@ -87,6 +87,8 @@ class _End(Generic[Out]):
         self._outbox: _Outbox[Out] = _Outbox(limit)
         self.ending = asyncio.Event()
         self.error: StrataError | None = None
+        self.broke = False
+        """Whether a write failed: then what reading says of it is the better reason."""
 
     @property
     def backlog(self) -> int:
@@ -113,6 +115,7 @@ class _End(Generic[Out]):
             await self._outbox.empty_into(self._write)
         except (grpc.aio.BaseError, grpc.RpcError, asyncio.InvalidStateError):
             # the transport is gone; the reader sees it too and says why
+            self.broke = True
             self.close(Unavailable("the stream broke"))
 
 
@@ -223,7 +226,7 @@ class ClientStream(_End[Out], Generic[In, Out]):
                 raise
             message = grpc.aio.EOF  # `close` ended the call
         except StrataError:
-            if not self.ending.is_set():
+            if not self.ending.is_set() or self.broke:
                 raise
             message = grpc.aio.EOF
         if message is grpc.aio.EOF:

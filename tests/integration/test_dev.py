@@ -126,7 +126,7 @@ def test_data_and_jobs_are_there_again_after_a_restart(nodes: Nodes, record: Rec
         with CoordinatorClient.connect(endpoints_of(record), job=nodes.job) as client:
             uids.append(client.status().token.uid)
             jobs = [job.name for job in client.jobs()]
-            client.register(worker_id="w")
+            client.register(worker_id=f"w-{len(uids)}")
         dev.signal(signal.SIGTERM)
         assert dev.join() == 0
     assert uids[0] == uids[1]

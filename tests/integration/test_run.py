@@ -90,7 +90,7 @@ def test_three_fruitless_generations_fail_the_job_with_the_rank_s_code(
     assert node.join() == status
     node.wait_quiet()
     assert [e["generation"] for e in nodes.record.of("start", rank=1)] == [1, 2, 3]
-    counts = [e["env"]["TORCHELASTIC_RESTART_COUNT"] for e in nodes.record.of("start", rank=0)]
+    counts = [e["env"]["TORCHELASTIC_RESTART_COUNT"] for e in nodes.record.of("start", rank=1)]
     assert counts == ["0", "1", "2"]
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         assert client.job_status().phase == JOB_PHASE_FAILED
