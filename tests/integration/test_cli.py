@@ -132,7 +132,7 @@ def test_a_coordinator_says_what_is_wrong_with_its_settings() -> None:
     for words, part in (
         (("--listen", "nonsense"), "listen"),
         (("--detect-s", "0.01"), "detect_s"),
-        (("--listen", "0.0.0.0:50051"), "insecure"),
+        (("--listen", "0.0.0.0:50051", "--advertise", "192.0.2.1:50051"), "insecure"),
     ):
         code, said = run_strata("coordinator", "--etcd", "127.0.0.1:1", *words)
         assert code == 2, said
