@@ -1,0 +1,69 @@
+"""Logs are JSON lines, unless a person looks on, and never show a local variable."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from strata.observe import configure, get_logger
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def fail() -> None:
+    password = "open sesame"
+    raise ValueError(f"a text of {len(password)} characters")
+
+
+def test_an_event_is_one_line_of_json_with_its_fields() -> None:
+    out = io.StringIO()
+    log = get_logger()
+    configure(stream=out)
+    with structlog.contextvars.bound_contextvars(replica="r1"):
+        log.info("leadership_taken", epoch=7)
+        log.debug("not shown")
+    line = json.loads(out.getvalue())
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {"event": "leadership_taken", "epoch": 7, "level": "info", "replica": "r1"}
+
+
+def test_a_person_at_a_terminal_gets_plain_text() -> None:
+    out = Terminal()
+    configure(stream=out)
+    get_logger().info("leadership_taken", epoch=7)
+    assert "leadership_taken" in out.getvalue()
+    assert "{" not in out.getvalue()
+
+
+@pytest.mark.parametrize("fmt", ["json", "plain"])
+def test_a_traceback_shows_code_and_no_values(fmt: str) -> None:
+    out = io.StringIO()
+    configure(fmt=fmt, stream=out)
+    try:
+        fail()
+    except ValueError as error:
+        get_logger().error("failed", exc_info=error)
+    assert "a text of 11 characters" in out.getvalue()
+    assert out.getvalue().count("open sesame") == out.getvalue().count('password = "open sesame"')
+
+
+def test_the_level_holds() -> None:
+    out = io.StringIO()
+    configure(level="warning", stream=out)
+    get_logger().info("quiet")
+    get_logger().warning("loud")
+    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["loud"]
