@@ -7,7 +7,10 @@ never removed. The rule looks at the view and at the transports only, not at how
 it covers the broken stream, a registration whose client went away half way, and a hand-over that
 took effect after everybody had given it up.
 
-While etcd cannot be reached, nobody dies: the attempt is repeated, and first looked at again.
+While etcd cannot be reached, nobody dies. A removal is sent only when etcd has just answered, for a
+short time, and looked at again before it is repeated. One whose outcome is unknown may still take
+effect when its member is back: then the member's registration writes the key once more
+(`condemned`), and the late removal compares a revision that is gone.
 
 The other way round, a transport ends when the view shows that its member is not ours any more.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from strata.coordinator.context import ReplicaContext
 from strata.core.ids import BootId, WorkerId
@@ -29,6 +32,9 @@ from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.observe import get_logger
 
 log = get_logger()
+
+ATTEMPT_S: Final = 1.0
+"""How long one attempt at a removal may take, before it is asked again whether it is right."""
 
 
 class Transport(Protocol):
@@ -57,6 +63,7 @@ class Keeper:
         self._transports: dict[_Key, dict[BootId, Transport]] = {}
         self._unattended_since: dict[_Key, float] = {}
         self._removals: dict[_Key, asyncio.Task[None]] = {}
+        self._condemned: dict[_Key, int] = {}
         self._losses: dict[_Key, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._stopped = False
@@ -109,6 +116,10 @@ class Keeper:
         entry = self._unattended((job, worker))
         return entry.create_revision if entry is not None else 0
 
+    def condemned(self, job: str, worker: str) -> int:
+        """Return the mod_revision at which a removal may still take effect; 0 when there is none."""
+        return self._condemned.get((job, worker), 0)
+
     async def lost(self, job: str, worker: str) -> None:
         """Return when a transport of this member goes down."""
         await self._losses.setdefault((job, worker), asyncio.Event()).wait()
@@ -125,6 +136,8 @@ class Keeper:
         entry = self._job(job).worker(worker)
         for transport in tuple(self._transports.get(key, {}).values()):
             self._judge(transport, entry)
+        if entry is None or entry.mod_revision != self._condemned.get(key):
+            self._condemned.pop(key, None)
         if self._unattended(key) is None:
             self._unattended_since.pop(key, None)
             return
@@ -173,7 +186,10 @@ class Keeper:
                     await asyncio.sleep(wait_s)
                     continue
                 try:
-                    await self._context.executor.settle(partial(self._decide, key), coalesce=True)
+                    await self._context.mirror.fresh()
+                    await self._context.executor.settle(
+                        partial(self._decide, key), deadline_s=ATTEMPT_S, coalesce=True
+                    )
                 except Unavailable as error:
                     log.warning("removal_delayed", job=job, worker=worker, error=error.message)
                 self.look(job, worker)
@@ -199,7 +215,9 @@ class Keeper:
             mod_revision=entry.mod_revision,
             reason="its transport failed",
         )
-        log.info("member_removed", job=job, worker=worker, reason=removal.reason)
+        if removal.txn is not None:
+            self._condemned[key] = entry.mod_revision
+            log.info("member_lost", job=job, worker=worker, reason=removal.reason)
         return removal
 
     def _job(self, job: str) -> JobView:

@@ -16,7 +16,7 @@ from strata.coordinator.keeper import Keeper, Transport
 from strata.core.job import JobView
 from strata.core.members import Registration, decide_register
 from strata.core.records import Replica, Worker
-from strata.core.txn import Decision
+from strata.core.txn import Decision, Put, Txn, unchanged
 from strata.core.view import Entry, View
 from strata.errors import Conflict, StaleIncarnation, Unavailable
 
@@ -61,11 +61,21 @@ class Registrar:
         keys = self._context.keys.job(job)
 
         def decide(view: View) -> Decision:
-            return decide_register(
+            decision = decide_register(
                 JobView(view, keys),
                 registration,
                 served_by=self._context.instance,
                 failed_incarnation=self._keeper.failed_incarnation(job, registration.worker),
+            )
+            kv = view.get(keys.worker(registration.worker))
+            done = decision.txn is None and decision.refusal is None
+            if not done or kv is None or kv.mod_revision != self._keeper.condemned(job, registration.worker):
+                return decision
+            return Decision(
+                reason=f"{registration.worker} is back before its removal",
+                txn=Txn(
+                    compares=(unchanged(kv.key, kv.mod_revision),), success=(Put(key=kv.key, value=kv.value),)
+                ),
             )
 
         await self._context.executor.settle(decide, coalesce=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from strata.config import CoordinatorConfig
@@ -18,13 +18,13 @@ from strata.core.keys import ClusterKeys
 from strata.core.records import Worker
 from strata.core.txn import Delete, Put, Txn, read_prefix
 from strata.core.view import Entry, View
-from strata.errors import StrataError
 from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
 from strata.testing.serving import MemoryServing, peer_door
-from strata.v1 import barriers_pb2, checkpoints_pb2, members_pb2, session_pb2, worlds_pb2
-from strata.v1.session_pb2 import Down, Up
+from tests.raw_member import Member
+
+__all__ = ["JOB", "KEYS", "LIMIT_S", "Cluster", "Member", "Node", "cluster"]
 
 KEYS = ClusterKeys("default")
 JOB = KEYS.job("job")
@@ -91,164 +91,6 @@ class Node:
             await self.context.mirror.wait_until(what)
 
 
-class Member:
-    """One member's process: says what it is told to, notes what it hears."""
-
-    def __init__(self, cluster: Cluster, worker: str, *, slots: int = 1, boot: str = "") -> None:
-        self.cluster = cluster
-        self.worker = worker
-        self.slots = slots
-        self.boot = boot or f"boot-{worker}"
-        self.incarnation = 0
-        self.heard: list[Down] = []
-        self.error: StrataError | None = None
-        self.over = asyncio.Event()
-        self.link: MemoryLink | None = None
-        self._news = asyncio.Event()
-        self._session: asyncio.Task[None] | None = None
-
-    # -- connecting
-
-    async def connect(self, replica: str, **registration: Any) -> Member:
-        """Begin a session with `replica`, after dropping the one before; return once welcome."""
-        self.dial(replica, **registration)
-        await self.next("welcome")
-        return self
-
-    def dial(self, replica: str, **registration: Any) -> None:
-        """Begin a session and do not wait for its welcome."""
-        self.drop()
-        self.heard, self.error, self.over = [], None, asyncio.Event()
-        self._session = self.cluster.tasks.create_task(self._talk(replica, registration))
-
-    async def _talk(self, replica: str, registration: dict[str, Any]) -> None:
-        over = self.over
-        try:
-            async with self.cluster.board.dial(f"client-{self.worker}", replica) as link:
-                self.link = link
-                hello = members_pb2.Registration(
-                    job="job",
-                    worker_id=self.worker,
-                    boot=self.boot,
-                    host="host",
-                    slots=self.slots,
-                    incarnation=self.incarnation,
-                    spec=worlds_pb2.JobSpec(
-                        min_workers=self.cluster.members, max_workers=self.cluster.members
-                    ),
-                )
-                hello.MergeFrom(members_pb2.Registration(**registration))
-                link.send(Up(hello=session_pb2.Hello(member=hello)))
-                while (down := await link.recv()) is not None:
-                    if down.HasField("welcome"):
-                        self.incarnation = down.welcome.incarnation
-                    self.heard.append(down)
-                    self._news.set()
-        except StrataError as error:
-            self.error = error
-        finally:
-            over.set()
-            self._news.set()
-
-    def drop(self) -> None:
-        """Lose the connection, as a process that was killed does."""
-        if self.link is not None:
-            self.link.break_off()
-            self.link = None
-        if self._session is not None:
-            self._session.cancel()
-            self._session = None
-
-    def cancel(self) -> None:
-        self.drop()
-
-    # -- hearing
-
-    async def until(self, condition: Callable[[], Any]) -> Any:
-        """Return the first true answer; it is asked whenever something is heard."""
-        async with asyncio.timeout(LIMIT_S):
-            while not (answer := condition()):
-                self._news.clear()
-                await self._news.wait()
-            return answer
-
-    def all(self, kind: str) -> list[Any]:
-        return [getattr(down, kind) for down in self.heard if down.WhichOneof("message") == kind]
-
-    async def next(self, kind: str, *, after: int = 0) -> Any:
-        """Return the first message of this kind that is the `after`-th or later."""
-
-        def found() -> Any:
-            assert not self.over.is_set() or len(self.all(kind)) > after, f"ended: {self.error}"
-            return len(self.all(kind)) > after
-
-        await self.until(found)
-        return self.all(kind)[after]
-
-    async def world(self, generation: int = 1) -> session_pb2.WorldUpdate:
-        """Return the update of that generation."""
-
-        def found() -> list[Any]:
-            return [w for w in self.all("world") if w.world.generation == generation]
-
-        found_updates: list[session_pb2.WorldUpdate] = await self.until(found)
-        return found_updates[-1]
-
-    async def outcome(self, round_: int = 1, name: str = "b") -> barriers_pb2.BarrierOutcome:
-        """Return the outcome of a round."""
-
-        def found() -> barriers_pb2.BarrierOutcome | None:
-            for message in self.all("outcomes"):
-                for outcome in message.outcomes:
-                    if (outcome.name, outcome.round) == (name, round_):
-                        assert isinstance(outcome, barriers_pb2.BarrierOutcome)
-                        return outcome
-            return None
-
-        answer: barriers_pb2.BarrierOutcome = await self.until(found)
-        return answer
-
-    async def save(self, state: int, *, acked: int = 0) -> checkpoints_pb2.Checkpoint:
-        """Return the first news of a save in this state, with so many acks."""
-
-        def found() -> list[checkpoints_pb2.Checkpoint]:
-            return [s for s in self.all("checkpoint") if s.state == state and len(s.acked) >= acked]
-
-        saves: list[checkpoints_pb2.Checkpoint] = await self.until(found)
-        return saves[0]
-
-    # -- saying
-
-    def send(self, **message: Any) -> None:
-        assert self.link is not None
-        self.link.send(Up(**message))
-
-    def arrive(
-        self,
-        ranks: Iterable[int],
-        round_: int = 1,
-        *,
-        name: str = "b",
-        generation: int = 1,
-        **more: Any,
-    ) -> None:
-        arrival = barriers_pb2.Arrival(
-            job="job", name=name, generation=generation, round=round_, ranks=ranks, **more
-        )
-        self.send(arrivals=session_pb2.Arrivals(arrivals=[arrival]))
-
-    async def call(self, **request: Any) -> session_pb2.Reply:
-        """Make a call and return its reply."""
-        call_id = 1000 + len(self.heard)
-        self.send(call=session_pb2.Call(id=call_id, **request))
-
-        def found() -> list[session_pb2.Reply]:
-            return [reply for reply in self.all("reply") if reply.id == call_id]
-
-        replies: list[session_pb2.Reply] = await self.until(found)
-        return replies[0]
-
-
 class Cluster:
     """Replicas on one store, and the members of one job of `members` members."""
 
@@ -285,9 +127,12 @@ class Cluster:
                     await asyncio.sleep(0.05)
 
     def member(self, worker: str, **more: Any) -> Member:
-        made = Member(self, worker, **more)
+        made = Member(worker, self._dial, self.tasks, members=self.members, limit_s=LIMIT_S, **more)
         self._made.append(made)
         return made
+
+    def _dial(self, worker: str, replica: str) -> AbstractAsyncContextManager[MemoryLink]:
+        return self.board.dial(f"client-{worker}", replica)
 
     async def world(self, *where: str, slots: int = 1) -> list[Member]:
         """Return one member at each of these replicas, in the order of their ranks, in a world."""
@@ -324,7 +169,7 @@ class Cluster:
 
     def end(self) -> None:
         for member in self._made:
-            member.cancel()
+            member.drop()
         for node in self.nodes.values():
             assert node.task is not None
             node.task.cancel()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from strata.core.txn import Delete, Txn
 from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
@@ -231,6 +232,39 @@ async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does()
         assert entry is not None
         assert entry.create_revision == back.incarnation
         assert not back.over.is_set()
+
+
+class LateRemoval(PromptNetwork):
+    """Loses the answer of the first removal and lets it take effect only much later."""
+
+    def __init__(self) -> None:
+        self.late = False
+
+    def fate(self, call: Call) -> Fate:
+        txn = call.argument
+        if isinstance(txn, Txn) and not self.late and txn.success == (Delete(key=JOB.worker("w0")),):
+            self.late = True
+            return Fate(delay_s=3.0)
+        return Fate()
+
+
+@in_virtual_time()
+async def test_a_removal_under_way_does_not_reach_a_member_that_is_back() -> None:
+    async with cluster(0, members=1) as c:
+        network = LateRemoval()
+        c.add("r1", network=network)
+        await c.ready()
+        member = await c.member("w0").connect("r1")
+        member.drop()
+        while not network.late:  # noqa: ASYNC110  # the time is virtual
+            await asyncio.sleep(0.01)
+        before = member.incarnation
+        await member.connect("r1")
+        await asyncio.sleep(20)
+        entry = c.worker("w0")
+        assert entry is not None
+        assert member.incarnation == entry.create_revision == before
+        assert not member.over.is_set()
 
 
 @in_virtual_time()
