@@ -34,6 +34,13 @@ def run(
         float | None,
         typer.Option("--settle-s", help="Seconds to wait for more than it needs. [2]"),
     ] = None,
+    max_fruitless_generations: Annotated[
+        int | None,
+        typer.Option(
+            "--max-fruitless-generations",
+            help="Generations in a row without a checkpoint that fail the job. [3]",
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option("--address", help="Where other nodes reach this one. [found by the route]"),
@@ -65,6 +72,7 @@ def run(
         "min_workers": min_workers,
         "max_workers": max_workers,
         "settle_s": settle_s,
+        "max_fruitless_generations": max_fruitless_generations,
         "address": address,
         "stop_grace_s": stop_grace_s,
         "resume": resume,
