@@ -63,7 +63,7 @@ class Registration:
                 log.info("replica_registered", address=self._record.address)
                 await self._renew()
                 log.warning("registration_lost")
-            except Unavailable as error:
+            except (Unavailable, NotFound) as error:  # NotFound: the lease ran out on the way
                 log.warning("registration_failed", error=error.message)
                 await asyncio.sleep(RETRY_S)
             finally:
@@ -85,6 +85,7 @@ class Registration:
                     await self._mirror.wait_until(self._is_free)
             except TimeoutError:
                 pass  # whoever holds it now is no remnant
+            self._lease = (await self._store.grant(LEASE_S)).id  # the one before ran out meanwhile
             await self._executor.settle(self._decide)
         self.registered = True
 
