@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KILLED_P99_S = 1.5
 FROZEN_SLACK_S = 1.0
 LIMIT_S = 60.0
+WORLDS = frozenset({"world.joining", "world.waiting"})
+"""What a supervisor says when it is told of a newer generation."""
 
 
 class Nodes:
@@ -56,8 +58,8 @@ class Nodes:
         def both(events: list[Event]) -> int:
             newest = max((int(e["generation"]) for e in events if e["event"] == "epoch"), default=0)
             there = {e["source"] for e in events if e["event"] == "epoch" and e["generation"] == newest}
-            joining = max((int(e["generation"]) for e in events if e["event"] == "world.joining"), default=0)
-            return newest if there == {"a", "b"} and joining == newest else 0
+            world = max((int(e["generation"]) for e in events if e["event"] in WORLDS), default=0)
+            return newest if there == {"a", "b"} and world == newest else 0
 
         return self.record.until("two ranks that train", both, limit_s=LIMIT_S)
 
@@ -79,8 +81,7 @@ class Nodes:
 
         def newer(events: list[Event]) -> float:
             for event in events:
-                is_world = event["event"] in {"world.joining", "world.waiting"}
-                if is_world and event["source"] == "b" and int(event["generation"]) > after:
+                if event["event"] in WORLDS and event["source"] == "b" and int(event["generation"]) > after:
                     return float(event["heard"])
             return 0.0
 
