@@ -1,0 +1,87 @@
+"""A `Storage` in memory, held to the same contract as the real one, with faults to order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from strata.checkpoint.digest import Bytes
+from strata.checkpoint.sink import ObjectMissing, checked_name
+from strata.errors import StorageError
+
+
+class MemoryStorage:
+    """Objects in a dictionary. `fault` is called with (verb, name) and may raise."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.fault: Callable[[str, str], None] = lambda verb, name: None
+        self._lock = threading.Lock()
+
+    @property
+    def uri(self) -> str:
+        return "memory:///"
+
+    def sink(self, name: str) -> MemorySink:
+        return MemorySink(self, checked_name(name))
+
+    def create_once(self, name: str, data: bytes) -> bool:
+        self.fault("create", checked_name(name))
+        with self._lock:
+            return self.objects.setdefault(name, data) is data
+
+    def read(self, name: str) -> bytes:
+        self.fault("read", checked_name(name))
+        try:
+            return self.objects[name]
+        except KeyError:
+            raise ObjectMissing(f"no {name}") from None
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        piece = self.read(name)[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def size(self, name: str) -> int:
+        return len(self.read(name))
+
+    def exists(self, name: str) -> bool:
+        return checked_name(name) in self.objects or any(o.startswith(f"{name}/") for o in self.objects)
+
+    def list(self, folder: str = "") -> list[str]:
+        prefix = f"{checked_name(folder)}/" if folder else ""
+        names = [o[len(prefix) :] for o in self.objects if o.startswith(prefix)]
+        return sorted({name.partition("/")[0] for name in names})
+
+    def delete(self, name: str) -> None:
+        self.fault("delete", checked_name(name))
+        self.objects.pop(name, None)
+
+    def delete_folder(self, folder: str) -> None:
+        if self.list(folder):
+            raise StorageError(f"{folder} is not empty")
+
+
+class MemorySink:
+    def __init__(self, storage: MemoryStorage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._data = bytearray()
+
+    def begin(self, size_bytes: int) -> None:
+        self._storage.fault("begin", self._name)
+        self._data = bytearray(size_bytes)
+
+    def write_at(self, offset: int, chunk: Bytes) -> None:
+        self._storage.fault("write", self._name)
+        if offset < 0 or offset + len(chunk) > len(self._data):
+            raise StorageError("outside of the object")
+        self._data[offset : offset + len(chunk)] = chunk
+
+    def finish(self) -> None:
+        self._storage.fault("finish", self._name)
+        if not self._storage.create_once(self._name, bytes(self._data)):
+            raise StorageError(f"{self._name} exists already")
+
+    def abort(self) -> None:
+        self._data = bytearray()

@@ -1,0 +1,50 @@
+"""Whole saves into any storage, for the tests of this folder."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from strata.checkpoint import rng
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.sink import OnStep, Storage, unobserved
+from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
+from strata.checkpoint.state import Flat
+from strata.core.records import CheckpointType
+
+
+def snapshot_of(state: Any, *, with_rng: bool = False) -> Snapshot:
+    flat = Flat()
+    tree = flat.add("", state)
+    generators = flat.add("__rng__", rng.capture()) if with_rng else None
+    return take_snapshot(flat, tree=tree, rng=generators, arena=Arena())
+
+
+def local_catalog(storage: Storage, *, start: int = 0) -> LocalCatalog:
+    """Return a catalog whose attempts are a0, a1, … and whose clock shows their number."""
+    numbers, clock = itertools.count(start), itertools.count(start)
+    return LocalCatalog(storage, new_id=lambda: f"a{next(numbers)}", now_unix_ms=lambda: next(clock))
+
+
+def an_info(step: int) -> CheckpointInfo:
+    return CheckpointInfo(step=step, epoch=0, checkpoint_type=CheckpointType.FULL, metadata={})
+
+
+def save(
+    storage: Storage,
+    catalog: LocalCatalog,
+    state: Any,
+    step: int,
+    *,
+    on_step: OnStep = unobserved,
+    metadata: Mapping[str, str] | None = None,
+    with_rng: bool = False,
+) -> CheckpointMetadata:
+    """Save `state` as the only rank and return the committed checkpoint."""
+    saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5, on_step=on_step)
+    request = SaveRequest(step=step, metadata=metadata or {})
+    return saver.save(snapshot_of(state, with_rng=with_rng), request, an_info(step))

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strata.checkpoint.catalog import SaveRequest
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.manifest import GLOBAL_NAME
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.removal import remove_objects
+from strata.checkpoint.root import COORDINATED, STANDALONE, claim, owner_of
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointError, ConfigError, Refused, StorageError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import local_catalog, save
+
+
+def test_storage_alone_is_the_catalog() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    assert catalog.all() == []
+    assert catalog.latest() is None
+    for step in (20, 100):
+        save(storage, catalog, {"a": step}, step, metadata={"note": str(step)})
+    reopened = local_catalog(storage, start=50)
+    assert [c.step for c in reopened.all()] == [20, 100]
+    latest = reopened.latest()
+    assert latest is not None
+    assert (latest.step, latest.metadata, latest.ranks, latest.latest) == (100, {"note": "100"}, 1, True)
+    assert latest.state is CheckpointState.COMMITTED
+    assert reopened.restore_point() == latest
+    assert latest.size_bytes > 0
+    assert latest.model_hash
+
+
+def test_each_process_that_saves_has_a_generation_of_its_own() -> None:
+    storage = MemoryStorage()
+    first, second = local_catalog(storage), local_catalog(storage, start=50)
+    save(storage, first, {"a": 1}, 100)
+    save(storage, second, {"a": 2}, 60)
+    save(storage, first, {"a": 3}, 120)
+    assert [(c.generation, c.step) for c in first.all()] == [(1, 100), (1, 120), (2, 60)]
+    latest = first.latest()
+    assert latest is not None
+    assert latest.step == 60, "what a later process saved is newer, whatever its step"
+
+
+def test_after_going_back_what_is_saved_is_newer_than_what_was_given_up() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    save(storage, catalog, {"a": 1}, 100)
+    catalog.go_back()
+    save(storage, catalog, {"a": 1}, 60)
+    latest = catalog.latest()
+    assert latest is not None
+    assert (latest.generation, latest.step) == (2, 60)
+
+
+def test_two_writers_of_one_step_never_share_a_slot(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        storage = LocalStorage(tmp_path, nonce=_names(f"w{number}").__next__)
+        catalog = local_catalog(storage, start=100 * number)
+        together.wait(10)
+        for step in (20, 40):
+            save(storage, catalog, {"a": number}, step)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    found = local_catalog(LocalStorage(tmp_path, nonce=str)).all()
+    assert sorted(c.order for c in found) == [(g, s) for g in range(1, 5) for s in (20, 40)]
+    assert all(c.state is CheckpointState.COMMITTED for c in found)
+
+
+def _names(prefix: str) -> Iterator[str]:
+    number = 0
+    while True:
+        number += 1
+        yield f"{prefix}-{number}"
+
+
+def test_a_second_save_of_a_step_finds_the_first() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    first = save(storage, catalog, {"a": 1}, 20)
+    assert save(storage, catalog, {"a": 2}, 20).id == first.id
+
+
+def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+
+    def full(verb: str, name: str) -> None:
+        if name.endswith(GLOBAL_NAME):
+            raise StorageError("disk full")
+
+    storage.fault = full
+    with pytest.raises(StorageError, match="disk full"):
+        save(storage, catalog, {"a": 1}, 20)
+    storage.fault = lambda verb, name: None
+    assert catalog.all() == []
+    assert len(catalog.leftovers()) == 1
+    save(storage, catalog, {"a": 1}, 20)
+    assert [c.step for c in catalog.all()] == [20]
+    (rest,) = catalog.leftovers()
+    remove_objects(storage, rest)
+    assert catalog.leftovers() == []
+    assert [c.step for c in catalog.all()] == [20]
+
+
+def test_leftovers_never_include_what_is_being_saved_now_or_by_a_later_process() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    record = catalog.begin(SaveRequest(step=20))
+    storage.create_once(f"{catalog.folder(record)}/rank-00000.json", b"")
+    assert catalog.leftovers() == []
+    later = local_catalog(storage, start=50)
+    other = later.begin(SaveRequest(step=20))
+    storage.create_once(f"{later.folder(other)}/rank-00000.json", b"")
+    assert catalog.leftovers() == []
+    assert later.leftovers() == [catalog.folder(record)], "an earlier process is over"
+
+
+def test_a_marked_checkpoint_with_harm_is_corrupt_and_the_one_before_is_latest() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    save(storage, catalog, {"a": 20}, 20)
+    last = save(storage, catalog, {"a": 40}, 40)
+    del storage.objects[f"{catalog.folder(last)}/rank-00000.safetensors"]
+    states = [(c.step, c.state) for c in catalog.all()]
+    assert states == [(20, CheckpointState.COMMITTED), (40, CheckpointState.CORRUPT)]
+    latest = catalog.latest()
+    assert latest is not None
+    assert latest.step == 20
+
+
+def test_a_folder_that_was_renamed_by_hand_is_corrupt() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    folder = catalog.folder(save(storage, catalog, {"a": 1}, 20))
+    for name in list(storage.objects):
+        if name.startswith(folder):
+            renamed = name.replace("step-000000000020", "step-000000000099")
+            storage.objects[renamed] = storage.objects.pop(name)
+    (found,) = catalog.all()
+    assert (found.step, found.state) == (99, CheckpointState.CORRUPT)
+    assert "another checkpoint" in found.reason
+
+
+def test_the_newest_is_never_deleted() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    only = save(storage, catalog, {"a": 1}, 20)
+    with pytest.raises(Refused):
+        catalog.delete(only)
+    save(storage, catalog, {"a": 1}, 40)
+    catalog.delete(only)
+
+
+def test_removal_begins_with_the_marker_and_may_be_interrupted_anywhere() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    folder = catalog.folder(save(storage, catalog, {"a": 1}, 20))
+    deleted: list[str] = []
+
+    def interrupt(verb: str, name: str) -> None:
+        if verb == "delete":
+            first = name not in deleted
+            deleted.append(name)
+            if first and not name.endswith(MARKER):
+                raise StorageError("interrupted")
+
+    storage.fault = interrupt
+    for _ in range(10):
+        try:
+            remove_objects(storage, folder)
+            break
+        except StorageError:
+            assert catalog.all() == [], "without its marker it no longer counts"
+    assert storage.list(folder) == []
+    once = [name.rpartition("/")[2] for name in dict.fromkeys(deleted)]
+    assert once == [MARKER, GLOBAL_NAME, "rank-00000.safetensors", "rank-00000.json"]
+
+
+# -- whose root it is -------------------------------------------------------------------------
+
+
+def test_a_root_belongs_to_one_mode() -> None:
+    storage = MemoryStorage()
+    assert owner_of(storage) is None
+    for _ in range(2):
+        claim(storage, STANDALONE)
+    assert owner_of(storage) == STANDALONE
+    with pytest.raises(ConfigError, match="is standalone, and it was to be used as coordinated"):
+        claim(storage, COORDINATED)
+
+
+def test_a_jobs_folder_belongs_to_one_cluster() -> None:
+    storage = MemoryStorage()
+    claim(storage, COORDINATED)
+    claim(storage, f"{COORDINATED}:uid-1/gpt", folder="gpt")
+    claim(storage, f"{COORDINATED}:uid-1/bert", folder="bert")
+    with pytest.raises(ConfigError, match="uid-1/gpt"):
+        claim(storage, f"{COORDINATED}:uid-2/gpt", folder="gpt")
+
+
+def test_a_root_of_a_newer_release_is_refused() -> None:
+    storage = MemoryStorage()
+    storage.objects["strata.json"] = b'{"format":"strata-root","version":9,"owner":"standalone"}'
+    with pytest.raises(CheckpointError, match="format 9"):
+        claim(storage, STANDALONE)

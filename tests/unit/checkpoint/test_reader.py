@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.digest import CHUNK_BYTES, digest
+from strata.checkpoint.manifest import GLOBAL_NAME, Manifest
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed, read_manifest, write_marker
+from strata.checkpoint.reader import Loaded, load
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointCorrupt, CheckpointError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import local_catalog, save
+
+STATE = {
+    "big": np.arange(CHUNK_BYTES // 8 + 100, dtype=np.float64),
+    "small": np.arange(7, dtype=np.int16),
+    "raw": b"opaque bytes",
+    "plain": {"lr": 0.1, "name": "x"},
+}
+
+
+class Saved:
+    """One committed checkpoint, its storage, and its folder."""
+
+    def __init__(self, state: Any = STATE) -> None:
+        self.storage = MemoryStorage()
+        self.catalog = local_catalog(self.storage)
+        self.checkpoint: CheckpointMetadata = save(self.storage, self.catalog, state, 20)
+        self.folder = self.catalog.folder(self.checkpoint)
+
+    def load(self) -> Loaded:
+        return load(self.storage, self.folder, manifest_digest=self.checkpoint.manifest_digest, rank=0)
+
+    def name(self, file: str) -> str:
+        return f"{self.folder}/{file}"
+
+
+def test_everything_comes_back_and_storage_alone_proves_the_commit() -> None:
+    saved = Saved()
+    loaded = saved.load()
+    back = loaded.saved.value(loaded.saved.tree)
+    assert np.array_equal(back["big"], STATE["big"])  # type: ignore[arg-type]  # an array
+    assert (back["raw"], back["plain"]) == (b"opaque bytes", {"lr": 0.1, "name": "x"})
+    proof = committed(saved.storage, saved.folder)
+    assert proof is not None
+    assert proof == (loaded.manifest, saved.checkpoint.manifest_digest)
+    assert saved.checkpoint.state is CheckpointState.COMMITTED
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("file", [GLOBAL_NAME, "rank-00000.json", MARKER])
+def test_every_flipped_bit_of_a_document_is_found(file: str) -> None:
+    saved = Saved({"a": np.ones(2), "b": 1})
+    name = saved.name(file)
+    whole = saved.storage.objects[name]
+    for bit in range(8 * len(whole)):
+        saved.storage.objects[name] = flip(whole, bit)
+        with pytest.raises(CheckpointError):
+            committed(saved.storage, saved.folder)
+
+
+def test_flipped_bits_of_every_region_of_an_image_are_found() -> None:
+    saved = Saved()
+    name = saved.name("rank-00000.safetensors")
+    whole = saved.storage.objects[name]
+    rank = saved.load().manifest.parts[0]
+    assert rank.image_bytes == len(whole)
+    seeded = random.Random(20)
+    regions = [range(8), range(8, 4096), range(4096, len(whole)), range(len(whole) - 40, len(whole))]
+    for _ in range(6):
+        for region in regions:
+            bit = 8 * seeded.choice(region) + seeded.randrange(8)
+            saved.storage.objects[name] = flip(whole, bit)
+            with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.safetensors"):
+                saved.load()
+    saved.storage.objects[name] = whole
+    saved.load()
+
+
+def test_corruption_names_the_file_and_the_tensor() -> None:
+    saved = Saved()
+    name = saved.name("rank-00000.safetensors")
+    whole = saved.storage.objects[name]
+    saved.storage.objects[name] = flip(whole, 8 * (4096 + CHUNK_BYTES + 3))
+    with pytest.raises(CheckpointCorrupt, match=r"safetensors: tensor big differs .* \(chunk 1\)"):
+        saved.load()
+
+
+@pytest.mark.parametrize("file", [GLOBAL_NAME, "rank-00000.json", "rank-00000.safetensors"])
+@pytest.mark.parametrize("harm", ["missing", "truncated", "longer", "empty", "exchanged"])
+def test_a_file_that_is_not_the_one_saved_is_found(file: str, harm: str) -> None:
+    saved, other = Saved(), Saved({"big": np.zeros(5)})
+    name = saved.name(file)
+    data = saved.storage.objects[name]
+    changed = {
+        "missing": None,
+        "truncated": data[:-1],
+        "longer": data + b"\0",
+        "empty": b"",
+        "exchanged": other.storage.objects[other.name(file)],
+    }[harm]
+    if changed is None:
+        del saved.storage.objects[name]
+    else:
+        saved.storage.objects[name] = changed
+    for look in (saved.load, lambda: committed(saved.storage, saved.folder)):
+        with pytest.raises(CheckpointCorrupt, match=file.replace(".", r"\.")):
+            look()
+
+
+def test_without_a_marker_nothing_is_committed() -> None:
+    saved = Saved()
+    del saved.storage.objects[saved.name(MARKER)]
+    assert committed(saved.storage, saved.folder) is None
+
+
+def test_whoever_writes_the_marker_writes_the_same() -> None:
+    saved = Saved()
+    marker = saved.storage.objects.pop(saved.name(MARKER))
+    manifest = read_manifest(saved.storage, saved.folder, saved.checkpoint.manifest_digest)
+    for _ in range(2):
+        write_marker(saved.storage, saved.folder, manifest, saved.checkpoint.manifest_digest)
+        assert saved.storage.objects[saved.name(MARKER)] == marker
+
+
+def test_a_marker_of_another_checkpoint_is_not_taken_for_ones_own() -> None:
+    saved = Saved()
+    manifest = read_manifest(saved.storage, saved.folder, saved.checkpoint.manifest_digest)
+    with pytest.raises(CheckpointCorrupt, match="another checkpoint"):
+        write_marker(saved.storage, saved.folder, manifest, digest(b"other"))
+
+
+def test_the_predecessor_is_the_commit_before() -> None:
+    saved = Saved()
+    save(saved.storage, saved.catalog, {"a": 1}, 40)
+    manifests = [
+        Manifest.from_bytes(data, what=name)
+        for name, data in sorted(saved.storage.objects.items())
+        if name.endswith(GLOBAL_NAME)
+    ]
+    first = saved.checkpoint
+    assert [m.predecessor for m in manifests] == [None, (20, first.generation, first.id)]
+
+
+# -- other sizes of the world -----------------------------------------------------------------
+
+
+def test_a_rank_beyond_the_old_world_learns_what_differed(two_ranks: Callable[..., Loaded]) -> None:
+    loaded = two_ranks(
+        {"model": np.ones(2), "lr": 0.1, "seen": [1, 2], "mine": np.zeros(3)},
+        {"model": np.ones(2), "lr": 0.1, "seen": [1, 3], "mine": np.ones(3), "only": None},
+        rank=2,
+    )
+    assert not loaded.own
+    assert loaded.differing == ("seen.1", "mine", "only")
+
+
+def test_a_rank_of_the_old_world_gets_its_own_part(two_ranks: Callable[..., Loaded]) -> None:
+    loaded = two_ranks({"x": np.zeros(1)}, {"x": np.ones(1)}, rank=1)
+    assert loaded.own
+    assert loaded.differing == ()
+    assert loaded.saved.value(loaded.saved.tree)["x"].tolist() == [1]

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strata.checkpoint.restoring import Saved, restore_into
+from strata.errors import CheckpointError
+from tests.unit.checkpoint.saves import snapshot_of
+
+
+def saved(state: Any) -> Saved:
+    snapshot = snapshot_of(state)
+    return Saved(
+        tree=snapshot.tree,
+        rng=snapshot.rng,
+        specs={name: place.spec for name, place in snapshot.places.items()},
+        data={name: snapshot.bytes_of(place) for name, place in snapshot.places.items()},
+    )
+
+
+class Counting:
+    """An object with a state of its own."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+        self.loaded = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded += 1
+        self.state = state
+
+
+def test_tensors_are_copied_in_place_and_plain_values_replaced() -> None:
+    tensor, array = torch.zeros(3), np.zeros((2, 2))
+    state: dict[str, Any] = {
+        "t": tensor,
+        "nested": {"a": array, "step": 1, "gone": None},
+        "list": [1, tensor],
+        "tuple": (array, 2),
+    }
+    restore_into(
+        saved(
+            {
+                "t": torch.ones(3),
+                "nested": {"a": np.ones((2, 2)), "step": 9, "gone": "back", "new": b"raw"},
+                "list": [7, torch.ones(3)],
+                "tuple": (np.ones((2, 2)), 8),
+            }
+        ),
+        state,
+    )
+    assert state["t"] is tensor is state["list"][1]
+    assert torch.equal(tensor, torch.ones(3))
+    assert state["nested"]["a"] is array is state["tuple"][0]
+    assert array.sum() == 4
+    assert state["nested"]["step"] == 9
+    assert (state["nested"]["gone"], state["nested"]["new"]) == ("back", b"raw")
+    assert (state["list"][0], state["tuple"][1]) == (7, 8)
+
+
+def test_only_what_is_asked_for_is_restored() -> None:
+    state: dict[str, Any] = {"a": None}
+    restore_into(saved({"a": 1, "b": torch.ones(1)}), state)
+    assert state == {"a": 1}
+
+
+def test_values_that_are_not_there_yet_are_made() -> None:
+    state: dict[str, Any] = {"t": None, "a": None, "d": {}, "l": []}
+    restore_into(
+        saved(
+            {"t": torch.ones(2), "a": np.ones(2), "d": OrderedDict(x=np.float32(1)), "l": [1, torch.ones(1)]}
+        ),
+        state,
+    )
+    assert torch.equal(state["t"], torch.ones(2))
+    state["t"] += 1  # it is nobody else's memory
+    assert state["a"].tolist() == [1, 1]
+    assert state["d"] == {"x": np.float32(1)}
+    assert torch.equal(state["l"][1], torch.ones(1))
+
+
+def test_a_training_goes_on_as_if_it_had_not_stopped() -> None:
+    def training() -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, dict[str, Any]]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50)
+        state = {"model": net, "optim": optimizer, "sched": schedule, "step": 0}
+        return net, optimizer, schedule, state
+
+    def train(parts: Any, steps: int) -> list[float]:
+        net, optimizer, schedule, state = parts
+        losses = []
+        for _ in range(steps):
+            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(state["step"]))
+            loss = (net(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            state["step"] += 1
+            losses.append(loss.item())
+        return losses
+
+    unbroken = training()
+    train(unbroken, 5)
+    checkpoint = saved(unbroken[3])
+    expected = train(unbroken, 5)
+    resumed = training()
+    restore_into(checkpoint, resumed[3])
+    assert resumed[3]["step"] == 5
+    assert train(resumed, 5) == expected
+
+
+def test_tied_weights_stay_tied() -> None:
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    other.weight = one.weight
+    net = torch.nn.ModuleDict({"one": one, "other": other})
+    checkpoint = saved({"model": net})
+    weight = one.weight.detach().clone()
+    with torch.no_grad():
+        one.weight.zero_()
+    restore_into(checkpoint, {"model": net})
+    assert other.weight is one.weight
+    assert torch.equal(one.weight, weight)
+
+
+def test_a_part_that_keeps_what_it_loads_gets_memory_of_its_own() -> None:
+    tensor = torch.ones(2)
+    keeper = Counting()
+    restore_into(saved({"k": Counting(one=tensor, two=tensor)}), {"k": keeper})
+    keeper.state["one"].zero_()
+    assert torch.equal(keeper.state["two"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("was", "here", "words"),
+    [
+        (
+            {"a": {"w": torch.ones(2, 3)}},
+            {"a": {"w": torch.ones(3, 2)}},
+            r"a\.w was saved as float32\[2, 3\]",
+        ),
+        ({"w": torch.ones(2)}, {"w": torch.ones(2, dtype=torch.bfloat16)}, r"w .* is bfloat16\[2\] here"),
+        ({"w": np.ones(2)}, {"w": np.ones(2, np.float32)}, "w was saved as float64"),
+        ({"w": torch.ones(2)}, {"w": 3}, "w was saved as a tensor .* is a int here"),
+        ({"w": 3}, {"w": torch.ones(2)}, "w was saved as a plain int, and is a tensor here"),
+        ({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}, r"a\.c is not in the checkpoint"),
+        ({"a": 1}, {"b": 1}, r"b is not in the checkpoint, which holds \['a'\]"),
+        ({"a": 1}, {"a": {}}, "a was saved as a plain int, and is a mapping here"),
+        ({"a": {}}, {"a": 1}, "a was saved as a mapping, and is a int here"),
+        ({"a": 1}, {"a": [1]}, "a was saved as a plain int, and is a list here"),
+        ({"a": [torch.ones(1)]}, {"a": [torch.ones(2)]}, r"a\.0 was saved"),
+        ({"a": b"x"}, {"a": 1}, "a was saved as bytes, and is a int here"),
+        ({"a": 1}, {"a": b"x"}, "a was saved as a plain int, and is a bytes here"),
+        (b"opaque", {"a": 1}, "the state was saved as bytes"),
+        (
+            {"m": torch.nn.Linear(2, 2)},
+            {"m": torch.nn.Linear(3, 2)},
+            r"m\.weight was saved as float32\[2, 2\]",
+        ),
+        ({"m": torch.nn.Linear(2, 2)}, {"m": torch.nn.Linear(2, 2, bias=False)}, "m .*Unexpected key.*bias"),
+        ({"m": {"x": 1}}, {"m": torch.nn.Linear(1, 1)}, "m .*Missing key.*weight"),
+    ],
+)
+def test_what_does_not_fit_is_named(was: Any, here: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        restore_into(saved(was), here)
+
+
+def test_nothing_is_changed_when_anything_does_not_fit() -> None:
+    tensor, part = torch.zeros(2), Counting()
+    state = {"t": tensor, "part": part, "n": 1, "bad": torch.zeros(3)}
+    checkpoint = saved({"t": torch.ones(2), "part": Counting(x=1), "n": 2, "bad": torch.zeros(4)})
+    with pytest.raises(CheckpointError, match="bad"):
+        restore_into(checkpoint, state)
+    assert torch.equal(tensor, torch.zeros(2))
+    assert (part.loaded, state["n"]) == (0, 1)
+
+
+def test_memory_that_cannot_be_written_is_named() -> None:
+    array = np.zeros(2)
+    array.flags.writeable = False
+    with pytest.raises(CheckpointError, match="a is a read-only array"):
+        restore_into(saved({"a": np.ones(2)}), {"a": array})
+    with pytest.raises(CheckpointError, match="e cannot be written"):
+        restore_into(saved({"e": torch.ones(5)}), {"e": torch.zeros(1).expand(5)})
+
+
+def test_what_torch_saved_a_numpy_array_takes() -> None:
+    array = np.zeros(3, np.float32)
+    restore_into(saved({"w": torch.arange(3.0)}), {"w": array})
+    assert array.tolist() == [0, 1, 2]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.manifest import GLOBAL_NAME
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed
+from strata.checkpoint.saving import Saver
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointAborted, CheckpointError, StorageError, StrataError, Unavailable
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import an_info, snapshot_of
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
+
+
+class Ranks:
+    """Several ranks that save together."""
+
+    def __init__(self, count: int) -> None:
+        self.storage = MemoryStorage()
+        self.shared = SharedCatalog(count)
+        self.infos = [an_info(20) for _ in range(count)]
+        self.ends: dict[int, CheckpointMetadata | BaseException] = {}
+        self.on_step: Callable[[str], None] = lambda step: None
+
+    def save(self, *ranks: int, timeout_s: float = 20, **request: Any) -> None:
+        threads = [threading.Thread(target=self._save, args=(rank, timeout_s, request)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def _save(self, rank: int, timeout_s: float, request: dict[str, Any]) -> None:
+        saver = Saver(
+            storage=self.storage,
+            catalog=self.shared.of(rank),
+            commit_timeout_s=timeout_s,
+            on_step=self.on_step,
+        )
+        snapshot = snapshot_of({"rank": rank})
+        try:
+            self.ends[rank] = saver.save(snapshot, SaveRequest(step=20, **request), self.infos[rank])
+        except StrataError as error:
+            self.ends[rank] = error
+
+    @property
+    def folder(self) -> str:
+        return self.shared.of(0).folder(self.shared.records[20])
+
+
+def test_all_ranks_see_the_commit_and_one_marker_is_written() -> None:
+    ranks = Ranks(3)
+    ranks.save(0, 1, 2)
+    assert {getattr(end, "state", end) for end in ranks.ends.values()} == {CheckpointState.COMMITTED}
+    proof = committed(ranks.storage, ranks.folder)
+    assert proof is not None
+    assert [part.rank for part in proof[0].parts] == [0, 1, 2]
+    assert sorted(name.rpartition("/")[2] for name in ranks.storage.objects) == sorted(
+        [MARKER, GLOBAL_NAME, *(f"rank-0000{r}.{end}" for r in range(3) for end in ("json", "safetensors"))]
+    )
+
+
+@pytest.mark.parametrize("file", ["rank-00001.safetensors", "rank-00001.json", GLOBAL_NAME])
+def test_a_rank_that_cannot_write_ends_the_save_for_all(file: str) -> None:
+    ranks = Ranks(2)
+
+    def full(verb: str, name: str) -> None:
+        if verb == "finish" and name.endswith(file):
+            raise StorageError("disk full")
+
+    ranks.storage.fault = full
+    ranks.save(0, 1)
+    failed = 0 if file == GLOBAL_NAME else 1
+    assert isinstance(ranks.ends[failed], StorageError)
+    other = ranks.ends[1 - failed]
+    assert isinstance(other, CheckpointAborted)
+    assert f"rank {failed}: disk full" in str(other)
+    assert ranks.shared.records[20].state is CheckpointState.ABORTED
+    assert f"{ranks.folder}/{MARKER}" not in ranks.storage.objects
+
+
+def test_a_rank_that_comes_late_learns_that_the_save_was_given_up() -> None:
+    ranks = Ranks(2)
+    ranks.infos[0].cancel()
+    ranks.save(0)
+    ranks.save(1)
+    assert all(isinstance(end, CheckpointAborted) for end in ranks.ends.values())
+    ranks.infos = [an_info(20) for _ in range(2)]
+    ranks.save(0, 1, replaces="a1")
+    assert {getattr(end, "id", end) for end in ranks.ends.values()} == {"a2"}
+
+
+def test_a_rank_that_never_comes_ends_the_save_after_its_time() -> None:
+    ranks = Ranks(2)
+    ranks.save(0, timeout_s=0.1)
+    assert isinstance(ranks.ends[0], Unavailable)
+    assert ranks.shared.records[20].state is CheckpointState.ABORTED
+
+
+def test_a_failure_of_the_marker_is_an_error_though_the_catalog_committed() -> None:
+    ranks = Ranks(1)
+
+    def unmarkable(verb: str, name: str) -> None:
+        if name.endswith(MARKER):
+            raise StorageError("disk full")
+
+    ranks.storage.fault = unmarkable
+    ranks.save(0)
+    assert isinstance(ranks.ends[0], StorageError)
+    assert ranks.shared.records[20].state is CheckpointState.COMMITTED
+
+
+def test_an_error_after_the_commit_happened_does_not_undo_it() -> None:
+    ranks = Ranks(1)
+    sealed = ranks.shared.change
+
+    def commits_and_loses_the_answer(step: int, **changes: object) -> CheckpointMetadata:
+        record = sealed(step, **changes)
+        if changes.get("state") is CheckpointState.COMMITTED:
+            raise Unavailable("no answer")
+        return record
+
+    ranks.shared.change = commits_and_loses_the_answer  # type: ignore[method-assign]  # this object's own
+    ranks.save(0)
+    end = ranks.ends[0]
+    assert isinstance(end, CheckpointMetadata)
+    assert committed(ranks.storage, ranks.folder) is not None
+
+
+def test_a_stranger_in_the_folder_is_not_composed_into_the_checkpoint() -> None:
+    ranks, others = Ranks(2), Ranks(2)
+    others.save(0, 1)
+    stranger = others.storage.objects[f"{others.folder}/rank-00000.json"]
+
+    def exchange(step: str) -> None:
+        if step == "ack":
+            name = next((n for n in ranks.storage.objects if n.endswith("rank-00001.json")), None)
+            if name is not None:
+                ranks.storage.objects[name] = stranger
+
+    ranks.on_step = exchange
+    ranks.save(0, 1)
+    assert isinstance(ranks.ends[0], CheckpointError)
+    assert "belongs to another save" in str(ranks.ends[0])
+
+
+def test_steps_come_in_the_order_of_the_protocol() -> None:
+    ranks, steps = Ranks(1), list[str]()
+    ranks.on_step = steps.append
+    ranks.storage.fault = lambda verb, name: steps.append(f"{verb} {name.rpartition('/')[2]}")
+    ranks.save(0)
+    order = [s for s in steps if not s.startswith(("read", "begin ", "write"))]
+    assert order == [
+        "begin",
+        "finish rank-00000.safetensors",
+        "create rank-00000.safetensors",
+        "finish rank-00000.json",
+        "create rank-00000.json",
+        "ack",
+        "finish manifest.json",
+        "create manifest.json",
+        "seal",
+        "mark",
+        "create COMMIT",
+        "marked",
+    ]
+
+
+def test_a_handle_counts_what_was_written() -> None:
+    ranks = Ranks(1)
+    seen = []
+    info = CheckpointInfo(
+        step=20,
+        epoch=0,
+        checkpoint_type=ranks.infos[0].checkpoint_type,
+        metadata={},
+        progress=lambda i: seen.append(i.bytes_written),
+    )
+    saver = Saver(storage=ranks.storage, catalog=ranks.shared.of(0), commit_timeout_s=5)
+    saver.save(snapshot_of(bytes(20 << 20)), SaveRequest(step=20), info)
+    assert seen == [8 << 20, 16 << 20, 20 << 20]

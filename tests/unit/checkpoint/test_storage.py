@@ -1,0 +1,188 @@
+"""One contract for every storage, the one in memory included."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.errors import InvalidArgument, StorageError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+
+_numbers = itertools.count()
+
+
+def local(root: Path) -> LocalStorage:
+    return LocalStorage(root, nonce=lambda: f"n{next(_numbers)}")
+
+
+@pytest.fixture(params=["local", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return local(tmp_path / "not" / "yet") if request.param == "local" else MemoryStorage()
+
+
+def test_an_object_appears_whole_when_it_is_finished(storage: Storage) -> None:
+    sink = storage.sink("a/b/c.bin")
+    sink.begin(10)
+    sink.write_at(5, b"world")
+    sink.write_at(0, memoryview(b"hello"))
+    assert not storage.exists("a/b/c.bin")
+    assert storage.list("a/b") == []
+    sink.finish()
+    sink.abort()
+    assert storage.read("a/b/c.bin") == b"helloworld"
+    assert storage.size("a/b/c.bin") == 10
+    assert (storage.list(), storage.list("a"), storage.list("a/b")) == (["a"], ["b"], ["c.bin"])
+    assert storage.exists("a/b")
+
+
+def test_an_aborted_object_never_was(storage: Storage) -> None:
+    sink = storage.sink("a/x")
+    sink.begin(1)
+    sink.abort()
+    sink.abort()
+    assert not storage.exists("a/x")
+    storage.delete_folder("a")
+    assert storage.list() == []
+
+
+def test_bytes_outside_of_the_object_are_refused(storage: Storage) -> None:
+    sink = storage.sink("x")
+    sink.begin(4)
+    with pytest.raises(StorageError):
+        sink.write_at(2, b"abc")
+    sink.abort()
+
+
+def test_a_finished_object_is_not_replaced(storage: Storage) -> None:
+    put(storage, "x", b"1")
+    with pytest.raises(StorageError, match="exists already"):
+        put(storage, "x", b"2")
+    assert storage.read("x") == b"1"
+
+
+def test_an_empty_object_is_an_object(storage: Storage) -> None:
+    put(storage, "x", b"")
+    assert (storage.read("x"), storage.size("x")) == (b"", 0)
+
+
+def test_reading_goes_as_far_as_there_is(storage: Storage) -> None:
+    put(storage, "x", b"0123456789")
+    buffer = memoryview(bytearray(4))
+    assert storage.read_into("x", 3, buffer) == 4
+    assert bytes(buffer) == b"3456"
+    assert storage.read_into("x", 8, buffer) == 2
+    assert storage.read_into("x", 20, buffer) == 0
+
+
+def test_of_many_that_create_once_one_is_first(storage: Storage) -> None:
+    together, made = threading.Barrier(8), []
+
+    def create(number: int) -> None:
+        together.wait(10)
+        made.append((storage.create_once("f/once", b"%d" % number), number))
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    (winner,) = [number for first, number in made if first]
+    assert storage.read("f/once") == b"%d" % winner
+    assert storage.list("f") == ["once"]
+
+
+def test_what_is_missing_says_so_and_may_be_deleted(storage: Storage) -> None:
+    for read in (storage.read, storage.size):
+        with pytest.raises(ObjectMissing):
+            read("no/such")
+    with pytest.raises(ObjectMissing):
+        storage.read_into("no/such", 0, memoryview(bytearray(1)))
+    storage.delete("no/such")
+    storage.delete_folder("no")
+    assert storage.list("no") == []
+
+
+def test_a_folder_goes_only_when_its_objects_are_gone(storage: Storage) -> None:
+    put(storage, "f/x", b"1")
+    with pytest.raises(StorageError):
+        storage.delete_folder("f")
+    storage.delete("f/x")
+    storage.delete_folder("f")
+    assert not storage.exists("f")
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a\0b"])
+def test_a_name_never_leaves_the_storage(storage: Storage, name: str) -> None:
+    for use in (storage.read, storage.sink, storage.delete, storage.exists):
+        with pytest.raises(InvalidArgument):
+            use(name)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    storage = local(tmp_path)
+    sink = storage.sink("x")
+    sink.begin(4)
+    sink.write_at(0, b"ab")
+    assert [p.suffix for p in tmp_path.iterdir()] == [".tmp"]
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_dead_writer_go_with_the_folder(tmp_path: Path) -> None:
+    storage = local(tmp_path)
+    storage.sink("f/x").begin(4)
+    storage.delete_folder("f")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_step_is_announced_in_the_order_that_survives_a_crash(tmp_path: Path) -> None:
+    steps: list[str] = []
+    storage = LocalStorage(tmp_path, nonce=lambda: "n", on_step=steps.append)
+    put(storage, "x", b"1")
+    storage.create_once("y", b"2")
+    assert steps == [
+        "begin x",
+        "write x",
+        "sync x",
+        "rename x",
+        "sync folder of x",
+        "sync y",
+        "link y",
+        "sync folder of y",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_a_storage_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="Permission denied"):
+        put(local(tmp_path), "x", b"1")
+    tmp_path.chmod(0o700)
+
+
+def test_a_file_where_a_folder_should_be_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    with pytest.raises(StorageError):
+        put(local(tmp_path), "f/x", b"1")
+
+
+def test_a_full_disk_is_a_storage_error_with_a_hint(tmp_path: Path) -> None:
+    def full(step: str) -> None:
+        if step == "sync x":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    storage = LocalStorage(tmp_path, nonce=lambda: "n", on_step=full)
+    with pytest.raises(StorageError, match="No space left") as caught:
+        put(storage, "x", b"1")
+    assert "keep fewer" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
