@@ -297,11 +297,12 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
     for rank in sorted(waited_for & done):
         dead[rank] = f"rank {rank} is done and will not arrive"
     for member in world.members:
-        worker = job.worker(member.worker)
-        if worker is not None and worker.create_revision == member.incarnation:
+        ranks = range(member.first_rank, member.first_rank + member.slots)
+        if waited_for.isdisjoint(ranks):
             continue
-        for rank in range(member.first_rank, member.first_rank + member.slots):
-            if rank in waited_for and rank not in dead:
+        worker = job.worker(member.worker)
+        if worker is None or worker.create_revision != member.incarnation:
+            for rank in sorted(waited_for.intersection(ranks) - dead.keys()):
                 dead[rank] = f"rank {rank} went with {member.worker}"
     return dead
 

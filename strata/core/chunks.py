@@ -29,6 +29,8 @@ MAX_OPS = 100
 """PROTOCOLS 2.5; etcd itself refuses more than 128."""
 MAX_BYTES = 900 * 1024
 """Of the values in one transaction, which leaves room for keys and compares below 1 MiB."""
+_FIXED_BYTES = 120
+"""Of a member as JSON, beside its name, with every number as long as it can be."""
 
 
 def chunks_of(members: Sequence[Member]) -> list[bytes]:
@@ -37,7 +39,7 @@ def chunks_of(members: Sequence[Member]) -> list[bytes]:
     batch: list[Member] = []
     size = 0
     for member in members:
-        member_bytes = len(encode(member))
+        member_bytes = _FIXED_BYTES + len(member.worker)
         if batch and (len(batch) == MAX_CHUNK_MEMBERS or size + member_bytes > MAX_CHUNK_BYTES):
             chunks.append(encode(MembersChunk(members=tuple(batch))))
             batch, size = [], 0

@@ -67,36 +67,17 @@ def owners(workers: Iterable[str], shards: int, moved: Moved) -> list[str]:
     return found
 
 
-@lru_cache(maxsize=20_000)
-def _points(worker: str) -> dict[float, str]:
-    # in order, which makes the sort of all members' points a merge of runs
-    points = sorted(float(position(f"member/{worker}/{k}")) for k in range(POINTS))
-    return dict.fromkeys(points, worker)
-
-
-@lru_cache(maxsize=16)
-def _ring(workers: tuple[str, ...]) -> tuple[list[float], list[str]]:
-    """Return all points in order, and the member of each."""
-    member_at: dict[float, str] = {}
-    for worker in reversed(workers):  # so that the smaller name stands where two points are equal
-        member_at.update(_points(worker))
-    points = sorted(member_at)
-    return points, list(map(member_at.__getitem__, points))
-
-
 class _Shards:
     """The shards of a dataset on the ring; the same for any members."""
 
     def __init__(self, shards: int) -> None:
         placed = sorted((float(position(f"shard/{shard}")), shard) for shard in range(shards))
         self.places = [place for place, _shard in placed]
-        self.in_order = [shard for _place, shard in placed]
-        turn = [0] * shards
-        for index, shard in enumerate(self.in_order):
-            turn[shard] = index
-        self.turn = turn
+        self.turn = [0] * shards
+        for turn, (_place, shard) in enumerate(placed):
+            self.turn[shard] = turn
         # itemgetter picks at C speed, and gives a tuple only for two items and more
-        self.by_number = itemgetter(*turn) if shards > 1 else tuple
+        self.by_number = itemgetter(*self.turn) if shards > 1 else tuple
 
 
 @lru_cache(maxsize=4)
@@ -104,16 +85,33 @@ def _shards(shards: int) -> _Shards:
     return _Shards(shards)
 
 
+@lru_cache(maxsize=20_000)
+def _points(worker: str, shards: int) -> dict[float, tuple[int, str]]:
+    """Return a worker's points, in order, each with how many shards lie up to it."""
+    places = _shards(shards).places
+    points = sorted(float(position(f"member/{worker}/{k}")) for k in range(POINTS))
+    return {point: (bisect_right(places, point), worker) for point in points}
+
+
+@lru_cache(maxsize=16)
+def _ring(workers: tuple[str, ...], shards: int) -> tuple[list[float], list[int], list[str]]:
+    """Return all points in order, how many shards lie up to each, and the member of each."""
+    found: dict[float, tuple[int, str]] = {}
+    for worker in reversed(workers):  # so that the smaller name stands where two points are equal
+        found.update(_points(worker, shards))
+    points = sorted(found)  # a merge of runs: each worker's points are in order
+    ends, members = zip(*map(found.__getitem__, points), strict=True)
+    return points, list(ends), list(members)
+
+
 @lru_cache(maxsize=16)
 def _homes(workers: tuple[str, ...], shards: int) -> tuple[str, ...]:
     """Return the homes by shard number. Quick, because it goes by points and not by shards."""
-    points, members = _ring(workers)
-    on_ring = _shards(shards)
-    ends = list(map(bisect_right, repeat(on_ring.places), points))
+    _points, ends, members = _ring(workers, shards)
     lengths = map(sub, ends, [0, *ends])
     found = list(chain.from_iterable(map(repeat, members, lengths)))
     found += [members[0]] * (shards - len(found))
-    return on_ring.by_number(found)
+    return _shards(shards).by_number(found)
 
 
 # -- the leader's part ------------------------------------------------------------------------
@@ -199,16 +197,28 @@ def _homeless(
     found: list[int] = []
     for name, owned in theirs.items():
         if name in staying:
-            ranked = sorted((home[s] in joined, home[s] != name, turn[s], s) for s in owned)
-            found += (shard for *_reasons_to_go, shard in ranked[limit:])
+            owned.sort(key=turn.__getitem__)
+            found += _by_right_to_stay(name, owned, home, joined)[limit:]
         else:
             found += owned
     return sorted(found, key=turn.__getitem__)
 
 
+def _by_right_to_stay(name: str, owned: Sequence[int], home: Sequence[str], joined: set[str]) -> list[int]:
+    at_home: list[int] = []
+    elsewhere: list[int] = []
+    with_joined: list[int] = []
+    for shard in owned:
+        if home[shard] == name:
+            at_home.append(shard)
+        else:
+            (with_joined if home[shard] in joined else elsewhere).append(shard)
+    return at_home + elsewhere + with_joined
+
+
 def _with_room(shard: int, members: tuple[str, ...], shards: int, load: Counter[str], limit: int) -> str:
     """Return the first member with room from the shard's position on; its home, if that has."""
-    points, at = _ring(members)
+    points, _ends, at = _ring(members, shards)
     on_ring = _shards(shards)
     index = bisect_left(points, on_ring.places[on_ring.turn[shard]]) % len(points)
     while load[at[index]] >= limit:
