@@ -21,6 +21,7 @@ from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Watcher, placed
 from strata.client.session import Session
 from strata.core.ids import checked_id
+from strata.core.timing import Timing
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello
@@ -80,7 +81,11 @@ def connect(
         pid=os.getpid(),
         spec=JobSpec(min_workers=min_workers, max_workers=max_workers or min_workers),
     )
-    return background.call(_join(background, parse_endpoints(where), registration, timeout_s))
+    try:
+        timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))
+    except ValueError:
+        raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
+    return background.call(_join(background, parse_endpoints(where), registration, timing, timeout_s))
 
 
 async def _attach(
@@ -128,11 +133,12 @@ async def _join(
     background: loop.BackgroundLoop,
     endpoints: tuple[Endpoint, ...],
     registration: Registration,
+    timing: Timing,
     timeout_s: float,
 ) -> RankClient:
     """Register as a member with one rank, and wait for a world that has a place for it."""
     watcher = Watcher()
-    session = MemberSession(endpoints, registration, watcher, rng=random.Random())
+    session = MemberSession(endpoints, registration, watcher, rng=random.Random(), timing=timing)
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)
     try:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from strata.client.channel import dialer
 from strata.client.endpoints import Endpoint, Route
 from strata.client.session import Session
 from strata.client.terms import Dial, Pace, SessionObserver
 from strata.core.timing import Timing
+from strata.session.link import Link
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import Hello, RankHello
+from strata.v1.session_pb2 import Down, Hello, RankHello, Up
 
 
 class MemberSession(Session):
     """Be a member of a job, over whichever of `endpoints` serves.
 
     `registration` names the job, the worker and its boot; its incarnation is filled in here.
-    `timing` says how soon a replica whose host is gone is left: by default within 5 s. `dial`
-    replaces the transport.
+    `timing` says how soon a replica whose host is gone is left, until the first welcome tells the
+    cluster's own `detect_s`. `dial` replaces the transport.
     """
 
     def __init__(
@@ -40,10 +42,14 @@ class MemberSession(Session):
             member.incarnation = incarnation
             return Hello(token=token, member=member)
 
+        def dial_as_told(endpoint: Endpoint) -> AbstractAsyncContextManager[Link[Down, Up]]:
+            told = self.welcome.detect_s if self.welcome is not None else 0.0
+            return dialer(Timing.derive(told) if told else timing or Timing.derive())(endpoint)
+
         super().__init__(
             introduce=introduce,
             route=Route(endpoints, rng),
-            dial=dial or dialer(timing or Timing.derive()),
+            dial=dial or dial_as_told,
             observer=observer,
             pace=pace,
         )

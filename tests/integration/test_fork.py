@@ -74,10 +74,12 @@ async def program(*arguments: str, stderr: bool = False) -> AsyncIterator[Progra
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("torch_installed")
-async def test_15_epochs_with_forked_dataloader_workers() -> None:
-    async with serving() as server, program("loader", server.address, "15") as run:
+async def test_15_epochs_with_forked_dataloader_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # pings that a busy machine answers late would end the stream too
+    monkeypatch.setenv("STRATA_DETECT_S", "60")
+    async with serving(detect_s=60) as server, program("loader", server.address, "15") as run:
         for epoch in range(15):
-            assert await run.says("epoch") == {"epoch": epoch, "seen": 64, "connected": True}
+            assert await run.says("epoch", limit_s=80) == {"epoch": epoch, "seen": 64, "connected": True}
         assert await run.ended() == 0
         end, _ = await (await server.session()).end(5)
         assert end is End.LEFT
