@@ -1,6 +1,6 @@
 """Our etcd client against a bare stub: 64 writers, one guarded transaction after another.
 
-    python -m benchmarks.etcd_client [--json FILE] [--members 3] [--fsync] [--rounds 7]
+    python -m benchmarks.etcd_client [--json FILE] [--members 3] [--fsync] [--rounds 21]
 
 Both sides send the same transaction (one compare, one put of 64 bytes) over one connection to a
 local etcd, and alternate; the figure is the median of ours ÷ bare of each round, and its spread.
@@ -105,8 +105,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--members", type=int, default=1, choices=(1, 3))
     parser.add_argument("--fsync", action="store_true")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--seconds", type=float, default=0.7)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cluster = EtcdCluster.start(Path(folder), members=args.members, fsync=args.fsync)

@@ -60,10 +60,13 @@ class KeyValues:
 
     async def execute(self, txn: Txn) -> TxnResult:
         """Apply one transaction; sent at most once."""
-        return codec.decode_txn(await self._connection.once(_txn, codec.encode_txn(txn)))
+        return codec.decode_txn(await self._connection.once(_txn, codec.encode_txn(txn)), txn)
 
     async def compact(self, revision: int) -> None:
-        """Drop history before `revision`; a revision compacted already is no error."""
+        """Drop history before `revision`; a revision compacted already is no error.
+
+        Where etcd asks for users, only one with the role `root` may: `Refused` for any other.
+        """
         request = kv_pb2.CompactionRequest(revision=revision)
         try:
             await self._connection.repeated(_compact, request)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from strata.core.etcd_version import Bug, EtcdVersion, Fitness, Verdict, judge
 from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
@@ -96,8 +96,8 @@ class EtcdStore:
     async def read(self, request: Range) -> RangeResult:
         return await self._kv.read(request)
 
-    async def execute(self, txn: Txn) -> TxnResult:
-        return await self._kv.execute(txn)
+    def execute(self, txn: Txn) -> Coroutine[Any, Any, TxnResult]:
+        return self._kv.execute(txn)
 
     def watch(self, key: str, range_end: str | None, *, start_revision: int) -> Watch:
         return Watch(

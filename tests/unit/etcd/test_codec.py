@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.core.txn import Compare, Delete, KeyValue, Op, Put, Range, Target, Txn
+from strata.core.txn import Compare, Delete, KeyValue, Op, Operation, Put, Range, Target, Txn
 from strata.errors import InvalidArgument
 from strata.etcd import codec
 from strata.etcdapi import header_pb2, kv_pb2, mvcc_pb2
@@ -25,11 +25,16 @@ RESULTS = {
 }
 
 
+def encoded(compare: Compare) -> kv_pb2.Compare:
+    (sent,) = codec.encode_txn(Txn(compares=(compare,))).compare
+    return sent
+
+
 @pytest.mark.parametrize("target", list(Target))
 @pytest.mark.parametrize("op", list(Op))
 def test_compares(target: Target, op: Op) -> None:
     operand = b"seven" if target is Target.VALUE else 7
-    sent = codec.encode_compare(Compare(key="k", range_end="l", target=target, op=op, operand=operand))
+    sent = encoded(Compare(key="k", range_end="l", target=target, op=op, operand=operand))
     kind, field = NUMBERS.get(target, (kv_pb2.Compare.VALUE, "value"))
     assert (sent.key, sent.range_end, sent.target, sent.result) == (b"k", b"l", kind, RESULTS[op])
     assert sent.WhichOneof("target_union") == field
@@ -38,14 +43,14 @@ def test_compares(target: Target, op: Op) -> None:
 
 @pytest.mark.parametrize("target", NUMBERS)
 def test_zero_is_a_number_that_is_sent(target: Target) -> None:
-    sent = codec.encode_compare(Compare(key="k", target=target, op=Op.EQUAL, operand=0))
+    sent = encoded(Compare(key="k", target=target, op=Op.EQUAL, operand=0))
     assert sent.WhichOneof("target_union") == NUMBERS[target][1]
 
 
 @pytest.mark.parametrize(("target", "operand"), [(Target.VALUE, 7), (Target.MOD, b"seven")])
 def test_a_compare_with_the_wrong_kind_of_operand_is_refused(target: Target, operand: int | bytes) -> None:
     with pytest.raises(InvalidArgument, match="compared with"):
-        codec.encode_compare(Compare(key="k", target=target, op=Op.EQUAL, operand=operand))
+        encoded(Compare(key="k", target=target, op=Op.EQUAL, operand=operand))
 
 
 def test_operations_keep_their_order_and_branch() -> None:
@@ -63,28 +68,38 @@ def test_operations_keep_their_order_and_branch() -> None:
     ]
 
 
+@pytest.mark.parametrize("operation", [Put(key="k", value=b""), Delete(key="k"), Range(key="k")])
+def test_what_is_all_defaults_is_still_said(operation: Operation) -> None:
+    (sent,) = codec.encode_txn(Txn(success=(operation,))).success
+    assert sent.WhichOneof("request") is not None
+
+
 def test_a_serializable_read_says_so() -> None:
     assert codec.encode_range(Range(key="k", serializable=True)).serializable
     assert not codec.encode_range(Range(key="k")).serializable
 
 
-def test_reads_of_a_transaction_come_in_order_between_its_writes() -> None:
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_reads_of_a_transaction_come_in_order_between_its_writes(succeeded: bool) -> None:
     def read(*keys: bytes, more: bool = False) -> kv_pb2.ResponseOp:
         kvs = [mvcc_pb2.KeyValue(key=key) for key in keys]
         return kv_pb2.ResponseOp(response_range=kv_pb2.RangeResponse(kvs=kvs, more=more))
 
+    taken = (Range(key="a", range_end="c"), Put(key="w", value=b""), Range(key="x"))
+    other = (Delete(key="w"),)
     result = codec.decode_txn(
         kv_pb2.TxnResponse(
             header=header_pb2.ResponseHeader(revision=12),
-            succeeded=True,
+            succeeded=succeeded,
             responses=[
                 read(b"a", b"b", more=True),
                 kv_pb2.ResponseOp(response_put=kv_pb2.PutResponse()),
                 read(),
             ],
-        )
+        ),
+        Txn(success=taken, failure=other) if succeeded else Txn(success=other, failure=taken),
     )
-    assert (result.succeeded, result.revision) == (True, 12)
+    assert (result.succeeded, result.revision) == (succeeded, 12)
     assert [[kv.key for kv in answer.kvs] for answer in result.reads] == [["a", "b"], []]
     assert [(answer.revision, answer.more) for answer in result.reads] == [(12, True), (12, False)]
 
