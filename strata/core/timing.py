@@ -106,7 +106,8 @@ class Timing:
         return (
             *self._keepalive_options(),
             ("grpc.initial_reconnect_backoff_ms", first_ms),
-            ("grpc.min_reconnect_backoff_ms", first_ms),
+            # gRPC's name for the limit of one connection attempt: a busy host must get through
+            ("grpc.min_reconnect_backoff_ms", max_ms),
             ("grpc.max_reconnect_backoff_ms", max_ms),
         )
 
