@@ -61,7 +61,7 @@ class Record:
             while not (answer := found(self._events)):
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
-                    said = "\n".join(str(e) for e in self._events[-60:])
+                    said = _told(self._events)
                     raise AssertionError(f"{what} was not heard within {limit_s:g} s; heard:\n{said}")
             return answer
 
@@ -85,6 +85,12 @@ class Record:
             return next((e["text"] for e in events if e["event"] == "line" and part in e["text"]), "")
 
         return self.until(f"a line with {part!r}", line, limit_s=limit_s)
+
+
+def _told(events: Sequence[Event]) -> str:
+    """Return the last events for a failed test; of those that come in crowds, the last few."""
+    crowd = [e for e in events if e["event"] in {"epoch", "step"}][-6:]
+    return "\n".join(str(e) for e in events if e["event"] not in {"epoch", "step"} or e in crowd)[-8000:]
 
 
 def _chosen(events: list[Event], kind: str, facts: Mapping[str, object]) -> list[Event]:
@@ -142,7 +148,7 @@ class Talker:
         try:
             code = self.child.join(limit_s)
         except TimeoutError:
-            said = "\n".join(str(e) for e in self.record.events[-60:])
+            said = _told(self.record.events)
             raise AssertionError(f"{self.name} runs after {limit_s:g} s; heard:\n{said}") from None
         self._quiet.wait(1.0)
         return code
