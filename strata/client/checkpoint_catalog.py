@@ -34,6 +34,7 @@ from strata.v1.checkpoints_pb2 import (
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
 
 ASK_AGAIN_S: Final = 2.0
+"""How often whoever waits asks, in case a push was lost."""
 LOOK_S: Final = 0.25
 """How often a waiting save looks whether it was cancelled."""
 ABORT_S: Final = 10.0
@@ -46,12 +47,19 @@ class CoordinatedCatalog:
     """
 
     def __init__(
-        self, port: SessionPort, *, root_uri: str, new_id: Callable[[], str], save_wait_s: float
+        self,
+        port: SessionPort,
+        *,
+        root_uri: str,
+        new_id: Callable[[], str],
+        save_wait_s: float,
+        ask_again_s: float = ASK_AGAIN_S,
     ) -> None:
         self._port = port
         self._root_uri = root_uri
         self._new_id = new_id
         self._save_wait_s = save_wait_s
+        self._ask_again_s = ask_again_s
         self._news = Condition()
         self._seen: dict[tuple[int, int], Checkpoint] = {}
         self._stop_observing = port.observe_checkpoints(self._observe)
@@ -151,10 +159,10 @@ class CoordinatedCatalog:
                 raise Unavailable(
                     f"step {checkpoint.step} is not committed after {timeout_s:g} s: {_waiting_for(current)}"
                 )
-            if now - asked >= ASK_AGAIN_S:
+            if now - asked >= self._ask_again_s:
                 asked = now
                 try:
-                    self._get(checkpoint, wait_s=ASK_AGAIN_S)
+                    self._get(checkpoint, wait_s=self._ask_again_s)
                 except Unavailable:
                     continue
 

@@ -28,14 +28,16 @@ def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) ->
     """Return what goes of `checkpoints` (in their order), the oldest first.
 
     Only what is older than the `keep_count` newest committed ones, so a corrupt one stays until
-    there are newer good ones, and an aborted save stays while one as old may be in flight.
+    there are as many newer good ones; an aborted save stays until there is a newer commit, while
+    a slow rank may still write to it.
     """
     committed = [c for c in checkpoints if c.state is CheckpointState.COMMITTED]
     if not committed:
         return []
-    kept = committed if keep_count is None else committed[-keep_count:]
-    oldest = kept[0].order
     newest = committed[-1].order
+    oldest = (0, 0)
+    if keep_count is not None and len(committed) >= keep_count:
+        oldest = committed[-keep_count].order
     return [
         c
         for c in checkpoints

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.reader import load
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import local_catalog
+
+LIMIT_S = 20
+
+
+class Rig:
+    """A writer whose disk can be held up and made to fail."""
+
+    def __init__(self, **options: Any) -> None:
+        self.storage = MemoryStorage()
+        self.catalog = local_catalog(self.storage)
+        self.go = threading.Event()
+        self.go.set()
+        self.waiting = threading.Event()
+        self.storage.fault = self._fault
+        self.full: set[int] = set()
+        self.after: list[CheckpointMetadata | None] = []
+        saver = Saver(storage=self.storage, catalog=self.catalog, commit_timeout_s=LIMIT_S)
+        options.setdefault("after_save", self.after.append)
+        self.writer = AsyncCheckpointWriter(saver, **options)
+
+    def _fault(self, verb: str, name: str) -> None:
+        if verb == "begin" and name.endswith("safetensors"):
+            self.waiting.set()
+            assert self.go.wait(LIMIT_S)
+            if any(f"step-{step:012d}-" in name for step in self.full):
+                raise StorageError("disk full")
+
+    def write(self, step: int, state: Any = None) -> CheckpointInfo:
+        return self.writer.write({"a": step} if state is None else state, SaveRequest(step=step))
+
+    def steps(self) -> list[int]:
+        return [c.step for c in self.catalog.all()]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.go.set()
+    rig.writer.close()
+
+
+def test_write_returns_when_the_state_is_copied(rig: Rig) -> None:
+    rig.go.clear()
+    array = np.ones(3)
+    info = rig.write(20, {"a": array})
+    array[:] = 0
+    assert (info.staged, info.committed, info.done) == (True, False, False)
+    assert info.path.endswith("-a0"), "known before it is written"
+    rig.go.set()
+    assert info.wait(LIMIT_S) is info
+    assert info.committed
+    checkpoint = rig.catalog.all()[0]
+    assert (info.path, info.id) == (checkpoint.path, checkpoint.id)
+    loaded = load(
+        rig.storage,
+        rig.catalog.folder(checkpoint),
+        manifest_digest=checkpoint.manifest_digest,
+        rank=0,
+    )
+    assert loaded.saved.value(loaded.saved.tree)["a"].tolist() == [1, 1, 1]
+    assert loaded.saved.rng is not None
+
+
+def test_at_most_two_are_in_flight_then_write_blocks(rig: Rig) -> None:
+    rig.go.clear()
+    rig.write(20)
+    rig.write(40)
+    third = threading.Event()
+
+    def write_a_third() -> None:
+        rig.write(60)
+        third.set()
+
+    thread = threading.Thread(target=write_a_third)
+    thread.start()
+    assert rig.waiting.wait(LIMIT_S)
+    assert not third.wait(0.05)
+    rig.go.set()
+    assert third.wait(LIMIT_S)
+    thread.join(LIMIT_S)
+    rig.writer.wait_until_finished(LIMIT_S)
+    assert rig.steps() == [20, 40, 60]
+
+
+def test_an_error_is_raised_by_the_next_write_and_only_once(rig: Rig) -> None:
+    rig.full.add(20)
+    info = rig.write(20)
+    rig.writer.settle()
+    assert isinstance(info.error, StorageError)
+    with pytest.raises(StorageError, match="disk full"):
+        rig.write(40)
+    rig.write(40).wait(LIMIT_S)
+    assert rig.steps() == [40]
+
+
+def test_an_error_is_raised_by_check_for_errors_or_wait_until_finished(rig: Rig) -> None:
+    rig.full |= {20, 40}
+    rig.write(20)
+    with pytest.raises(StorageError):
+        rig.writer.wait_until_finished(LIMIT_S)
+    rig.writer.check_for_errors()
+    rig.write(40)
+    rig.writer.settle()
+    with pytest.raises(StorageError):
+        rig.writer.check_for_errors()
+
+
+def test_an_error_that_wait_raised_is_not_raised_again(rig: Rig) -> None:
+    rig.full.add(20)
+    with pytest.raises(StorageError):
+        rig.write(20).wait(LIMIT_S)
+    rig.writer.check_for_errors()
+
+
+def test_two_errors_are_told_together(rig: Rig) -> None:
+    rig.full |= {20, 40}
+    rig.go.clear()
+    rig.write(20)
+    rig.write(40)
+    rig.go.set()
+    with pytest.raises(StorageError) as caught:
+        rig.writer.wait_until_finished(LIMIT_S)
+    assert "step 40 failed as well" in caught.value.__notes__[0]
+    rig.writer.check_for_errors()
+
+
+def test_close_waits_and_raises() -> None:
+    rig = Rig()
+    rig.full.add(40)
+    rig.write(20)
+    rig.write(40)
+    with pytest.raises(StorageError):
+        rig.writer.close()
+    rig.writer.close()
+    assert rig.steps() == [20]
+    with pytest.raises(ConfigError, match="closed"):
+        rig.write(60)
+
+
+def test_a_failed_step_may_be_saved_again(rig: Rig) -> None:
+    rig.full.add(20)
+    with pytest.raises(StorageError):
+        rig.write(20).wait(LIMIT_S)
+    rig.full.clear()
+    rig.write(20).wait(LIMIT_S)
+    assert rig.steps() == [20]
+    assert [saved.step if saved else None for saved in rig.after] == [None, 20]
+
+
+def test_what_cannot_be_saved_is_an_error_at_once_and_costs_no_arena(rig: Rig) -> None:
+    for _ in range(5):
+        with pytest.raises(CheckpointError, match="key"):
+            rig.write(20, {"key": object()})
+    rig.write(20).wait(LIMIT_S)
+
+
+def test_a_save_can_be_cancelled_while_it_is_written(rig: Rig) -> None:
+    rig.go.clear()
+    info = rig.write(20, {"a": np.ones(1000)})
+    assert rig.waiting.wait(LIMIT_S)
+    assert info.cancel()
+    rig.go.set()
+    with pytest.raises(CheckpointAborted, match="cancelled"):
+        info.wait(LIMIT_S)
+    assert rig.steps() == []
+    done = rig.write(40)
+    done.wait(LIMIT_S)
+    assert not done.cancel()
+
+
+def test_waiting_has_a_limit(rig: Rig) -> None:
+    rig.go.clear()
+    info = rig.write(20)
+    with pytest.raises(Unavailable, match="step 20 is not done"):
+        info.wait(0.01)
+    with pytest.raises(Unavailable, match="1 saves"):
+        rig.writer.wait_until_finished(0.01)
+    rig.go.set()
+    info.wait(LIMIT_S)
+
+
+def test_an_error_of_what_follows_a_save_is_raised_too() -> None:
+    def broken(saved: CheckpointMetadata | None) -> None:
+        raise StorageError("old checkpoints cannot be removed")
+
+    rig = Rig(after_save=broken)
+    info = rig.write(20)
+    with pytest.raises(StorageError, match="cannot be removed"):
+        rig.writer.wait_until_finished(LIMIT_S)
+    assert info.committed
+    rig.write(40)
+    with pytest.raises(StorageError):
+        rig.writer.close()
+    assert rig.steps() == [20, 40]
+
+
+def test_an_error_of_another_kind_is_told_as_one_of_ours(rig: Rig) -> None:
+    def broken(info: CheckpointInfo) -> None:
+        raise ZeroDivisionError("in a progress callback")
+
+    info = rig.writer.write({"a": np.ones(1)}, SaveRequest(step=20), progress=broken)
+    with pytest.raises(CheckpointError, match="in a progress callback") as caught:
+        info.wait(LIMIT_S)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_program_that_fails_waits_no_longer_than_it_may() -> None:
+    rig = Rig(failing_patience_s=0.05)
+    rig.go.clear()
+    rig.write(20)
+    with pytest.raises(Unavailable, match="left unfinished"):
+        rig.writer.close(failing=True)
+    rig.go.set()
+
+
+def test_a_forked_child_is_refused(rig: Rig) -> None:
+    rig.write(20).wait(LIMIT_S)
+    child = os.fork()
+    if child == 0:
+        try:
+            rig.write(40)
+        except ConfigError as error:
+            os._exit(0 if "forked" in str(error) else 3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,354 @@
+"""`CheckpointManager` without coordinators."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.marker import NAME as MARKER
+from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    ConfigError,
+    InvalidArgument,
+    StorageError,
+)
+
+LIMIT_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STRATA_SOCKET", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[CheckpointManager]:
+    with CheckpointManager(tmp_path / "root") as manager:
+        yield manager
+
+
+def images(root: Path) -> list[Path]:
+    return sorted(root.glob("step-*/*.safetensors"))
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+# -- the documented calls ---------------------------------------------------------------------
+
+
+def test_bytes_are_saved_positionally_and_by_keyword(manager: CheckpointManager) -> None:
+    model_bytes = b"weights" * 1000
+    info = manager.save(model_bytes, step=5000, epoch=10)
+    assert info.staged
+    assert info.step == 5000
+    assert info.path.startswith("file:///")
+    assert info.wait(LIMIT_S).committed
+    manager.save(b"more", 6000, 11, CheckpointType.FULL).wait(LIMIT_S)
+    manager.save(model_bytes=bytearray(b"most"), step=7000, epoch=12, checkpoint_type=CheckpointType.FULL)
+    manager.wait_until_finished(LIMIT_S)
+    manager.check_for_errors()
+    assert (manager.latest_step(), manager.all_steps()) == (7000, [5000, 6000, 7000])
+    assert manager.load_bytes(5000) == model_bytes
+    assert manager.load_bytes() == b"most"
+    assert [c.epoch for c in manager.all_checkpoints()] == [10, 11, 12]
+
+
+def test_a_state_is_saved_and_restored(manager: CheckpointManager) -> None:
+    state: dict[str, Any] = {"w": np.arange(4.0), "progress": {"step": 7}}
+    manager.save_state(state, step=7, metadata={"note": "n"})
+    state["w"][:], state["progress"]["step"] = 0, 0
+    found = manager.restore(state)
+    assert found is not None
+    assert (found.step, found.metadata, found.state) == (7, {"note": "n"}, CheckpointState.COMMITTED)
+    assert state["w"].tolist() == [0, 1, 2, 3]
+    assert state["progress"] == {"step": 7}
+
+
+def test_there_may_be_nothing_to_restore(
+    manager: CheckpointManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"w": np.ones(1)}
+    with caplog.at_level(logging.INFO):
+        assert manager.restore(state) is None
+    assert "nothing to restore" in caplog.text
+    assert (manager.latest_step(), manager.all_steps()) == (None, [])
+    with pytest.raises(CheckpointNotFound):
+        manager.load_bytes()
+    with pytest.raises(CheckpointNotFound, match="step 3"):
+        manager.restore(state, step=3)
+
+
+def test_random_generators_are_part_of_a_state(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state({}, 1)
+        expected = random.random(), np.random.rand()
+        random.seed(0)
+        manager.restore({})
+        assert (random.random(), np.random.rand()) == expected
+    with CheckpointManager(tmp_path, capture_rng=False) as manager:
+        random.seed(5)
+        after = random.Random(5).random()
+        manager.restore({})
+        assert random.random() == after
+
+
+def test_a_second_process_finds_what_the_first_saved(tmp_path: Path) -> None:
+    with CheckpointManager(str(tmp_path)) as manager:
+        manager.save_state({"a": 1}, 20)
+    with CheckpointManager(storage_path=tmp_path.as_uri()) as manager:
+        state: dict[str, Any] = {"a": None}
+        assert manager.restore(state) is not None
+        assert state == {"a": 1}
+
+
+def test_an_explicit_step_is_restored_and_what_follows_is_newer(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (20, 40):
+            manager.save_state({"a": step}, step)
+        state: dict[str, Any] = {"a": None}
+        found = manager.restore(state, step=20)
+        assert found is not None
+        assert state == {"a": 20}
+        manager.save_state({"a": 30}, 30)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest_step() == 30
+        manager.restore(state)
+        assert state == {"a": 30}
+        assert manager.all_steps() == [20, 30, 40]
+
+
+# -- nothing corrupt is ever loaded -----------------------------------------------------------
+
+
+def test_a_corrupt_checkpoint_gives_way_to_the_one_before_loudly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (20, 40, 60):
+            manager.save_state({"a": np.full(4, step)}, step)
+    flip(images(tmp_path)[2], at=4096)
+    images(tmp_path)[1].unlink()
+    with CheckpointManager(tmp_path) as manager:
+        state = {"a": np.zeros(4, dtype=np.int64)}
+        found = manager.restore(state)
+        assert found is not None
+        assert found.step == 20
+        assert state["a"].tolist() == [20] * 4
+        errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+        assert len(errors) == 2
+        assert "step 60 is corrupt" in errors[0]
+        assert "tensor a" in errors[0]
+        assert "step 40 is corrupt" in errors[1]
+        assert "is missing" in errors[1]
+        for step in (40, 60):
+            with pytest.raises(CheckpointCorrupt):
+                manager.restore(state, step=step)
+        manager.save_state(state, 30)
+        manager.wait_until_finished(LIMIT_S)
+        assert manager.latest_step() == 30
+
+
+def test_training_never_begins_from_nothing_because_all_are_corrupt(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state({"a": np.ones(4)}, 20)
+    flip(images(tmp_path)[0])
+    with CheckpointManager(tmp_path) as manager, pytest.raises(CheckpointCorrupt):
+        manager.restore({"a": np.ones(4)})
+
+
+def test_what_does_not_fit_is_an_error_and_no_reason_to_take_an_older_one(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state({"a": np.ones(4)}, 20)
+        with pytest.raises(CheckpointError, match="a was saved as"):
+            manager.restore({"a": np.ones(5)})
+
+
+# -- retention --------------------------------------------------------------------------------
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    with CheckpointManager(storage_path=tmp_path, keep_count=2) as manager:
+        for step in range(1, 6):
+            manager.save(b"x" * step, step)
+        manager.wait_until_finished(LIMIT_S)
+        assert manager.all_steps() == [4, 5]
+    assert len(images(tmp_path)) == 2
+    assert len(list(tmp_path.glob("step-*"))) == 2
+
+
+def test_a_corrupt_one_is_kept_until_there_are_enough_newer_ones(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep_count=2) as manager:
+        manager.save(b"1", 1).wait(LIMIT_S)
+        images(tmp_path)[0].unlink()
+        manager.save(b"2", 2)
+        manager.wait_until_finished(LIMIT_S)
+        assert [c.state for c in manager.all_checkpoints()] == [
+            CheckpointState.CORRUPT,
+            CheckpointState.COMMITTED,
+        ]
+        manager.save(b"3", 3)
+        manager.save(b"4", 4)
+        manager.wait_until_finished(LIMIT_S)
+        assert [c.step for c in manager.all_checkpoints()] == [3, 4]
+
+
+def test_the_rest_of_a_failed_save_goes_with_the_next(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep_count=1) as manager:
+        manager.save(b"1", 1).wait(LIMIT_S)
+
+        def fails(info: object) -> None:
+            raise StorageError("disk full")
+
+        with pytest.raises(StorageError):
+            manager.save(b"2", 2, progress=fails).wait(LIMIT_S)
+        manager.save(b"3", 3)
+        manager.wait_until_finished(LIMIT_S)
+        assert manager.all_steps() == [3]
+    assert len(list(tmp_path.glob("step-*"))) == 1
+
+
+def test_an_unmarked_folder_of_a_dead_process_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep_count=5) as manager:
+        manager.save(b"1", 1)
+        manager.save(b"2", 2)
+    next(tmp_path.glob(f"step-*2-gen-*/{MARKER}")).unlink()
+    with CheckpointManager(tmp_path, keep_count=5) as manager:
+        assert manager.latest_step() == 1
+        assert len(list(tmp_path.glob("step-*"))) == 2, "looking removes nothing"
+        manager.save(b"3", 3)
+        manager.wait_until_finished(LIMIT_S)
+        assert len(list(tmp_path.glob("step-*"))) == 2
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"storage_path": "s3://my-bucket/checkpoints", "keep_count": 10},
+        {"bucket": "my-checkpoints", "storage_type": "s3"},
+        {"storage_path": "x", "storage_type": "s3"},
+        {"storage_path": "gs://b/x"},
+    ],
+)
+def test_object_stores_are_a_later_releases(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="local or shared paths only"):
+        CheckpointManager(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"storage_path": "x", "keep_count": 0},
+        {"storage_path": "x", "save_wait_s": 0},
+        {"storage_path": "x", "no_such_setting": 1},
+    ],
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CheckpointManager(**settings)
+
+
+def test_settings_may_come_as_a_config_and_be_overridden(tmp_path: Path) -> None:
+    config = CheckpointManagerConfig(storage_path="/nowhere", keep_count=3)
+    with CheckpointManager(tmp_path, config=config, save_wait_s=5) as manager:
+        assert manager.config == CheckpointManagerConfig(storage_path=tmp_path, keep_count=3, save_wait_s=5)
+
+
+@pytest.mark.parametrize(
+    "kind", [CheckpointType.INCREMENTAL, CheckpointType.MODEL_ONLY, CheckpointType.OPTIMIZER_ONLY]
+)
+def test_no_other_type_is_saved_under_a_fulls_name(manager: CheckpointManager, kind: CheckpointType) -> None:
+    with pytest.raises(CheckpointError, match=f"FULL checkpoints only, not {kind.name}"):
+        manager.save_state({"a": 1}, 1, checkpoint_type=kind)
+    with pytest.raises(CheckpointError):
+        manager.save(b"", 1, 0, kind)
+    assert manager.all_steps() == []
+
+
+def test_arguments_of_the_wrong_kind_are_refused(manager: CheckpointManager) -> None:
+    for step in (-1, 1.5, True, "7", 10**12):
+        with pytest.raises(InvalidArgument, match="step"):
+            manager.save(b"", step)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidArgument, match="save_state"):
+        manager.save({"a": 1}, 1)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidArgument, match="mapping"):
+        manager.save_state([1], 1)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidArgument, match="metadata"):
+        manager.save(b"", 1, metadata={"a": 1})  # type: ignore[dict-item]  # on purpose
+
+
+def test_bytes_and_states_are_not_taken_for_each_other(manager: CheckpointManager) -> None:
+    manager.save(b"x", 1)
+    with pytest.raises(CheckpointError, match="saved as bytes"):
+        manager.restore({"a": 1})
+    manager.save_state({"a": 1}, 2)
+    with pytest.raises(CheckpointError, match="restore"):
+        manager.load_bytes(2)
+
+
+def test_several_processes_need_coordinators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes train together"):
+        CheckpointManager(tmp_path)
+
+
+def test_a_root_of_coordinators_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "strata.json").write_text('{"format":"strata-root","version":1,"owner":"coordinated"}')
+    with pytest.raises(ConfigError, match="is coordinated"):
+        CheckpointManager(tmp_path)
+
+
+def test_looking_writes_nothing(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "root") as manager:
+        manager.restore({})
+    assert not (tmp_path / "root").exists()
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+def fails(info: object) -> None:
+    raise StorageError("disk full")
+
+
+def test_the_context_raises_what_a_save_failed_of(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="disk full"), CheckpointManager(tmp_path) as manager:
+        manager.save(b"x", 1, progress=fails)
+
+
+def train_and_fail(root: Path) -> None:
+    with CheckpointManager(root) as manager:
+        manager.save(b"x", 1, progress=fails)
+        raise ZeroDivisionError
+
+
+def test_the_context_does_not_mask_the_trainings_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        train_and_fail(tmp_path)
+    assert "disk full" in caught.value.__notes__[0]
+
+
+def test_closing_twice_is_harmless_and_then_nothing_is_saved(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.close()
+    manager.close()
+    with pytest.raises(ConfigError, match="closed"):
+        manager.save(b"x", 1)

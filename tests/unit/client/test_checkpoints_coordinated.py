@@ -1,0 +1,299 @@
+"""`CheckpointManager` under coordinators, which are the catalog's decisions and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.marker import NAME as MARKER
+from strata.client.checkpoints import CheckpointManager
+from strata.core.checkpoints import decide_pin
+from strata.core.records import CheckpointState
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointCorrupt,
+    CheckpointError,
+    ConfigError,
+    StaleGeneration,
+    StorageError,
+    Unavailable,
+)
+from tests.unit.checkpoint.ports import Cluster, Port, state_of
+
+LIMIT_S = 20
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(a=1, b=1)
+
+
+@contextlib.contextmanager
+def managers(cluster: Cluster, root: Path, *, restore: bool = False, **settings: Any) -> Iterator[Any]:
+    """One manager a rank of the current world."""
+    world = cluster.view().world()
+    assert world is not None
+    point = cluster.restore_point() if restore else None
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(CheckpointManager(root, client=cluster.port(rank, restore=point), **settings))
+            for rank in range(world.head.size)
+        ]
+
+
+def save(managers: list[CheckpointManager], step: int, **state: Any) -> None:
+    infos = [m.save_state({"rank": rank, **state}, step) for rank, m in enumerate(managers)]
+    for info in infos:
+        info.wait(LIMIT_S)
+    for manager in managers:
+        manager.wait_until_finished(LIMIT_S)
+
+
+def folders(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("job/step-*"))
+
+
+def test_all_ranks_commit_together(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        infos = [m.save_state({"w": np.full(2, i)}, 20, epoch=1) for i, m in enumerate(ranks)]
+        assert not any(info.wait(LIMIT_S).error for info in infos)
+        assert infos[0].path == infos[1].path
+        (folder,) = folders(tmp_path)
+        assert infos[0].path == f"{(tmp_path / 'job').as_uri()}/{folder}"
+        files = sorted(path.name for path in (tmp_path / "job" / folder).iterdir())
+        assert files == [
+            MARKER,
+            "manifest.json",
+            "rank-00000.json",
+            "rank-00000.safetensors",
+            "rank-00001.json",
+            "rank-00001.safetensors",
+        ]
+        (record,) = cluster.records()
+        assert (record.state, record.epoch) == (CheckpointState.COMMITTED, 1)
+        assert record.size_bytes == infos[0].size_bytes
+        assert ranks[1].latest_step() == 20
+        assert ranks[0].all_steps() == [20]
+
+
+def test_the_next_world_begins_where_it_is_told_each_rank_with_its_own(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20, w=np.ones(2))
+    cluster.next_world()
+    with managers(cluster, tmp_path, restore=True) as ranks:
+        for rank, manager in enumerate(ranks):
+            state: dict[str, Any] = {"rank": None, "w": np.zeros(2)}
+            found = manager.restore(state)
+            assert found is not None
+            assert (found.step, state["rank"], state["w"].sum()) == (20, rank, 2)
+        save(ranks, 40)
+
+
+def test_the_newest_on_disk_is_not_where_a_world_begins(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20)
+    with managers(cluster, tmp_path) as ranks:
+        assert ranks[0].restore({"rank": None}) is None
+
+
+def test_a_commit_without_its_marker_is_marked_by_who_restores(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20)
+    (marker,) = tmp_path.glob(f"job/*/{MARKER}")
+    written = marker.read_bytes()
+    marker.unlink()
+    with managers(cluster, tmp_path, restore=True) as ranks:
+        ranks[1].restore({"rank": None})
+    assert marker.read_bytes() == written
+
+
+def test_a_failure_of_one_rank_fails_the_save_of_all_and_the_next_works(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def full(info: object) -> None:
+        raise StorageError("disk full")
+
+    with managers(cluster, tmp_path) as ranks:
+        infos = [
+            m.save_state({"w": np.ones(1)}, 20, progress=full if rank else None)
+            for rank, m in enumerate(ranks)
+        ]
+        with pytest.raises(CheckpointAborted, match="rank 1: disk full"):
+            infos[0].wait(LIMIT_S)
+        with pytest.raises(StorageError):
+            infos[1].wait(LIMIT_S)
+        assert ranks[0].latest_step() is None
+        save(ranks, 20)
+        save(ranks, 40)
+        assert ranks[0].all_steps() == [20, 40]
+
+
+def test_a_save_that_began_in_an_ended_generation_is_told_so(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        cluster.next_world()
+        with pytest.raises(StaleGeneration):
+            ranks[0].save_state({"a": 1}, 20).wait(LIMIT_S)
+
+
+def test_without_coordinators_a_save_fails_after_its_wait_and_the_trainer_goes_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with managers(cluster, tmp_path, save_wait_s=0.5) as ranks:
+        cluster.down = True
+        info = ranks[0].save_state({"a": 1}, 20)
+        assert info.staged
+        with pytest.raises(Unavailable):
+            info.wait(LIMIT_S)
+        cluster.down = False
+
+
+def test_a_rank_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    with (
+        managers(cluster, tmp_path, commit_timeout_s=0.3) as ranks,
+        pytest.raises(Unavailable, match="among them 1"),
+    ):
+        ranks[0].save_state({"a": 1}, 20).wait(LIMIT_S)
+    assert state_of(cluster, 20) is CheckpointState.ABORTED
+
+
+# -- another number of ranks ------------------------------------------------------------------
+
+
+def test_more_ranks_get_what_all_had_in_common(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20, w=np.arange(3.0), lr=0.1)
+    point = cluster.restore_point()
+    bigger = Cluster(a=1, b=1, c=1)
+    with CheckpointManager(tmp_path, client=bigger.port(2, restore=point)) as manager:
+        state: dict[str, Any] = {"w": np.zeros(3), "lr": None}
+        assert manager.restore(state) is not None
+        assert (state["w"].tolist(), state["lr"]) == ([0, 1, 2], 0.1)
+        with pytest.raises(CheckpointError, match="rank differs between the 2 ranks"):
+            manager.restore({"w": np.zeros(3), "rank": None})
+
+
+def test_fewer_ranks_each_get_their_own(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20)
+    point = cluster.restore_point()
+    with CheckpointManager(tmp_path, client=Cluster(a=1).port(0, restore=point)) as manager:
+        state: dict[str, Any] = {"rank": None}
+        manager.restore(state)
+        assert state == {"rank": 0}
+
+
+# -- corruption and going back ----------------------------------------------------------------
+
+
+def test_one_rank_alone_does_not_fall_back(cluster: Cluster, tmp_path: Path) -> None:
+    """The others would begin elsewhere: where a world begins is decided for all."""
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20, w=np.ones(4))
+        save(ranks, 40, w=np.ones(4))
+    image = max(tmp_path.glob("job/*/rank-00001.safetensors"))
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    with managers(cluster, tmp_path, restore=True) as ranks:
+        with pytest.raises(CheckpointCorrupt, match="rank-00001"):
+            ranks[1].restore({"w": np.zeros(4)})
+        assert ranks[0].restore({"w": np.zeros(4)}) is not None
+
+
+def test_going_back_by_hand_stops_saving_in_this_generation(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        save(ranks, 20)
+        save(ranks, 40)
+        state: dict[str, Any] = {"rank": None}
+        assert ranks[0].restore(state, step=20) is not None
+        with pytest.raises(CheckpointError, match="restored by hand"):
+            ranks[0].save_state(state, 60)
+
+
+# -- retention --------------------------------------------------------------------------------
+
+
+def test_rank_0_removes_what_is_too_old_but_not_what_is_pinned(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path, keep_count=2) as ranks:
+        save(ranks, 20)
+        (record,) = cluster.records()
+        cluster.job.store.settle(
+            lambda v: decide_pin(v, step=20, attempt=record.attempt, who="me", why="paper")
+        )
+        for step in (40, 60, 80):
+            save(ranks, step)
+        assert ranks[0].all_steps() == [20, 60, 80]
+    assert len(folders(tmp_path)) == 3
+
+
+def test_a_removal_that_was_interrupted_is_finished_by_the_next_pass(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with managers(cluster, tmp_path, keep_count=1) as ranks:
+        save(ranks, 20)
+        (record,) = cluster.records()
+        save(ranks, 40)
+    assert len(folders(tmp_path)) == 1
+    cluster.job.store.put(
+        next(iter(cluster.view().checkpoints())).key.replace("0040", "0020"), _deleting(record)
+    )
+    with managers(cluster, tmp_path, keep_count=5) as ranks:
+        save(ranks, 60)
+    assert [r.step for r in cluster.records()] == [40, 60]
+
+
+def _deleting(record: Any) -> Any:
+    return dataclasses.replace(record, state=CheckpointState.DELETING, manifest_digest="m")
+
+
+def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(info: object) -> None:
+        raise StorageError("disk full")
+
+    with managers(cluster, tmp_path) as ranks:
+        for step in (20, 40):
+            infos = [m.save_state({"w": np.ones(1)}, step, progress=full) for m in ranks]
+            for info in infos:
+                with pytest.raises((StorageError, CheckpointAborted)):
+                    info.wait(LIMIT_S)
+        aborted = cluster.records()
+        assert {record.state for record in aborted} == {CheckpointState.ABORTED}
+        marked = tmp_path / "job" / aborted[0].path.rpartition("/")[2] / MARKER
+        marked.parent.mkdir(exist_ok=True)
+        marked.write_text("from another catalog")
+        with caplog.at_level(logging.ERROR):
+            save(ranks, 60)
+        assert "storage has it as committed" in caplog.text
+    assert marked.exists()
+    assert [record.step for record in cluster.records()] == [20, 60]
+    assert len(folders(tmp_path)) == 2
+
+
+# -- whose root -------------------------------------------------------------------------------
+
+
+def test_a_root_is_of_one_mode_and_a_jobs_folder_of_one_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    port: Port = cluster.port(0)
+    CheckpointManager(tmp_path, client=port).close()
+    with pytest.raises(ConfigError, match="is coordinated"):
+        CheckpointManager(tmp_path)
+    port.uid = "uid-2"
+    with pytest.raises(ConfigError, match="uid-1/job"):
+        CheckpointManager(tmp_path, client=port)
+    alone = tmp_path / "alone"
+    with CheckpointManager(alone) as manager:
+        manager.save(b"x", 1)
+    with pytest.raises(ConfigError, match="is standalone"):
+        CheckpointManager(alone, client=port)
+    port.uid = ""
+    with pytest.raises(ConfigError, match="does not know its cluster"):
+        CheckpointManager(tmp_path, client=port)
