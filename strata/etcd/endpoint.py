@@ -35,8 +35,9 @@ _OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
-    # an attempt to connect may take this long (default: 20 s), and the next one follows soon
-    ("grpc.min_reconnect_backoff_ms", 1_000),
+    # an attempt may take this long (default 20 s; a busy machine needs a second for TLS), and the next
+    # one follows soon
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # a connection kept for the day another member fails must not fall asleep
