@@ -23,7 +23,7 @@ def coordinator(
         str | None,
         typer.Option("--advertise", help="What others connect to, if not the listen address."),
     ] = None,
-    replica: Annotated[str | None, typer.Option("--replica", help="This replica's name. [host-port]")] = None,
+    replica: Annotated[str | None, typer.Option("--replica", help="This replica's name. (host-port)")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
     detect_s: Annotated[
         float | None,

@@ -20,7 +20,7 @@ def run(
     ] = None,
     job: Annotated[str | None, typer.Option("--job", "-j", help="The job to join.")] = None,
     worker_id: Annotated[
-        str | None, typer.Option("--worker-id", help="This member's name. [the host's]")
+        str | None, typer.Option("--worker-id", help="This member's name. (the host's)")
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", help="Ranks to run on this node. [1]")] = None,
     min_workers: Annotated[
@@ -28,7 +28,7 @@ def run(
     ] = None,
     max_workers: Annotated[
         int | None,
-        typer.Option("--max-workers", help="Members it takes at most. [as many as it needs]"),
+        typer.Option("--max-workers", help="Members it takes at most. (as many as it needs)"),
     ] = None,
     settle_s: Annotated[
         float | None,
@@ -43,7 +43,7 @@ def run(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option("--address", help="Where other nodes reach this one. [found by the route]"),
+        typer.Option("--address", help="Where other nodes reach this one. (found by the route)"),
     ] = None,
     stop_grace_s: Annotated[
         float | None,
