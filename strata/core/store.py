@@ -9,7 +9,8 @@ Errors, the same from both:
   answer in time.
 - `InvalidArgument`: the store refuses the request as malformed (a key written twice, too many
   operations, an empty key); nothing was written.
-- `QuotaExceeded`: too large, or the store is full; nothing was written.
+- `QuotaExceeded`: the request is too large; nothing was written. A full store is `Unavailable`:
+  its answer does not prove that nothing was written (docs/adr/0002).
 - `NotFound`: the lease does not exist (any more); nothing was written.
 - `Compacted`: the asked revision is gone; list again.
 """
