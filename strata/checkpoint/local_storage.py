@@ -77,6 +77,7 @@ class LocalStorage:
 
     def delete(self, name: str) -> None:
         path = self._path(name)
+        self._on_step(f"delete {path.name}")
         with _as_storage_error("delete", path):
             try:
                 path.unlink()
@@ -86,6 +87,7 @@ class LocalStorage:
 
     def delete_folder(self, folder: str) -> None:
         path = self._path(folder)
+        self._on_step(f"delete folder {path.name}")
         with _as_storage_error("delete", path):
             if not path.is_dir():
                 return
