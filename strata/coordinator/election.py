@@ -103,7 +103,7 @@ class Election:
         To be called when `run` has ended. The caller sets the limit: etcd may be away.
         """
         if self._standing.epoch is not None:
-            self._stop("it resigned")
+            self._leave("it resigned", log.info)
         held = leader_of(self._mirror.view, self._keys)
         if held is not None and held.record.instance == self._standing.instance:
             await self._executor.execute(resign_txn(self._keys, held.create_revision))
@@ -229,9 +229,12 @@ class Election:
             self._wake.set()
 
     def _stop(self, reason: str) -> None:
+        self._leave(reason, log.warning)
+
+    def _leave(self, reason: str, say: Callable[..., object]) -> None:
         epoch = self._standing.epoch
         self._standing = self._standing.stopped()
-        log.warning("leadership_ended", epoch=epoch, reason=reason)
+        say("leadership_ended", epoch=epoch, reason=reason)
         self._announce(None)
 
     def _announce(self, epoch: Epoch | None) -> None:
