@@ -21,8 +21,9 @@ from strata.v1.barriers_pb2 import (
     BarrierOutcome,
 )
 from strata.v1.checkpoints_pb2 import Checkpoint
-from strata.v1.session_pb2 import Down, Outcomes, WorldUpdate
+from strata.v1.session_pb2 import ArrivalRefused, Down, Outcomes, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
+from strata.wire.status import pack
 from tests.unit.client.fake_replica import Rig, done, rig
 
 
@@ -138,8 +139,11 @@ async def test_breaks_are_raised_with_who_was_missing_and_end_the_round() -> Non
 @in_virtual_time()
 async def test_a_newer_world_makes_every_call_stale_until_it_is_joined() -> None:
     async with rank_client() as (r, client):
+        first = barrier(client)
+        r.serving.release(await arrived(r, 0))
+        await first
         waiting = barrier(client)
-        await arrived(r, 0)
+        await arrived(r, 1)
         r.serving.world(2, rank=1)
         with pytest.raises(errors.StaleGeneration):
             await waiting
@@ -153,7 +157,7 @@ async def test_a_newer_world_makes_every_call_stale_until_it_is_joined() -> None
         assert (client.generation, client.rank) == (2, 1)
         client.check()
         again = barrier(client)
-        arrival = await arrived(r, 1)
+        arrival = await arrived(r, 2)
         assert (arrival.generation, arrival.round, list(arrival.ranks)) == (2, 1, [1])
         r.serving.release(arrival)
         await again
@@ -164,8 +168,16 @@ async def test_a_refused_arrival_does_not_count() -> None:
     async with rank_client() as (r, client):
         with pytest.raises(errors.QuotaExceeded):
             await client._barrier("b", b"x" * 5000, (), None)
+        call = barrier(client)
+        first = await arrived(r, 0)
+        refusal = ArrivalRefused(
+            name="b", generation=1, round=1, ranks=[0], error=pack(errors.QuotaExceeded("too many"))
+        )
+        r.serving.send(Down(arrival_refused=refusal))
+        with pytest.raises(errors.QuotaExceeded, match="too many"):
+            await call
         _ = barrier(client)
-        assert (await arrived(r, 0)).round == 1
+        assert first.round == (await arrived(r, 1)).round == 1
 
 
 @in_virtual_time()

@@ -172,7 +172,9 @@ async def test_calls_are_submitted_again_under_their_id_and_answered_once() -> N
         for _ in range(2):
             now.send(Down(reply=Reply(id=first.id, get_world=reply, token=Token(uid="uid-1", revision=250))))
         assert (await call).world.generation == 4
-        assert r.session.token.revision == 250
+        now.world(4)  # as of revision 100
+        await asyncio.sleep(0.1)
+        assert r.session.token.revision == 250, "nobody goes back in time"
         assert not await _sent_again(r.session, now)
 
 
@@ -180,6 +182,16 @@ async def _sent_again(session: object, replica: object) -> bool:
     before = len(replica.heard)  # type: ignore[attr-defined]
     await asyncio.sleep(0.5)
     return any(up.WhichOneof("message") != "tick" for up in replica.heard[before:])  # type: ignore[attr-defined]
+
+
+@in_virtual_time()
+async def test_a_request_is_sent_once_a_connection() -> None:
+    async with rig() as r:
+        calls = [asyncio.create_task(r.session.call(GetWorldRequest(job=f"j{i}"))) for i in range(3)]
+        await asyncio.sleep(1)
+        assert [call.get_world.job for call in r.serving.all("call")] == ["j0", "j1", "j2"]
+        for call in calls:
+            call.cancel()
 
 
 @in_virtual_time()
@@ -236,10 +248,13 @@ async def test_the_newest_progress_is_sent_and_told_again() -> None:
         await asyncio.sleep(2)
         assert len(r.serving.all("progress")) == 1
         r.session.progress(2, [RankProgress(rank=5, step=1)])
+        await r.serving.next("progress", after=1)
+        await asyncio.sleep(2)
         r.serving.down()
         now = await r.reconnected(2)
         again = await now.next("progress")
         assert (again.generation, [p.rank for p in again.ranks]) == (2, [5])
+        assert 2000 <= again.ranks[0].age_ms < 2500
 
 
 @in_virtual_time()
@@ -270,14 +285,18 @@ async def test_ended_is_final() -> None:
         assert isinstance(r.session.error, errors.StaleIncarnation)
 
 
-@in_virtual_time()
-async def test_moved_means_elsewhere_at_once() -> None:
-    async with rig(3) as r:
-        target, before = r.others[0], r.serving
-        moved_at = asyncio.get_running_loop().time()
-        before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
-        assert await r.reconnected(2) is target
-        assert target.hello_times[-1] - moved_at < 0.1
+@pytest.mark.parametrize("seed", range(6))
+def test_moved_means_there_at_once(seed: int) -> None:
+    @in_virtual_time()
+    async def test() -> None:
+        async with rig(3, seed=seed) as r:
+            target, before = r.others[seed % 2], r.serving
+            moved_at = asyncio.get_running_loop().time()
+            before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
+            assert await r.reconnected(2) is target
+            assert target.hello_times[-1] - moved_at < 0.1
+
+    test()
 
 
 @pytest.mark.parametrize(
