@@ -1,0 +1,214 @@
+"""gRPC streams as links, over a real connection on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from strata.errors import Conflict, StrataError, Unavailable
+from strata.v1.session_pb2 import Down, Tick, Up
+from strata.v1.session_pb2_grpc import SessionsServicer, SessionsStub, add_SessionsServicer_to_server
+from strata.wire import streams
+from strata.wire.streams import ClientStream, ServerStream, dialled, serve_stream
+
+Logic = Callable[[ServerStream[Up, Down]], Awaitable[None]]
+
+
+class Door(SessionsServicer):
+    """Runs a test's logic on every stream; `served` is told how each ended."""
+
+    def __init__(self, logic: Logic, tasks: asyncio.TaskGroup) -> None:
+        self.logic = logic
+        self.tasks = tasks
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        async def serve(link: ServerStream[Up, Down]) -> None:
+            try:
+                await self.logic(link)
+                self.ended.put_nowait("ended")
+            except asyncio.CancelledError:
+                self.ended.put_nowait("cancelled")
+                raise
+
+        await serve_stream(context, serve, self.tasks.create_task)
+
+
+@asynccontextmanager
+async def served(logic: Logic) -> AsyncIterator[tuple[Door, str, grpc.aio.Server]]:
+    async with asyncio.TaskGroup() as tasks:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        door = Door(logic, tasks)
+        add_SessionsServicer_to_server(door, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            yield door, f"127.0.0.1:{port}", server
+        finally:
+            await server.stop(0)
+
+
+@asynccontextmanager
+async def client(address: str) -> AsyncIterator[ClientStream[Down, Up]]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        call: Any = SessionsStub(channel).Session()
+        async with dialled(call, address) as link:
+            yield link
+
+
+def tick(sequence: int) -> Tick:
+    return Tick(sequence=sequence)
+
+
+async def echo(link: ServerStream[Up, Down]) -> None:
+    while (up := await link.recv()) is not None:
+        link.send(Down(tick=up.tick))
+
+
+async def test_messages_keep_their_order_both_ways() -> None:
+    async with served(echo) as (door, address, _), client(address) as link:
+        for number in range(500):
+            link.send(Up(tick=tick(number)))
+        got = []
+        while len(got) < 500:
+            down = await link.recv()
+            assert down is not None
+            got.append(down.tick.sequence)
+        assert got == list(range(500))
+        link.close()
+        assert await door.ended.get() == "ended"
+        assert await link.recv() is None
+
+
+async def test_what_was_sent_before_the_end_arrives_and_then_the_error() -> None:
+    async def says_no(link: ServerStream[Up, Down]) -> None:
+        await link.recv()
+        for number in range(3):
+            link.send(Down(tick=tick(number)))
+        link.close(Conflict("no", hint="because"))
+        link.send(Down(tick=tick(99)))
+
+    async with served(says_no) as (_, address, _server), client(address) as link:
+        link.send(Up(tick=tick(0)))
+        got = [await link.recv() for _ in range(3)]
+        assert [down.tick.sequence for down in got if down is not None] == [0, 1, 2]
+        with pytest.raises(Conflict, match="no") as refused:
+            await link.recv()
+        assert refused.value.hint == "because"
+
+
+async def test_a_return_of_the_logic_is_a_clean_end() -> None:
+    async def returns(link: ServerStream[Up, Down]) -> None:
+        link.send(Down(tick=tick(1)))
+
+    async with served(returns) as (_, address, _server), client(address) as link:
+        assert (await link.recv()) is not None
+        assert await link.recv() is None
+
+
+async def test_a_bug_ends_its_stream_and_no_other() -> None:
+    async def breaks(link: ServerStream[Up, Down]) -> None:
+        if (await link.recv()) == Up(tick=tick(13)):
+            raise RuntimeError("a bug")
+        await echo(link)
+
+    async with served(breaks) as (_, address, _server), client(address) as good, client(address) as bad:
+        good.send(Up(tick=tick(1)))
+        bad.send(Up(tick=tick(13)))
+        with pytest.raises(StrataError, match="internal error"):
+            await bad.recv()
+        good.send(Up(tick=tick(2)))
+        down = await good.recv()
+        assert down is not None
+        assert down.tick.sequence == 2
+
+
+async def test_a_vanished_client_ends_recv_and_cancels_nothing() -> None:
+    async with served(echo) as (door, address, _), grpc.aio.insecure_channel(address) as channel:
+        call: Any = SessionsStub(channel).Session()
+        await call.write(Up(tick=tick(1)))
+        await call.read()
+        call.cancel()
+        assert await door.ended.get() == "ended"
+
+
+async def test_a_vanished_server_is_unavailable() -> None:
+    async with served(echo) as (_, address, server), client(address) as link:
+        link.send(Up(tick=tick(1)))
+        await link.recv()
+        await server.stop(0)
+        with pytest.raises(Unavailable):
+            await link.recv()
+        link.send(Up(tick=tick(2)))
+        assert link.backlog <= 1
+
+
+async def test_nobody_listening_is_unavailable() -> None:
+    async with client("127.0.0.1:9") as link:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+            await link.recv()
+
+
+async def test_a_close_from_another_task_ends_a_pending_recv() -> None:
+    reading: asyncio.Future[ServerStream[Up, Down]] = asyncio.get_running_loop().create_future()
+
+    async def waits(link: ServerStream[Up, Down]) -> None:
+        await link.recv()
+        reading.set_result(link)
+        assert await link.recv() is None
+
+    async with served(waits) as (door, address, _), client(address) as link:
+        link.send(Up(tick=tick(1)))
+        (await reading).close(Conflict("enough"))
+        with pytest.raises(Conflict):
+            await link.recv()
+        assert await door.ended.get() == "ended"
+
+
+async def test_a_cancelled_reader_is_cancelled() -> None:
+    async with served(echo) as (_, address, _server), client(address) as link:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await link.recv()
+
+
+async def test_a_reader_that_is_too_slow_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "FLUSH_S", 0.2)
+    overflowed = asyncio.Event()
+
+    async def floods(link: ServerStream[Up, Down]) -> None:
+        await link.recv()
+        large = Down(arrival_refused={"name": "x" * 60_000})  # type: ignore[arg-type]  # a message as a dict
+        while not link.closed:
+            link.send(large)
+        assert link.backlog <= streams.OUTBOX_LIMIT
+        overflowed.set()
+
+    async with served(floods) as (_, address, _server):
+        program = (
+            "import grpc, sys, os, signal\n"
+            "from strata.v1.session_pb2 import Up\n"
+            "from strata.v1.session_pb2_grpc import SessionsStub\n"
+            "with grpc.insecure_channel(sys.argv[1]) as channel:\n"
+            "    call = SessionsStub(channel).Session(iter([Up(tick={'sequence': 1})]))\n"
+            "    print(next(call).arrival_refused.name[:1], flush=True)\n"
+            "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        )
+        frozen = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, address, stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+        )
+        try:
+            async with asyncio.timeout(20):
+                await overflowed.wait()
+        finally:
+            frozen.send_signal(signal.SIGKILL)
+            await frozen.wait()
