@@ -11,12 +11,13 @@ asyncio use `asyncio.to_thread`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from strata.client import CoordinatorClient
 from strata.errors import ConfigError, StrataError, Unavailable
@@ -77,10 +78,13 @@ class LocalCoordinator:
 class LocalCluster:
     """What `start` started; `stop` ends it in order, `kill` at once."""
 
-    def __init__(self, etcd: EtcdCluster, coordinators: list[LocalCoordinator], logs: Path) -> None:
+    def __init__(
+        self, etcd: EtcdCluster, coordinators: list[LocalCoordinator], logs: Path, lock: TextIO
+    ) -> None:
         self.etcd = etcd
         self.coordinators = coordinators
         self.logs = logs
+        self._lock = lock
 
     @classmethod
     def start(
@@ -113,11 +117,13 @@ class LocalCluster:
                 f"port {', '.join(taken)} of {HOST} is taken",
                 hint="end what serves there, or use other ports",
             )
-        etcd = EtcdCluster.start(
-            folder / "etcd", members=etcd_members, binary=binary, fsync=fsync, timeout_s=timeout_s
-        )
+        lock = _lock(folder)
         started: list[LocalCoordinator] = []
+        etcd: EtcdCluster | None = None
         try:
+            etcd = EtcdCluster.start(
+                folder / "etcd", members=etcd_members, binary=binary, fsync=fsync, timeout_s=timeout_s
+            )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
             for number, port in enumerate(chosen, 1):
                 name = f"coordinator-{number}"
@@ -141,9 +147,11 @@ class LocalCluster:
         except BaseException:
             for coordinator in started:
                 coordinator.child.kill()
-            etcd.kill()
+            if etcd is not None:
+                etcd.kill()
+            lock.close()
             raise
-        return cls(etcd, started, folder / "logs")
+        return cls(etcd, started, folder / "logs", lock)
 
     @property
     def endpoints(self) -> str:
@@ -177,12 +185,14 @@ class LocalCluster:
         for coordinator in self.coordinators:
             coordinator.child.stop()
         self.etcd.stop()
+        self._lock.close()
 
     def kill(self) -> None:
         """End every process at once."""
         for coordinator in self.coordinators:
             coordinator.child.kill()
         self.etcd.kill()
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -197,6 +207,23 @@ class LocalCluster:
             self.stop()
         else:
             self.kill()
+
+
+def _lock(folder: Path) -> TextIO:
+    """Keep a second cluster off the same data as long as this process lives and the file is open.
+
+    Its etcd would meet the first one's, at the same ports.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConfigError(
+            f"another cluster runs on the data in {folder}", hint="end it, or use another folder (--data)"
+        ) from None
+    return file
 
 
 def _coordinator_command(name: str, *, port: int, etcd: str, cluster: str, detect_s: float) -> list[str]:

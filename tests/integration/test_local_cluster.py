@@ -70,7 +70,7 @@ def test_wrong_counts_are_refused(tmp_path: Path, etcd_binary: EtcdBinary) -> No
         LocalCluster.start(tmp_path, coordinators=2, ports=[1], binary=etcd_binary)
     with pytest.raises(ConfigError, match="1 or 3"):
         LocalCluster.start(tmp_path, etcd_members=2, binary=etcd_binary)
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "etcd").exists()
 
 
 def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
@@ -79,6 +79,15 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, etcd_bin
         with pytest.raises(ConfigError, match=f"port {port} "):
             LocalCluster.start(tmp_path, coordinators=1, ports=[port], binary=etcd_binary)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_clusters_on_the_same_data_are_refused(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
+    for _ in range(2):
+        with (
+            LocalCluster.start(tmp_path, etcd_members=1, coordinators=1, binary=etcd_binary, fsync=False),
+            pytest.raises(ConfigError, match="another cluster runs"),
+        ):
+            LocalCluster.start(tmp_path, etcd_members=1, coordinators=1, binary=etcd_binary)
 
 
 def test_a_coordinator_that_ends_is_shown_with_its_last_words(
