@@ -17,8 +17,13 @@ Bytes = bytes | bytearray | memoryview
 
 
 def digest(data: Bytes) -> str:
-    """Return the digest of `data` in hexadecimal."""
+    """Return the digest of `data` in hexadecimal; what holds it names the algorithm."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def named_digest(data: Bytes) -> str:
+    """Return the digest of `data` with its algorithm: how documents are named in the catalog."""
+    return f"{ALGORITHM}:{digest(data)}"
 
 
 def chunks(data: memoryview) -> Iterator[memoryview]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, digest
+from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, named_digest
 from strata.checkpoint.state import Json
 from strata.checkpoint.tensors import DTYPES, TensorSpec
 from strata.errors import CheckpointCorrupt, CheckpointError
@@ -195,7 +195,7 @@ def model_hash(manifest: RankManifest) -> str:
         f"{name}\0{entry.spec.dtype}\0{list(entry.spec.shape)}\0{','.join(entry.chunks)}"
         for name, entry in sorted(chosen.items())
     ]
-    return digest("\n".join(lines).encode("utf-8", "surrogatepass"))
+    return named_digest("\n".join(lines).encode("utf-8", "surrogatepass"))
 
 
 # -- documents --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from strata.checkpoint.digest import digest
+from strata.checkpoint.digest import digest, named_digest
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
     VERSION,
@@ -85,7 +85,7 @@ def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manife
     """Return the global manifest if it is the one that was committed; else `CheckpointCorrupt`."""
     name = f"{folder}/{GLOBAL_NAME}"
     data = _read(storage, name)
-    if digest(data) != manifest_digest:
+    if named_digest(data) != manifest_digest:
         raise CheckpointCorrupt(f"{name} differs from what was committed")
     return Manifest.from_bytes(data, what=name)
 
@@ -96,7 +96,7 @@ def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> li
     for part in manifest.parts:
         name = f"{folder}/{part.manifest}"
         data = _read(storage, name)
-        if digest(data) != part.digest:
+        if named_digest(data) != part.digest:
             raise CheckpointCorrupt(f"{name} differs from what was committed")
         manifests.append(RankManifest.from_bytes(data, what=name))
         _check_size(storage, f"{folder}/{part.image}", part.image_bytes)

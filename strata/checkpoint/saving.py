@@ -20,7 +20,7 @@ from strata.checkpoint.catalog import (
     CheckpointSeal,
     SaveRequest,
 )
-from strata.checkpoint.digest import chunks, digest
+from strata.checkpoint.digest import chunks, digest, named_digest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
@@ -85,7 +85,9 @@ class Saver:
         put(self.storage, f"{folder}/{rank_manifest_name(own.rank)}", data)
         self._check_cancelled(info)
         self.on_step("ack")
-        record = self.catalog.ack(record, CheckpointAck(digest=digest(data), size_bytes=own.image_bytes))
+        record = self.catalog.ack(
+            record, CheckpointAck(digest=named_digest(data), size_bytes=own.image_bytes)
+        )
         manifest = None
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
@@ -94,7 +96,7 @@ class Saver:
             put(self.storage, f"{folder}/{GLOBAL_NAME}", data)
             self.on_step("seal")
             seal = CheckpointSeal(
-                manifest_digest=digest(data),
+                manifest_digest=named_digest(data),
                 size_bytes=manifest.size_bytes,
                 model_hash=manifest.model_hash,
             )
@@ -150,7 +152,7 @@ class Saver:
                 Part(
                     rank=rank,
                     manifest=name,
-                    digest=digest(data),
+                    digest=named_digest(data),
                     image=manifest.image,
                     image_bytes=manifest.image_bytes,
                 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.digest import CHUNK_BYTES, digest
+from strata.checkpoint.digest import CHUNK_BYTES, named_digest
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed, read_manifest, write_marker
@@ -139,7 +139,7 @@ def test_a_marker_of_another_checkpoint_is_not_taken_for_ones_own() -> None:
     saved = Saved()
     manifest = read_manifest(saved.storage, saved.folder, saved.checkpoint.manifest_digest)
     with pytest.raises(CheckpointCorrupt, match="another checkpoint"):
-        write_marker(saved.storage, saved.folder, manifest, digest(b"other"))
+        write_marker(saved.storage, saved.folder, manifest, named_digest(b"other"))
 
 
 def test_the_predecessor_is_the_commit_before() -> None:
