@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from strata.client.barriers import payloads_of
 from strata.config import RunConfig
 from strata.errors import BarrierBroken, StaleGeneration, StrataError
 from strata.launch.environment import Place
@@ -203,7 +204,7 @@ class Supervisor:
                     return None
                 if not met.done():
                     self._news.clear()
-            return Meeting.decode(met.result().payloads[0])
+            return Meeting.decode(payloads_of(met.result()).get(0, b""))
         except (StaleGeneration, BarrierBroken) as error:
             log.info("world.ended_early", generation=update.world.generation, reason=error.message)
             return None

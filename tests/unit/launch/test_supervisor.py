@@ -15,7 +15,12 @@ from strata.errors import ConfigError, StaleGeneration
 from strata.launch.environment import Place
 from strata.launch.rendezvous import JOIN_BARRIER, Meeting
 from strata.launch.supervisor import Supervisor, exit_status
-from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.barriers_pb2 import (
+    BARRIER_RESULT_BROKEN,
+    BARRIER_RESULT_RELEASED,
+    Arrival,
+    BarrierOutcome,
+)
 from strata.v1.common_pb2 import Token
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -108,7 +113,9 @@ class Stage:
         """Release the join barrier that the supervisor arrives at next; return its arrival."""
         arrival, outcome = await self.upstream.arrivals.get()
         payload = arrival.payloads[0] if meeting is None else meeting.encode()
-        outcome.set_result(BarrierOutcome(name=arrival.name, payloads={0: payload}))
+        outcome.set_result(
+            BarrierOutcome(name=arrival.name, result=BARRIER_RESULT_RELEASED, payloads={0: payload})
+        )
         return arrival
 
     async def started(self) -> Place:
@@ -159,7 +166,8 @@ async def test_ranks_start_only_once_all_members_have_arrived() -> None:
         assert list(arrival.ranks) == [2, 3]
         assert list(arrival.payloads) == [b"", b""], "only rank 0's member says where to meet"
         assert it.upstream.exits.empty()
-        outcome.set_result(BarrierOutcome(payloads={0: Meeting("192.0.2.9", 99).encode()}))
+        payloads = {0: Meeting("192.0.2.9", 99).encode()}
+        outcome.set_result(BarrierOutcome(result=BARRIER_RESULT_RELEASED, payloads=payloads))
         place = await it.started()
         assert (place.master_addr, place.master_port) == ("192.0.2.9", 99)
         assert (await it.upstream.exits.get()).code == 0
@@ -212,6 +220,16 @@ async def test_a_stale_join_waits_for_the_next_world() -> None:
         it.supervisor.on_world(update(1))
         _, outcome = await it.upstream.arrivals.get()
         outcome.set_exception(StaleGeneration("generation 1 has ended"))
+        assert (await it.enter(update(2))).generation == 2
+
+
+async def test_a_join_that_a_death_broke_waits_for_the_next_world() -> None:
+    async with stage("true") as it:
+        it.supervisor.on_world(update(1))
+        arrival, outcome = await it.upstream.arrivals.get()
+        outcome.set_result(
+            BarrierOutcome(name=arrival.name, result=BARRIER_RESULT_BROKEN, reason="rank 3 went")
+        )
         assert (await it.enter(update(2))).generation == 2
 
 
