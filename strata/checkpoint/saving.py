@@ -34,10 +34,10 @@ from strata.checkpoint.manifest import (
     rank_manifest_name,
 )
 from strata.checkpoint.marker import read_manifest, write_marker
-from strata.checkpoint.sink import OnStep, Storage, put, unobserved
+from strata.checkpoint.sink import ObjectMissing, OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointAborted, CheckpointError, StrataError
+from strata.errors import CheckpointAborted, CheckpointError, StorageError, StrataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +54,15 @@ class Saver:
         self.on_step("begin")
         record = self.catalog.begin(request)
         info.began(record)
+        folder = self.catalog.folder(record)
         if record.state is CheckpointState.COMMITTED:
-            return record
+            # whoever committed it may have failed to mark it, and then it was not reported
+            return self._marked(record, folder, None)
         if record.state is not CheckpointState.OPEN:
             raise CheckpointAborted(
                 f"the save of step {record.step} is {record.state.value}: {record.reason}",
                 hint="save it again",
             )
-        folder = self.catalog.folder(record)
         try:
             record, manifest = self._to_commit(record, folder, snapshot, info)
         except BaseException as error:
@@ -70,6 +71,12 @@ class Saver:
             if record.state is not CheckpointState.COMMITTED:
                 raise
             manifest = None
+        return self._marked(record, folder, manifest)
+
+    def _marked(
+        self, record: CheckpointMetadata, folder: str, manifest: Manifest | None
+    ) -> CheckpointMetadata:
+        """Return the committed record once storage says so too."""
         self.on_step("mark")
         if manifest is None:
             manifest = read_manifest(self.storage, folder, record.manifest_digest)
@@ -142,7 +149,7 @@ class Saver:
         parts, fingerprint = [], ""
         for rank in range(record.ranks):
             name = rank_manifest_name(rank)
-            data = self.storage.read(f"{folder}/{name}")
+            data = self._read_part(f"{folder}/{name}", rank)
             manifest = RankManifest.from_bytes(data, what=f"{folder}/{name}")
             if manifest.identity != _identity(record) or manifest.rank != rank:
                 raise CheckpointError(f"{folder}/{name} belongs to another save")
@@ -166,6 +173,15 @@ class Saver:
             metadata=record.metadata,
             predecessor=(before.step, before.generation, before.id) if before is not None else None,
         )
+
+    def _read_part(self, name: str, rank: int) -> bytes:
+        try:
+            return self.storage.read(name)
+        except ObjectMissing as error:
+            raise StorageError(
+                f"rank {rank} has saved its part, and {name} is not in the storage of rank 0",
+                hint="ranks on several hosts need one storage root that they share",
+            ) from error
 
     def _wait(
         self,

@@ -15,7 +15,7 @@ from strata.checkpoint.saving import Saver
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointError, StorageError, StrataError, Unavailable
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import an_info, snapshot_of
+from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
 from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 
@@ -151,6 +151,22 @@ def test_a_stranger_in_the_folder_is_not_composed_into_the_checkpoint() -> None:
     assert "belongs to another save" in str(ranks.ends[0])
 
 
+def test_ranks_that_do_not_share_their_storage_are_told_so() -> None:
+    ranks = Ranks(2)
+
+    def elsewhere(step: str) -> None:
+        if step == "ack":
+            for name in [n for n in ranks.storage.objects if "rank-00001" in n]:
+                del ranks.storage.objects[name]
+
+    ranks.on_step = elsewhere
+    ranks.save(0, 1)
+    end = ranks.ends[0]
+    assert isinstance(end, StorageError)
+    assert "one storage root that they share" in end.hint
+    assert isinstance(ranks.ends[1], CheckpointAborted)
+
+
 def test_steps_come_in_the_order_of_the_protocol() -> None:
     ranks, steps = Ranks(1), list[str]()
     ranks.on_step = steps.append
@@ -186,3 +202,22 @@ def test_a_handle_counts_what_was_written() -> None:
     saver = Saver(storage=ranks.storage, catalog=ranks.shared.of(0), commit_timeout_s=5)
     saver.save(snapshot_of(bytes(20 << 20)), SaveRequest(step=20), info)
     assert seen == [8 << 20, 16 << 20, 20 << 20]
+
+
+def test_a_save_whose_marker_failed_is_marked_by_the_next_try() -> None:
+    """The catalog has it as committed; without the marker a catalog of storage alone has nothing."""
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+
+    def full(verb: str, name: str) -> None:
+        if verb == "create" and name.endswith(MARKER):
+            raise StorageError("disk full")
+
+    storage.fault = full
+    with pytest.raises(StorageError, match="disk full"):
+        save(storage, catalog, {"w": 1}, 20)
+    with pytest.raises(StorageError, match="disk full"):  # committed is never said before it is
+        save(storage, catalog, {"w": 1}, 20)
+    storage.fault = MemoryStorage().fault
+    assert save(storage, catalog, {"w": 1}, 20).state is CheckpointState.COMMITTED
+    assert [c.step for c in local_catalog(storage).all()] == [20]
