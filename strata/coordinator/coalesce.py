@@ -1,8 +1,9 @@
 """Many small transactions as one (PROTOCOLS 2.5).
 
 What arrives while a commit is under way goes into the next one: no timer, and no delay when there
-is nothing to wait for. The batch holds all compares and all writes of its parts, so it succeeds
-only if each part would. If it fails, each part is executed alone, and the one whose compares do
+is nothing to wait for. The batch holds all compares and all writes of its parts, and no part
+compares what another one writes, so it succeeds only if each part would after the others: a pin
+and the deletion that compares its absence never come true together. If it fails, each part is executed alone, and the one whose compares do
 not hold learns it. If its outcome is unknown, that is the outcome of each part.
 """
 
@@ -94,6 +95,7 @@ class _Size:
     def __init__(self, txn: Txn) -> None:
         self.joinable = _simple(txn)
         self._compares = set(txn.compares)
+        self._compared = _Compared(txn)
         self._keys = _written(txn)
         self._bytes = _bytes(txn)
 
@@ -101,10 +103,12 @@ class _Size:
         """Add `txn` unless it does not fit: etcd forbids two writes of one key, for one."""
         if not _simple(txn):
             return False
-        keys, compares = _written(txn), self._compares.union(txn.compares)
+        keys, compares, compared = _written(txn), self._compares.union(txn.compares), _Compared(txn)
         size = self._bytes + _bytes(txn)
         if (
             keys & self._keys
+            or self._compared.any_of(keys)
+            or compared.any_of(self._keys)
             or len(keys) + len(self._keys) > MAX_BATCH
             or len(compares) > MAX_BATCH
             or size > MAX_TXN_BYTES
@@ -112,8 +116,28 @@ class _Size:
             return False
         self._keys |= keys
         self._compares = compares
+        self._compared.add(compared)
         self._bytes = size
         return True
+
+
+class _Compared:
+    """The keys that transactions compare."""
+
+    def __init__(self, txn: Txn) -> None:
+        self._keys = {c.key for c in txn.compares if c.range_end is None}
+        self._ranges = {(c.key, c.range_end) for c in txn.compares if c.range_end is not None}
+
+    def any_of(self, keys: set[str]) -> bool:
+        """Tell whether one of `keys` is compared."""
+        if not self._keys.isdisjoint(keys):
+            return True
+        return any(start <= key < end for start, end in self._ranges for key in keys)
+
+    def add(self, other: _Compared) -> None:
+        """Take over what `other` compares."""
+        self._keys |= other._keys
+        self._ranges |= other._ranges
 
 
 def _simple(txn: Txn) -> bool:

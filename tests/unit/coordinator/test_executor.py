@@ -8,6 +8,7 @@ import pytest
 
 from strata.coordinator.coalesce import MAX_BATCH
 from strata.core.txn import (
+    Compare,
     Decision,
     Delete,
     Put,
@@ -16,6 +17,7 @@ from strata.core.txn import (
     WatchBatch,
     absent,
     delete_prefix,
+    none_in,
     unchanged,
 )
 from strata.core.view import View
@@ -270,6 +272,45 @@ async def test_two_writes_of_one_key_are_never_joined() -> None:
         results = await settle_all(r, [Claim("a", b"x"), Claim("a", b"y"), Claim("b", b"x")])
         assert [type(e) for e in results] == [type(None), Conflict, type(None)]
         assert r.get("a") == b"x"
+
+
+@pytest.mark.parametrize("guard", [absent(KEYS.root + "pins/a"), none_in(KEYS.root + "pins/")])
+@pytest.mark.parametrize("first", ["pin", "delete"])
+@in_virtual_time()
+async def test_what_one_writes_and_another_compares_is_never_joined(guard: Compare, first: str) -> None:
+    """Each would hold in one transaction: a pinned checkpoint would be deleted."""
+    async with rig() as r:
+        await r.mirror.at_least(r.put("record", b"committed"))
+        record = KEYS.root + "record"
+
+        def delete(view: View) -> Decision:
+            if view.get(KEYS.root + "pins/a") is not None:
+                return Decision(reason="pinned", refusal=Conflict("pinned"))
+            kv = view.get(record)
+            assert kv is not None
+            if kv.value == b"deleting":
+                return Decision(reason="deleting")
+            put = Put(key=record, value=b"deleting")
+            same = unchanged(record, kv.mod_revision)
+            return Decision(reason="delete", txn=Txn(compares=(guard, same), success=(put,)))
+
+        def pin(view: View) -> Decision:
+            kv = view.get(record)
+            assert kv is not None
+            if kv.value == b"deleting":
+                return Decision(reason="deleting", refusal=Conflict("deleting"))
+            if view.get(KEYS.root + "pins/a") is not None:
+                return Decision(reason="pinned")
+            put = Put(key=KEYS.root + "pins/a", value=b"me")
+            return Decision(
+                reason="pin", txn=Txn(compares=(unchanged(record, kv.mod_revision),), success=(put,))
+            )
+
+        decisions = [pin, delete] if first == "pin" else [delete, pin]
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(outcome(r.executor.settle(d, coalesce=True))) for d in decisions]
+        assert [type(task.result()) for task in running] == [type(None), Conflict]
+        assert (r.get("record") == b"deleting") == (r.get("pins/a") is None)
 
 
 @in_virtual_time()
