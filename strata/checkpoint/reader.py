@@ -60,7 +60,9 @@ def _read_image(storage: Storage, folder: str, manifest: RankManifest) -> Saved:
     if digest(header) != manifest.header_digest:
         raise CheckpointCorrupt(f"{name}: the header differs from what was saved")
     begin = manifest.header_bytes
-    memory = memoryview(allocate(manifest.image_bytes - begin))[: manifest.image_bytes - begin]
+    size_bytes = manifest.image_bytes - begin
+    # inherited: an object may keep a tensor that lies here, and be used in a forked worker
+    memory = memoryview(allocate(size_bytes, inherited=True))[:size_bytes]
     data: dict[str, memoryview] = {}
     for tensor, entry in manifest.tensors.items():
         data[tensor] = memory[entry.start - begin : entry.end - begin]

@@ -28,14 +28,17 @@ class Arena:
         """Return that much memory; what was taken before must not be used any more."""
         if self._map is None or len(self._map) < size_bytes:
             self._map = None  # given back before more is asked for
-            self._map = allocate(size_bytes)
+            self._map = allocate(size_bytes, inherited=False)
         return memoryview(self._map)[:size_bytes]
 
 
-def allocate(size_bytes: int) -> mmap.mmap:
-    """Return private zeroed memory, in huge pages where the system has them, not inherited."""
+def allocate(size_bytes: int, *, inherited: bool) -> mmap.mmap:
+    """Return private zeroed memory, in huge pages where the system has them.
+
+    What is not `inherited` is not there in a forked child, who must not touch it.
+    """
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+    for advice in ("MADV_HUGEPAGE",) if inherited else ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         with contextlib.suppress(AttributeError, OSError):  # a kernel without it
             memory.madvise(getattr(mmap, advice))
     return memory

@@ -283,6 +283,12 @@ class CheckpointManager:
 
     def _read(self, checkpoint: CheckpointMetadata) -> Loaded:
         folder = self._catalog.folder(checkpoint)
+        if not self._storage.exists(folder):
+            raise CheckpointNotFound(
+                f"step {checkpoint.step} was saved to {checkpoint.path}, and {self._storage.uri} has nothing"
+                " of it",
+                hint="give every rank, on every host, the storage path it was saved to",
+            )
         loaded = load(
             self._storage, folder, manifest_digest=checkpoint.manifest_digest, rank=self._catalog.rank
         )

@@ -20,6 +20,7 @@ from strata.errors import (
     CheckpointAborted,
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointNotFound,
     ConfigError,
     StaleGeneration,
     StorageError,
@@ -103,6 +104,18 @@ def test_the_newest_on_disk_is_not_where_a_world_begins(cluster: Cluster, tmp_pa
         save(ranks, 20)
     with managers(cluster, tmp_path) as ranks:
         assert ranks[0].restore({"rank": None}) is None
+
+
+def test_a_storage_path_that_has_nothing_of_it_is_told_with_where_it_lies(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with managers(cluster, tmp_path / "one") as ranks:
+        save(ranks, 20)
+    with (
+        managers(cluster, tmp_path / "other", restore=True) as ranks,
+        pytest.raises(CheckpointNotFound, match=r"was saved to file:.*/one/job/step-"),
+    ):
+        ranks[0].restore({"rank": None})
 
 
 def test_a_commit_without_its_marker_is_marked_by_who_restores(cluster: Cluster, tmp_path: Path) -> None:
