@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from strata.client import loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
-from strata.client.rank import RankClient, RankPlace, Watcher, placed
+from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
@@ -50,7 +50,8 @@ def connect(
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
-    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the
+    Under `strata run`, and without `endpoints`, that is the rank of the environment; connecting
+    again in the same process gives another client of the same session. Elsewhere the
     process becomes a member of `job` (STRATA_JOB, else "default") with one rank, at `endpoints`
     (STRATA_ENDPOINTS), under `worker_id` (STRATA_WORKER_ID, else made of the host's name and the
     local rank, or the process id). The job is created with `min_workers` and `max_workers` (as
@@ -88,10 +89,24 @@ def connect(
     return background.call(_join(background, parse_endpoints(where), registration, timing, timeout_s))
 
 
+_seat: Seat | None = None
+_seating = asyncio.Lock()
+
+
 async def _attach(
     background: loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float
 ) -> RankClient:
-    """Attach to the supervisor as the rank that the environment names."""
+    """Attach to the supervisor as the rank that the environment names, unless this process did."""
+    global _seat  # a process is one rank
+    async with _seating:
+        if _seat is None or not _seat.users or _seat.session.error is not None:
+            before, _seat = _seat, await _seated(background, environment, timeout_s)
+            if before is not None and before.place == _seat.place:
+                _seat.rounds = before.rounds  # the rank is the same one, and as far as it was
+        return RankClient(_seat, background)
+
+
+async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str], timeout_s: float) -> Seat:
     missing = [name for name in _SUPERVISED if name not in environment]
     if missing:
         raise ConfigError(
@@ -126,7 +141,7 @@ async def _attach(
     except BaseException:
         running.cancel()
         raise
-    return RankClient(session, watcher, place, background=background, owns_member=False)
+    return Seat(session=session, watcher=watcher, place=place, owns_member=False)
 
 
 async def _join(
@@ -153,7 +168,8 @@ async def _join(
     except BaseException:
         running.cancel()
         raise
-    return RankClient(session, watcher, place, background=background, owns_member=True)
+    seat = Seat(session=session, watcher=watcher, place=place, owns_member=True)
+    return RankClient(seat, background)
 
 
 def _report_bug(running: concurrent.futures.Future[None]) -> None:

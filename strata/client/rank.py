@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message
@@ -42,6 +42,23 @@ class RankPlace:
     rank: int
     world_size: int
     restore_point: RestorePoint | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """One rank's session, and what all its clients in this process share. Changed in the loop only.
+
+    A rank has one session: a second one would take its place. So whoever connects again in the
+    same process gets another client of the same seat, and the last to close gives it up.
+    """
+
+    session: Session
+    watcher: Watcher
+    place: RankPlace
+    owns_member: bool
+    rounds: RoundBook = field(default_factory=RoundBook)
+    phase: str = ""
+    users: int = 0
 
 
 class Watcher:
@@ -113,22 +130,12 @@ class RankClient:
     for good every call raises why (`StaleIncarnation`, `ClusterReplaced`, `JobFailed`…).
     """
 
-    def __init__(
-        self,
-        session: Session,
-        watcher: Watcher,
-        place: RankPlace,
-        *,
-        background: BackgroundLoop,
-        owns_member: bool,
-    ) -> None:
-        self._session = session
-        self._watcher = watcher
-        self._place = place
+    def __init__(self, seat: Seat, background: BackgroundLoop) -> None:
+        """Become one more user of `seat`; made in the loop."""
+        seat.users += 1
+        self._seat = seat
+        self._session = seat.session
         self._loop = background
-        self._owns_member = owns_member
-        self._rounds = RoundBook()
-        self._phase = ""
         self._closed = False
         self._loop.at_stop(self._detach)
 
@@ -136,12 +143,12 @@ class RankClient:
 
     @property
     def job(self) -> str:
-        return self._place.job
+        return self._seat.place.job
 
     @property
     def worker_id(self) -> str:
         """The member that this rank belongs to."""
-        return self._place.worker_id
+        return self._seat.place.worker_id
 
     @property
     def incarnation(self) -> int:
@@ -151,20 +158,20 @@ class RankClient:
     @property
     def generation(self) -> int:
         """The generation this rank belongs to; not a newer one that may exist."""
-        return self._place.generation
+        return self._seat.place.generation
 
     @property
     def rank(self) -> int:
-        return self._place.rank
+        return self._seat.place.rank
 
     @property
     def world_size(self) -> int:
-        return self._place.world_size
+        return self._seat.place.world_size
 
     @property
     def restore_point(self) -> RestorePoint | None:
         """The checkpoint that this generation begins from; None when from nothing."""
-        return self._place.restore_point
+        return self._seat.place.restore_point
 
     @property
     def uid(self) -> str:
@@ -207,25 +214,25 @@ class RankClient:
         self, name: str, payload: bytes, ranks: tuple[int, ...], timeout_s: float | None
     ) -> dict[int, bytes]:
         self._check_current()
-        pending = self._rounds.pending(name)
+        pending = self._seat.rounds.pending(name)
         if pending is None:
             update = self._session.world
             if update is not None and update.world.generation == self.generation:
-                self._rounds.floors(update.barrier_floors)
+                self._seat.rounds.floors(update.barrier_floors)
             pending = self._session.arrive(
                 Arrival(
                     job=self.job,
                     name=name,
                     generation=self.generation,
-                    round=self._rounds.next_round(name),
+                    round=self._seat.rounds.next_round(name),
                     ranks=[self.rank],
                     payloads=[payload] if payload else (),
                     participants=sorted(set(ranks)),
                     timeout_ms=0 if timeout_s is None else max(1, round(1000 * timeout_s)),
-                    phases=[self._phase] if self._phase else (),
+                    phases=[self._seat.phase] if self._seat.phase else (),
                 )
             )
-            self._rounds.arrived(name, pending)
+            self._seat.rounds.arrived(name, pending)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + LOCAL_SLACK_S):
                 outcome = await asyncio.shield(pending)
@@ -236,9 +243,9 @@ class RankClient:
                 + (f": {trouble.message}" if trouble is not None else "")
             ) from None
         except StrataError:
-            self._rounds.delivered(name, None)
+            self._seat.rounds.delivered(name, None)
             raise
-        self._rounds.delivered(name, outcome)
+        self._seat.rounds.delivered(name, outcome)
         return payloads_of(outcome)
 
     def progress(self, step: int, phase: str = "") -> None:
@@ -247,7 +254,7 @@ class RankClient:
         Shown to people, and named when others wait for this rank.
         """
         self._check_current()
-        self._phase = phase
+        self._seat.phase = phase
         told = RankProgress(rank=self.rank, step=step, phase=phase)
         self._loop.soon(lambda: self._session.progress(self.generation, [told]))
 
@@ -263,7 +270,7 @@ class RankClient:
 
         It must not block. Returns the function that ends this.
         """
-        callbacks = self._watcher.checkpoint_callbacks
+        callbacks = self._seat.watcher.checkpoint_callbacks
         callbacks.append(callback)
 
         def stop() -> None:
@@ -298,7 +305,7 @@ class RankClient:
         For a lone trainer that holds nothing of the old generation (no process group, no state of
         other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
         """
-        if not self._owns_member:
+        if not self._seat.owns_member:
             raise Refused(
                 "under `strata run` a process belongs to one generation",
                 hint="the supervisor starts new ranks in a new one",
@@ -308,16 +315,16 @@ class RankClient:
     async def _rejoin(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                self._place = await placed(
+                self._seat.place = await placed(
                     self._session,
-                    self._watcher,
+                    self._seat.watcher,
                     job=self.job,
                     worker_id=self.worker_id,
                     after=self.generation,
                 )
         except TimeoutError:
             raise Unavailable(f"no newer world with a place here within {timeout_s:g} s") from None
-        self._rounds = RoundBook()
+        self._seat.rounds = RoundBook()
 
     # -- the end
 
@@ -331,7 +338,7 @@ class RankClient:
             self.close(code=1, reason=f"{type(error).__name__}: {error}")
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
-        """End the session in order. Idempotent.
+        """End this client; the last one of its rank in this process ends the session. Idempotent.
 
         Under `strata run` the supervisor learns from the process's own end how the rank fared.
         A lone trainer says it here: with code 0 its rank is done. Otherwise, and when the process
@@ -341,20 +348,23 @@ class RankClient:
             return
         self._closed = True
         with contextlib.suppress(Unavailable):  # nobody to tell, and nothing left to do
-            self._loop.call(self._close(code, reason))
+            self._loop.call(self._close(code, reason or "closed"))
         self._loop.forget_at_stop(self._detach)
 
     async def _close(self, code: int, reason: str) -> None:
-        if self._owns_member and code == 0 and self._session.error is None:
+        self._seat.users -= 1
+        if self._seat.users:
+            return
+        if self._seat.owns_member and code == 0 and self._session.error is None:
             try:
                 async with asyncio.timeout(LOCAL_SLACK_S):
                     await self._session.rank_exit(generation=self.generation, rank=self.rank, code=0)
             except (StrataError, TimeoutError):
                 pass  # its generation has ended, or nobody hears: leaving says the rest
-        await self._session.leave(reason or "closed")
+        await self._session.leave(reason)
 
     async def _detach(self) -> None:
         """Leave when the process ends without `close`, so that it is not taken for frozen."""
         if not self._closed:
             self._closed = True
-            await self._session.leave("the process ends")
+            await self._close(1, "the process ends")

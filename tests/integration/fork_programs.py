@@ -41,6 +41,34 @@ def loader(endpoint: str, epochs: str) -> None:
             say(epoch=epoch, seen=seen, connected=client.connected)
 
 
+def _under_strata_run(endpoint: str) -> strata.RankClient:
+    os.environ |= {
+        "STRATA_SOCKET": endpoint.removeprefix("unix:"),
+        "STRATA_JOB": "default",
+        "STRATA_WORKER_ID": "node",
+        "STRATA_GENERATION": "1",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
+    return strata.connect()
+
+
+def connects_again(endpoint: str) -> None:
+    """Connect twice as the same rank, as a CheckpointManager does beside the script."""
+    first, second = _under_strata_run(endpoint), strata.connect()
+    first.barrier("b")
+    second.barrier("b")
+    first.close()
+    second.barrier("b")
+    third = strata.connect()
+    second.close()
+    third.barrier("b")
+    third.close()
+    say(closed=True)
+    with strata.connect() as fourth:
+        fourth.barrier("b")
+
+
 def _live_on() -> None:
     os.setsid()  # out of the group that ends with the parent
     say(child=os.getpid())
@@ -54,18 +82,8 @@ def parent(endpoint: str, how: str = "guarded") -> None:
         from strata.client import fork  # noqa: PLC0415
 
         fork._is_ours = lambda fd: False
-    if endpoint.startswith("unix:"):
-        os.environ |= {
-            "STRATA_SOCKET": endpoint.removeprefix("unix:"),
-            "STRATA_JOB": "default",
-            "STRATA_WORKER_ID": "node",
-            "STRATA_GENERATION": "1",
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-        }
-        client = strata.connect()
-    else:
-        client = strata.connect(endpoint, worker_id="parent")
+    client = _under_strata_run(endpoint) if endpoint.startswith("unix:") else None
+    client = client or strata.connect(endpoint, worker_id="parent")
     client.barrier("before")
     multiprocessing.get_context("fork").Process(target=_live_on, daemon=True).start()
     client.barrier("after")

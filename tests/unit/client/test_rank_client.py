@@ -10,7 +10,7 @@ import pytest
 from strata import errors
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
-from strata.client.rank import RankClient, RankPlace, Watcher, placed
+from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
 from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (
@@ -39,7 +39,8 @@ async def rank_client(count: int = 1, generation: int = 1) -> AsyncIterator[tupl
     async with rig(count) as r:
         place = RankPlace(job="j", worker_id="w", generation=generation, rank=0, world_size=2)
         background = cast("BackgroundLoop", NoThread())
-        yield r, RankClient(r.session, Watcher(), place, background=background, owns_member=True)
+        seat = Seat(session=r.session, watcher=Watcher(), place=place, owns_member=True)
+        yield r, RankClient(seat, background)
 
 
 def barrier(
@@ -233,6 +234,28 @@ async def closing(code: int) -> None:
 def test_closing_says_that_the_rank_is_done_or_only_leaves() -> None:
     virtual_time.run(closing(0))
     virtual_time.run(closing(1))
+
+
+@in_virtual_time()
+async def test_clients_of_one_seat_share_its_rounds_and_the_last_one_leaves() -> None:
+    async with rank_client() as (r, first):
+        r.serving.answer = lambda up: (
+            r.serving.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
+        )
+        second = RankClient(first._seat, first._loop)
+        for number, client in enumerate([first, second, first]):
+            call = barrier(client)
+            arrival = await arrived(r, number)
+            assert arrival.round == number + 1
+            r.serving.release(arrival)
+            await call
+        await first._detach()
+        with pytest.raises(errors.Unavailable, match="closed"):
+            first.check()
+        second.check()
+        assert not r.serving.all("leave")
+        await second._detach()
+        assert r.serving.all("leave")
 
 
 @in_virtual_time()

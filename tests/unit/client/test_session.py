@@ -6,6 +6,7 @@ import pytest
 
 from strata import errors
 from strata.testing.virtual_time import in_virtual_time
+from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
@@ -433,3 +434,39 @@ async def test_checkpoints_reach_the_observer_and_unknown_messages_nobody() -> N
         r.serving.send(Down(checkpoint=Checkpoint(step=5)))
         await asyncio.sleep(0.1)
         assert [c.step for c in r.observer.checkpoints] == [5]
+
+
+@in_virtual_time()
+async def test_a_request_that_no_stream_carries_is_refused_at_once() -> None:
+    async with rig(1) as r:
+        with pytest.raises(errors.QuotaExceeded, match="bytes"):
+            await r.session.call(GetWorldRequest(job="j" * (4 << 20)))
+        assert r.session.connected
+
+
+@in_virtual_time()
+async def test_arrivals_after_a_reconnect_come_in_messages_that_a_stream_carries() -> None:
+    """A hundred ranks at twelve barriers, with all the payload they may bring."""
+    async with rig(1) as r:
+        for number in range(12):
+            name, ranks = f"b{number}", list(range(100))
+            r.session.arrive(
+                Arrival(
+                    job="j",
+                    name=name,
+                    generation=1,
+                    round=1,
+                    ranks=ranks,
+                    payloads=[b"x" * 4096] * 100,
+                    participants=ranks,
+                )
+            )
+        r.serving.down()
+        r.serving.up()
+        now = await r.reconnected(2)
+        names, sizes = set(), []
+        while len(names) < 12:
+            up = await now.next("arrivals")
+            names |= {a.name for a in up.arrivals}
+            sizes.append(up.ByteSize())
+        assert max(sizes) < 2 << 20
