@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -135,3 +136,14 @@ if __name__ == "__main__":
         ckpt.save(bytes(1 << 20), 2)
 """
     assert run(program, str(tmp_path)) == (0, "")
+
+
+def test_the_pages_examples_run_as_they_stand(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "checkpoints.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program = "\n".join(blocks).replace("/tmp/notes-checkpoints", str(tmp_path))
+    code, said = run(program)
+    assert code == 0, said
+    first, last = said.splitlines()
+    assert first.startswith("100 [60, 80, 100] file:///")
+    assert last == "100.0"
