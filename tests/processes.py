@@ -200,10 +200,12 @@ def gone(pid: int, limit_s: float) -> bool:
 
 
 def _event(line: bytes) -> Event:
+    """Return what a line says; half a line of another process may stand before an event."""
     text = line.decode(errors="replace").rstrip("\n")
-    if text.startswith("{"):
+    begin = text.find('{"')
+    if begin >= 0:
         try:
-            body = json.loads(text)
+            body = json.loads(text[begin:])
         except ValueError:
             body = None
         if isinstance(body, dict) and "event" in body:
