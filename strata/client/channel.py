@@ -22,13 +22,12 @@ from strata.client.endpoints import Endpoint
 from strata.client.terms import Dial
 from strata.core.timing import Timing
 from strata.errors import Unavailable
-from strata.session.link import Link
+from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.session_pb2 import Down, Up
 from strata.v1.session_pb2_grpc import SessionsStub
 from strata.wire.status import translated
 from strata.wire.streams import dialled
 
-MAX_MESSAGE_BYTES: Final = 4 << 20
 CONNECT_S: Final = 2.0
 
 

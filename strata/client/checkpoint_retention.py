@@ -17,7 +17,7 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound, Refused, Unavailable
+from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, Unavailable
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -66,8 +66,8 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
         if isinstance(catalog, LocalCatalog):
             for folder in catalog.leftovers():
                 remove_objects(storage, folder)
-    except Unavailable as error:
-        # no coordinator just now: the pass after the next commit does the same work
+    except (Unavailable, QuotaExceeded) as error:
+        # no coordinator just now, or more checkpoints than one answer holds: the pass after the next commit does the same work
         log.warning("old checkpoints stay for now: %s", error.message)
 
 

@@ -24,7 +24,7 @@ from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.terms import Dial, Pace, SessionObserver, is_final
 from strata.errors import StrataError, Unavailable
-from strata.session.link import Link
+from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
@@ -43,6 +43,7 @@ from strata.v1.session_pb2 import (
     Welcome,
     WorldUpdate,
 )
+from strata.wire.barriers import batches
 from strata.wire.status import unpack
 
 LEAVE_S: Final = 5.0
@@ -332,6 +333,8 @@ class Session:
     async def _asked(self, id_: int, up: Up, what: str, timeout_s: float | None) -> Any:
         """Return the reply to `up`; one that says "try again" is not taken for an answer."""
         self._check_open()
+        if (size := up.ByteSize()) > MAX_MESSAGE_BYTES:
+            raise errors.QuotaExceeded(f"{what} has {size} bytes, a message at most {MAX_MESSAGE_BYTES}")
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -369,8 +372,8 @@ class Session:
     def _flush_arrivals(self) -> None:
         if self._link is not None and self.connected:
             arrivals = self._arrivals.unsent(self._now())
-            if arrivals:
-                self._link.send(Up(arrivals=Arrivals(arrivals=arrivals)))
+            for batch in batches(arrivals):
+                self._link.send(Up(arrivals=Arrivals(arrivals=batch)))
 
     def _flush_calls(self) -> None:
         if self._link is not None and self.connected:

@@ -25,6 +25,7 @@ from strata.observe import get_logger
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2
 from strata.v1.peers_pb2 import PeerDown, PeerUp
+from strata.wire.barriers import batches
 
 log = get_logger()
 
@@ -74,7 +75,8 @@ class Peers:
 
     def forward(self, arrivals: list[barriers_pb2.Arrival]) -> None:
         """Send arrivals to every ready peer."""
-        self.send(PeerUp(arrivals=peers_pb2.PeerArrivals(arrivals=arrivals)))
+        for batch in batches(arrivals):
+            self.send(PeerUp(arrivals=peers_pb2.PeerArrivals(arrivals=batch)))
 
     def send(self, message: PeerUp) -> None:
         """Send a message to every ready peer."""

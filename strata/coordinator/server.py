@@ -32,7 +32,7 @@ from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer
 from strata.coordinator.servicers.worlds import WorldsServicer
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Unavailable
-from strata.session.link import Link
+from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1 import admin_pb2_grpc as admin
 from strata.v1 import barriers_pb2_grpc as barriers
 from strata.v1 import checkpoints_pb2_grpc as checkpoints
@@ -47,7 +47,6 @@ from strata.v1.peers_pb2 import PeerDown, PeerUp
 from strata.wire.status import translated
 from strata.wire.streams import dialled
 
-MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_PENDING: Final = 20_000
 STOP_GRACE_S: Final = 2.0
 PACKAGE: Final = "strata.v1"

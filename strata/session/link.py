@@ -7,12 +7,17 @@ it unchanged in virtual time.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from strata.errors import StrataError
 
 In_co = TypeVar("In_co", covariant=True)
 Out_contra = TypeVar("Out_contra", contravariant=True)
+
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""A larger message ends the stream that it is sent on, and everything else that rides on it. Who
+sends what somebody else made looks first: sent again after a reconnect, it would end that as well.
+"""
 
 
 class Link(Protocol[In_co, Out_contra]):

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from strata.errors import InvalidArgument, QuotaExceeded, StrataError, Unavailable
 from strata.observe import get_logger
-from strata.session.link import Link
+from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1 import barriers_pb2, session_pb2
 from strata.wire import status
 
@@ -227,8 +227,13 @@ class _Serving:
         self._reply(call_id, reply)
 
     def _reply(self, call_id: int, reply: session_pb2.Reply) -> None:
-        reply.id = call_id
-        self._session.send(session_pb2.Down(reply=reply))
+        down = session_pb2.Down(reply=reply)
+        size = down.ByteSize()
+        if size > MAX_MESSAGE_BYTES - 16:  # its id is still to come
+            why = f"the answer has {size} bytes, a message at most {MAX_MESSAGE_BYTES}"
+            down = session_pb2.Down(reply=_refused(QuotaExceeded(why, hint="ask for less at once")))
+        down.reply.id = call_id
+        self._session.send(down)
 
     async def _tick(self) -> None:
         sequence = 0

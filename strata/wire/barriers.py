@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Final
+
 from strata.core.barriers import Arrival, BarrierKey, OpenRound, outcome_payloads
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
@@ -10,6 +13,23 @@ from strata.errors import StrataError
 from strata.v1 import barriers_pb2, session_pb2
 from strata.wire import status
 from strata.wire.enums import RESULTS
+
+BATCH_BYTES: Final = 1 << 20
+
+
+def batches(arrivals: Iterable[barriers_pb2.Arrival]) -> Iterator[list[barriers_pb2.Arrival]]:
+    """Divide arrivals so that none of the messages that carry them is too large for a stream."""
+    batch: list[barriers_pb2.Arrival] = []
+    size = 0
+    for message in arrivals:
+        bytes_ = message.ByteSize()
+        if batch and size + bytes_ > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += bytes_
+    if batch:
+        yield batch
 
 
 def arrival(message: barriers_pb2.Arrival) -> Arrival:

@@ -448,25 +448,28 @@ async def test_a_request_that_no_stream_carries_is_refused_at_once() -> None:
 async def test_arrivals_after_a_reconnect_come_in_messages_that_a_stream_carries() -> None:
     """A hundred ranks at twelve barriers, with all the payload they may bring."""
     async with rig(1) as r:
+        waiting = []
         for number in range(12):
             name, ranks = f"b{number}", list(range(100))
-            r.session.arrive(
-                Arrival(
-                    job="j",
-                    name=name,
-                    generation=1,
-                    round=1,
-                    ranks=ranks,
-                    payloads=[b"x" * 4096] * 100,
-                    participants=ranks,
+            waiting.append(
+                r.session.arrive(
+                    Arrival(
+                        job="j",
+                        name=name,
+                        generation=1,
+                        round=1,
+                        ranks=ranks,
+                        payloads=[b"x" * 4096] * 100,
+                        participants=ranks,
+                    )
                 )
             )
         r.serving.down()
         r.serving.up()
         now = await r.reconnected(2)
-        names, sizes = set(), []
-        while len(names) < 12:
-            up = await now.next("arrivals")
-            names |= {a.name for a in up.arrivals}
-            sizes.append(up.ByteSize())
-        assert max(sizes) < 2 << 20
+        heard = [await now.next("arrivals")]
+        while sum(len(up.arrivals) for up in heard) < 12:
+            heard.append(await now.next("arrivals", after=len(heard)))
+        assert {a.name for up in heard for a in up.arrivals} == {f"b{n}" for n in range(12)}
+        assert max(up.ByteSize() for up in heard) < 2 << 20
+        assert not any(outcome.done() for outcome in waiting)

@@ -13,7 +13,7 @@ from strata.errors import Conflict, InvalidArgument, StrataError, Unavailable
 from strata.session.served import End, Limits, Session, serve
 from strata.testing.links import MemoryLink, pair
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1 import barriers_pb2, session_pb2, worlds_pb2
+from strata.v1 import barriers_pb2, checkpoints_pb2, session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Down, Up
 from strata.wire import status
 
@@ -57,6 +57,11 @@ class Recorder:
             case "get_world":
                 await self.gate.wait()
                 return session_pb2.Reply(get_world=worlds_pb2.GetWorldResponse())
+            case "get_checkpoint":
+                large = checkpoints_pb2.Checkpoint(reason="x" * (4 << 20))
+                return session_pb2.Reply(
+                    get_checkpoint=checkpoints_pb2.GetCheckpointResponse(checkpoint=large)
+                )
             case "get_recovery":
                 raise Conflict("no")
             case _:
@@ -290,3 +295,16 @@ async def test_a_broken_transport_ends_the_session_though_a_call_is_under_way() 
         link.break_off()
         assert await handler.end is End.BROKEN
         handler.gate.set()
+
+
+@in_virtual_time()
+async def test_an_answer_that_no_stream_carries_is_refused_and_ends_no_session() -> None:
+    handler = Recorder()
+    async with served(handler) as link:
+        link.send(HELLO)
+        await link.recv()
+        link.send(up(call={"id": 7, "get_checkpoint": {}}))
+        link.send(up(call={"id": 8, "get_world": {}}))
+        refused, answered = (await link.recv()).reply, (await link.recv()).reply
+    assert (refused.id, refused.error.code, refused.error.retryable) == (7, "QUOTA_EXCEEDED", False)
+    assert (answered.id, answered.WhichOneof("response")) == (8, "get_world")
