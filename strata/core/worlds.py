@@ -329,10 +329,10 @@ class _Planner:
         inside = {member.worker for member in members if self.alive(member)}
         names = sorted(self.workers.keys() - inside) if members else []
         wanted = tuple(WorkerId(name) for name in names[:MAX_STANDBYS_SHOWN])
+        known = [unchanged(key, before.mod_revision if before is not None else 0)]
         if wanted == (before.record.workers if before is not None else ()):
-            return [], []
-        put = Put(key=key, value=encode(Standbys(workers=wanted, epoch=self.epoch)))
-        return [put], [unchanged(key, before.mod_revision if before is not None else 0)]
+            return [], known
+        return [Put(key=key, value=encode(Standbys(workers=wanted, epoch=self.epoch)))], known
 
 
 def _cut(reason: str) -> str:

@@ -30,6 +30,12 @@ class Store:
 
     def __init__(self) -> None:
         self.state = State()
+        self._live = View()
+
+    @property
+    def live(self) -> JobView:
+        """The job as it is, for looking at once: it changes with the next write."""
+        return JobView(self._live, JOB)
 
     @property
     def revision(self) -> int:
@@ -37,7 +43,9 @@ class Store:
 
     def execute(self, txn: Txn) -> TxnResult:
         txn_limits.check(txn)
-        result, _written = self.state.apply(txn)
+        result, written = self.state.apply(txn)
+        if written is not None:
+            self._live.apply(written.number, written.events)
         return result
 
     def put(self, key: str, record: Any) -> int:
@@ -59,18 +67,18 @@ class Store:
 
     def settle(self, decide: Callable[[JobView], Decision]) -> Decision:
         """Do what a replica's executor does, alone: decide, execute, until nothing is left."""
-        decision = decide(self.job())
+        decision = decide(self.live)
         for _ in range(20):
             if decision.txn is None:
                 if decision.refusal is not None:
                     raise decision.refusal
                 return decision
             assert self.execute(decision.txn).succeeded, decision.reason
-            decision = decide(self.job())
+            decision = decide(self.live)
         raise AssertionError(f"it does not recognise its own effect: {decision.reason}")
 
     def problems(self) -> list[str]:
-        return invariants.check(self.view(), KEYS)
+        return invariants.check(self._live, KEYS)
 
 
 class Observer:
@@ -139,7 +147,7 @@ def register(store: Store, worker: str, *, slots: int = 1, **spec: Any) -> int:
     boot = f"boot-{worker}-{store.revision}"
     new = registration(worker, boot=boot, slots=slots, **spec)
     store.settle(lambda job: decide_register(job, new, served_by=InstanceId("i-r1")))
-    held = store.job().worker(worker)
+    held = store.live.worker(worker)
     assert held is not None
     return held.create_revision
 
@@ -153,13 +161,13 @@ def crowd(store: Store, count: int, *, name: str = "node-{:05d}", most: int | No
 
 
 def leave(store: Store, worker: str) -> None:
-    held = store.job().worker(worker)
+    held = store.live.worker(worker)
     assert held is not None
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
 
 def plan(store: Store, epoch: int, *, settled: bool = False) -> WorldPlan:
-    return plan_world(store.job(), keys=KEYS, epoch=epoch, settled=settled)
+    return plan_world(store.live, keys=KEYS, epoch=epoch, settled=settled)
 
 
 def carry_out(store: Store, epoch: int, *, settled: bool = False) -> str:
@@ -177,6 +185,6 @@ def carry_out(store: Store, epoch: int, *, settled: bool = False) -> str:
 
 def world_of(store: Store) -> dict[str, tuple[int, int]]:
     """Return (group rank, first rank) by worker."""
-    world = store.job().world()
+    world = store.live.world()
     assert world is not None
     return {m.worker: (m.group_rank, m.first_rank) for m in world.members}

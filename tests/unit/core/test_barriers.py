@@ -263,6 +263,40 @@ def test_a_break_of_many_ranks_fits_into_a_value() -> None:
     assert "and 99991 more" in outcome.reason
 
 
+def test_release_and_break_exclude_each_other_at_the_store() -> None:
+    for release_first in (True, False):
+        meeting = Meeting()
+        view = meeting.store.job()
+        entry = meeting.arrive(0, timeout_ms=10)
+        breaks = decide_outcome(view, entry, now_ms=10)
+        meeting.arrive(1, 2)
+        releases = decide_outcome(view, entry, now_ms=10)
+        first, second = (releases, breaks) if release_first else (breaks, releases)
+        assert first.txn is not None
+        assert second.txn is not None
+        assert meeting.store.execute(first.txn).succeeded
+        assert not meeting.store.execute(second.txn).succeeded
+        assert not meeting.store.execute(first.txn).succeeded
+
+
+def test_a_release_races_a_newer_head_and_loses() -> None:
+    meeting = Meeting()
+    late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
+    carry_after_death(meeting)
+    assert late.txn is not None
+    assert not meeting.store.execute(late.txn).succeeded
+
+
+def test_an_old_release_comes_after_a_newer_one() -> None:
+    """Its answer was lost while the round was still open, and others have gone on since."""
+    meeting = Meeting()
+    late = decide_outcome(meeting.store.job(), meeting.arrive(0, 1, 2), now_ms=0)
+    meeting.release(1)
+    meeting.release(2)
+    assert late.txn is not None
+    assert not meeting.store.execute(late.txn).succeeded, "its outcome is gone, the floor is not"
+
+
 # -- what has ended ---------------------------------------------------------------------------
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from strata.core.barriers import Arrival, BarrierBook, BarrierKey, decide_arrived, decide_outcome, ended
 from strata.core.ids import WorkerId
@@ -14,7 +14,9 @@ from strata.core.records import BarrierFloor, BarrierOutcome, BarrierResult
 from strata.core.txn import Txn
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave
 
-SIZE = 3
+SIZE = 2
+REPLICAS = 2
+SEEDS = 300
 
 
 @dataclass
@@ -32,13 +34,13 @@ class Race:
         self.epoch = lead(self.store)
         crowd(self.store, SIZE + 2, name="w{}", most=SIZE)
         carry_out(self.store, self.epoch)
-        self.replicas = [Replica(Observer(self.store)) for _ in range(3)]
+        self.replicas = [Replica(Observer(self.store)) for _ in range(REPLICAS)]
         self.results: dict[tuple[int, int], BarrierOutcome] = {}
         self.told: dict[tuple[int, int], set[int]] = {}
         """By rank and generation: the rounds whose outcome it was told."""
 
     def generation(self) -> int:
-        head = self.store.job().head()
+        head = self.store.live.head()
         assert head is not None
         return head.record.generation
 
@@ -97,7 +99,7 @@ class Race:
 
     def judge(self) -> None:
         """Every outcome is written once, in the generation that lasts, and the floor only rises."""
-        view = self.store.view()
+        view = self.store.live.view
         for generation in map(int, view.names(JOB.barrier_name("b"))):
             floor = view.record(JOB.barrier_floor("b", generation), BarrierFloor)
             for text in view.names(JOB.barrier_generation("b", generation)):
@@ -107,6 +109,8 @@ class Race:
                 outcome = view.record(JOB.outcome("b", generation, round_), BarrierOutcome)
                 if outcome is None:
                     continue
+                if (generation, round_) not in self.results:
+                    assert generation == self.generation(), "an ended generation got an outcome"
                 known = self.results.setdefault((generation, round_), outcome)
                 assert known == outcome, "an outcome was replaced"
                 if outcome.result is BarrierResult.RELEASED:
@@ -115,38 +119,28 @@ class Race:
         assert self.store.problems() == []
 
 
-step = st.one_of(
-    *[
-        st.tuples(
-            st.just("arrive"),
-            st.integers(0, SIZE - 1),
-            st.integers(0, 2),
-            st.sampled_from([0, 0, 0, 50]),
-        )
-    ]
-    * 3,
-    st.tuples(st.just("forward"), st.integers(0, 2), st.integers(0, 2)),
-    *[
-        st.tuples(
-            st.just("decide"),
-            st.integers(0, 2),
-            st.integers(0, 3),
-            st.sampled_from([0, 0, 0, 100]),
-        )
-    ]
-    * 2,
-    *[st.tuples(st.just("land"), st.integers(0, 2), st.integers(0, 9))] * 3,
-    st.tuples(st.just("die"), st.integers(0, SIZE - 1), st.booleans()),
-)
+def steps(seed: int) -> Iterator[tuple[object, ...]]:
+    """Yield what happens, one thing after another; the same for the same seed."""
+    rng = random.Random(seed)
+    timeouts = rng.choice([[0], [0, 50], [50]])
+    for _ in range(rng.randrange(20, 120)):
+        at = rng.randrange(REPLICAS)
+        match rng.choices(["arrive", "forward", "decide", "land", "die"], [6, 3, 6, 6, 0.8])[0]:
+            case "arrive":
+                yield "arrive", rng.randrange(SIZE), at, rng.choice(timeouts)
+            case "forward":
+                yield "forward", at, rng.randrange(REPLICAS)
+            case "decide":
+                yield "decide", at, rng.choice([0, 0, 1, 3]), rng.choice([0, 0, 100])
+            case "land":
+                yield "land", at, rng.randrange(10)
+            case _:
+                yield "die", rng.randrange(SIZE), rng.random() < 0.4
 
 
-@given(st.lists(step, max_size=120))
-@settings(max_examples=300, deadline=None)
-def test_release_and_break_exclude_each_other_and_no_round_is_lost(
-    steps: list[tuple[object, ...]],
-) -> None:
+def run(seed: int) -> Race:
     race = Race()
-    for action in steps:
+    for action in steps(seed):
         match action:
             case ("arrive", int(rank), int(at), int(timeout_ms)):
                 race.arrive(rank, at, timeout_ms)
@@ -157,20 +151,27 @@ def test_release_and_break_exclude_each_other_and_no_round_is_lost(
             case ("land", int(at), int(index)):
                 race.land(at, index)
             case ("die", int(rank), bool(next_world)):
-                world = race.store.job().world()
+                world = race.store.live.world()
                 assert world is not None
-                if rank >= world.head.size or len(race.store.job().workers()) < 2:
+                if rank >= world.head.size or len(race.store.live.workers()) < 2:
                     continue
                 leave_or_fail(race.store, rank)
                 if next_world:
                     carry_out(race.store, race.epoch)
+    return race
+
+
+def test_release_and_break_exclude_each_other_and_no_round_is_lost() -> None:
+    ended_as = Counter(outcome.result for seed in range(SEEDS) for outcome in run(seed).results.values())
+    # the test is worth something only if all of it happens often
+    assert min(ended_as[result] for result in BarrierResult) > SEEDS / 10, ended_as
 
 
 def leave_or_fail(store: Store, rank: int) -> None:
-    world = store.job().world()
+    world = store.live.world()
     assert world is not None
     member = world.member_of(rank)
-    held = store.job().worker(member.worker)
+    held = store.live.worker(member.worker)
     if held is None or held.create_revision != member.incarnation:
         return
     if rank % 2:
@@ -205,4 +206,4 @@ def test_two_full_sets_write_one_outcome() -> None:
         decide_outcome(replica.observer.job, next(replica.book.open()), now_ms=0) for replica in race.replicas
     ]
     written = [race.store.execute(d.txn).succeeded for d in decisions if d.txn is not None]
-    assert written == [True, False, False]
+    assert written == [True, False]

@@ -6,7 +6,7 @@ from strata.core import chunks
 from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
 from strata.core.ids import WorkerId
 from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, decode
-from strata.core.txn import Put
+from strata.core.txn import Delete, Put, Txn
 from tests.unit.core.rig import JOB, Store, carry_out, crowd, lead, plan, world_of
 
 
@@ -52,6 +52,16 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "MAX_BYTES", 600)
 
 
+def first_world(store: Store, epoch: int) -> int:
+    """Let the leader finish; return the size of the world if it is the first, as it should be."""
+    carry_out(store, epoch)
+    assert store.problems() == []
+    head = store.job().head()
+    assert head is not None
+    assert head.record.generation == 1, head.record.reason
+    return len(world_of(store))
+
+
 @pytest.mark.usefixtures("tiny")
 def test_what_does_not_fit_is_written_before_the_head() -> None:
     store = Store()
@@ -80,9 +90,7 @@ def test_leftovers_of_a_larger_attempt_are_removed_not_adopted() -> None:
     for index in range(5, 20):
         store.delete(JOB.worker(f"node-{index:05d}"))
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=5))
-    carry_out(store, epoch)
-    assert len(world_of(store)) == 5
-    assert store.problems() == []
+    assert first_world(store, epoch) == 5
 
 
 @pytest.mark.usefixtures("tiny")
@@ -102,12 +110,41 @@ def test_a_chunk_that_comes_late_makes_the_head_fail() -> None:
     for txn in lost:
         assert store.execute(txn).succeeded, "the fence and the head are as they were"
     assert not store.execute(head[0]).succeeded
-    carry_out(store, epoch)
-    assert len(world_of(store)) == 10
-    assert store.problems() == []
+    assert first_world(store, epoch) == 10
     for txn in lost:
         assert not store.execute(txn).succeeded, "after the head nothing is overwritten"
     assert store.problems() == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_chunk_that_is_deleted_late_makes_the_head_fail() -> None:
+    """The delete was planned when there were fewer members; its answer was lost."""
+    store = Store()
+    epoch = lead(store)
+    crowd(store, 20)
+    for txn in plan(store, epoch).txns:
+        assert store.execute(txn).succeeded
+    gone = [store.job().view.get(JOB.worker(f"node-{index:05d}")) for index in range(9, 20)]
+    for kv in gone:
+        assert kv is not None
+        store.delete(kv.key)
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=9))
+    (fewer,) = plan(store, epoch).txns
+    lost = Txn(
+        compares=fewer.compares[:3], success=tuple(op for op in fewer.success if isinstance(op, Delete))
+    )
+    assert lost.success
+    store.put(JOB.spec, JobSpec(min_workers=1, max_workers=20))
+    for kv in gone:
+        assert kv is not None
+        store.execute(Txn(success=(Put(key=kv.key, value=kv.value),)))
+    for txn in plan(store, epoch).txns:
+        assert store.execute(txn).succeeded
+    (head,) = plan(store, epoch).txns
+    assert any(op.key == JOB.head for op in head.success)
+    assert store.execute(lost).succeeded
+    assert not store.execute(head).succeeded
+    assert first_world(store, epoch) == 20
 
 
 @pytest.mark.usefixtures("tiny")
@@ -120,9 +157,7 @@ def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail() -> None:
     stray = Put(key=JOB.members_chunk(1, epoch, 7), value=chunks_of(members(2))[0])
     store.put(stray.key, decode(MembersChunk, stray.value))
     assert not store.execute(planned.txns[0]).succeeded
-    carry_out(store, epoch)
-    assert len(world_of(store)) == 3
-    assert store.problems() == []
+    assert first_world(store, epoch) == 3
 
 
 @pytest.mark.usefixtures("tiny")
@@ -137,6 +172,4 @@ def test_another_leaders_chunks_are_never_adopted() -> None:
     for index in range(4, 20):
         store.delete(JOB.worker(f"node-{index:05d}"))
     store.put(JOB.spec, JobSpec(min_workers=1, max_workers=4))
-    carry_out(store, epoch)
-    assert len(world_of(store)) == 4
-    assert store.problems() == []
+    assert first_world(store, epoch) == 4

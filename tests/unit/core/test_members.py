@@ -140,6 +140,15 @@ def test_a_failed_job_says_why() -> None:
         enter(store, registration("w1"))
 
 
+def test_a_registration_races_the_end_of_the_job() -> None:
+    store = Store()
+    enter(store, registration("w1", max_workers=2))
+    decision = decide_register(store.job(), registration("w2"), served_by=R1)
+    assert decision.txn is not None
+    store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="all done"))
+    assert not store.execute(decision.txn).succeeded
+
+
 def test_another_boot_on_a_live_key_is_refused() -> None:
     store = Store()
     enter(store, registration("w1", boot="old"))

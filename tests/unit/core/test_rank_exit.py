@@ -64,11 +64,14 @@ def test_the_first_report_counts() -> None:
 def test_done_and_failed_exclude_each_other_at_the_store() -> None:
     trained = Trained()
     view = trained.store.job()
-    done, failed = (decide_rank_exit(view, WorkerId("w1"), trained.born["w1"], 1, 0, code) for code in (0, 1))
-    assert done.txn is not None
-    assert failed.txn is not None
-    assert trained.store.execute(done.txn).succeeded
-    assert not trained.store.execute(failed.txn).succeeded
+    for rank, codes in ((0, (0, 1)), (1, (1, 0))):
+        first, second = (
+            decide_rank_exit(view, WorkerId("w1"), trained.born["w1"], 1, rank, code) for code in codes
+        )
+        assert first.txn is not None
+        assert second.txn is not None
+        assert trained.store.execute(first.txn).succeeded
+        assert not trained.store.execute(second.txn).succeeded
 
 
 def test_an_ended_generation_takes_no_reports_but_confirms_what_it_has() -> None:
