@@ -178,12 +178,12 @@ class Demo:
         return [float(e["at"]) for e in self.feed.of("step", step=step + 1) if float(e["at"]) > moment]
 
     def _kill_etcd(self, cluster: LocalCluster) -> None:
-        member, step, committed = cluster.etcd.leader(), self.feed.step(), self._latest()
+        member, step = cluster.etcd.leader(), self.feed.step()
         generation = self.feed.generation()
         self.say(f"step {step}: [bold]SIGKILL to {member.name}[/bold], etcd's leader (pid {member.pid})")
         member.kill()
         self.expect(not member.running, f"{member.name} did not die by the kill")
-        took = self._wait("a checkpoint after it", lambda: self._latest() > committed)
+        took = self._wait("a checkpoint of a step after it", lambda: self._latest() > step)
         self.expect(self.feed.generation() == generation, "losing an etcd member ended the generation")
         self.expect(self.feed.step() > step, "no step was trained until then")
         self.say(f"checkpoint {self._latest()} was committed {took:.1f} s later; training went on")
