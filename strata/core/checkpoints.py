@@ -59,6 +59,7 @@ from strata.core.txn import (
     Put,
     Txn,
     absent,
+    none_newer_in,
     unchanged,
 )
 from strata.core.view import Entry
@@ -292,7 +293,10 @@ def decide_close(job: JobView, *, through_generation: int, reason: str) -> Decis
         if decision.txn is not None:
             return decision
     if opened:
-        return abort_attempt(job, opened[0], reason, ())
+        record = opened[0].record
+        acks = job.keys.acks(record.step, record.generation, record.attempt)
+        # Nothing came that would make it complete; acks never go while it is OPEN.
+        return abort_attempt(job, opened[0], reason, (none_newer_in(acks, job.view.revision),))
     return Decision(reason="no save is open")
 
 

@@ -219,3 +219,19 @@ def test_it_stops_the_transaction(decide: Callable[[Job], Decision], meanwhile: 
 def _txn(decision: Decision) -> Txn:
     assert decision.txn is not None, decision.reason
     return decision.txn
+
+
+def test_what_the_last_acks_complete_meanwhile_is_committed_and_not_closed() -> None:
+    """The leader looks, the last ack and the seal come, and only then its abort arrives."""
+    job = Job()
+    record = job.begin(step=40, attempt="x40")
+    for rank in range(record.ranks - 1):
+        job.ack(rank, 40, "x40")
+    outdated = _txn(close(job))
+    job.ack(record.ranks - 1, 40, "x40")
+    job.seal(40, "x40")
+    assert not job.store.execute(outdated).succeeded
+    job.store.settle(lambda v: decide_close(v, through_generation=record.generation, reason="r"))
+    latest = job.store.job().latest()
+    assert latest is not None
+    assert (latest.record.step, latest.record.attempt) == (40, "x40")
