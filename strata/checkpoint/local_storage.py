@@ -67,13 +67,15 @@ class LocalStorage:
                 self._on_step(f"link {path.name}")
                 try:
                     path.hardlink_to(temporary)
+                    made = True
                 except FileExistsError:
-                    return False
+                    made = False
             finally:
                 temporary.unlink(missing_ok=True)
+            # also when another made it, who may have died before this
             self._on_step(f"sync folder of {path.name}")
             sync_folder(path.parent)
-        return True
+        return made
 
     def delete(self, name: str) -> None:
         path = self._path(name)

@@ -186,3 +186,11 @@ def test_a_full_disk_is_a_storage_error_with_a_hint(tmp_path: Path) -> None:
         put(storage, "x", b"1")
     assert "keep fewer" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_finds_it_made_syncs_its_folder_too(tmp_path: Path) -> None:
+    """Whoever made it may have died between the link and the sync, and it is reported as there."""
+    LocalStorage(tmp_path, nonce=lambda: "m").create_once("y", b"2")
+    steps: list[str] = []
+    assert not LocalStorage(tmp_path, nonce=lambda: "n", on_step=steps.append).create_once("y", b"2")
+    assert steps[-1] == "sync folder of y"
