@@ -116,12 +116,15 @@ class _Watcher:
 
     def take(self, batch: WatchBatch) -> None:
         """Queue the part of a batch that is below the prefix."""
+        if self.overflowed:
+            return
         events = tuple(event for event in batch.events if event.kv.key.startswith(self.prefix))
-        if not events or self.overflowed:
+        # A list tells what the state is now, and not how it came: that is a gap, also where the
+        # state is the same again.
+        listed = self._history.floor >= batch.revision
+        if not events and not listed:
             return
         self._events += len(events)
-        # a list tells what the state is now, and not how it came: that is a gap
-        listed = self._history.floor >= batch.revision
         if self._events > QUEUE_EVENTS or listed:
             self.overflowed = True
             self.pending.clear()

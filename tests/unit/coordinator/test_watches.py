@@ -166,6 +166,25 @@ async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers() -> None:
 
 
 @in_virtual_time()
+async def test_what_came_and_went_unseen_is_a_resync_too() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            put(c, "x/1")
+            await watcher.follow(responses, "x/1")
+            c["r1"].client.partition()
+            gone = JOB.root + "x/gone"
+            put(c, "x/gone")
+            c.store.execute(Txn(success=(Delete(key=gone),)))
+            c.store.compact(put(c, "elsewhere"))
+            c["r1"].client.heal()
+            while watcher.resyncs < 2:
+                watcher.take(await anext(responses))
+        assert watcher.keys == {"x/1": b"{}"}
+
+
+@in_virtual_time()
 async def test_a_quiet_watch_says_how_far_it_is() -> None:
     async with cluster(1) as c:
         watcher = Watcher(c, "r1")
