@@ -86,6 +86,8 @@ class Mirror:
         self._readers: list[asyncio.Future[int]] = []
         self._reader_came = asyncio.Event()
         self._proving = asyncio.Lock()
+        self._proved = 0
+        """When the last proof began, counted as `_ids` does."""
 
     # -- waiting
 
@@ -294,10 +296,16 @@ class Mirror:
                     future.set_result(answer.revision)
 
     async def _prove(self, revision: int) -> None:
-        """Find out by a list whether the view is the state at `revision` though no event told."""
+        """Find out by a list whether the view is the state at `revision` though no event told.
+
+        All who ask while one is under way share the next, whatever it finds: a watch that is late
+        makes many ask, and a list for each of them would make it later.
+        """
+        asked = next(self._ids)
         async with self._proving:
-            if revision <= self._known:
+            if revision <= self._known or asked < self._proved:
                 return
+            self._proved = next(self._ids)
             try:
                 listed = await self._store.read(_keys_only(self._keys.root))
             except (Unavailable, Compacted):

@@ -200,6 +200,26 @@ async def test_callers_of_fresh_share_a_read_begun_after_they_came() -> None:
         assert network.reads == 2
 
 
+class LateWatch(Counting):
+    """Events take two seconds."""
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return 2.0
+
+
+@in_virtual_time()
+async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() -> None:
+    network = LateWatch()
+    async with rig(network=network) as r:
+        network.reads = 0
+        revision = r.put("a")
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(200):
+                tasks.create_task(r.mirror.at_least(revision))
+        assert r.get("a") == b"{}"
+        assert network.reads <= 12
+
+
 @in_virtual_time()
 async def test_fresh_fails_when_etcd_is_out_of_reach_and_works_again() -> None:
     async with rig() as r:
