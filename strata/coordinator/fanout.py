@@ -66,7 +66,11 @@ class Fanout:
         for event in batch.events:
             match self._keys.parts(event.kv.key):
                 case ("jobs", job, *rest):
-                    _sort(jobs.setdefault(job, _Changes()), job, rest, deleted=event.deleted)
+                    changes = jobs.setdefault(job, _Changes())
+                    try:
+                        _sort(changes, job, rest, deleted=event.deleted)
+                    except ValueError:  # written by hand: no number stands where one should
+                        log.warning("key_not_understood", key=event.kv.key[:500])
                 case ("replicas", _):
                     replicas = True
                 case _:
