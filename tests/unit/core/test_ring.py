@@ -56,20 +56,21 @@ def test_a_home_changes_only_to_or_from_the_member_that_comes_or_goes() -> None:
 
 
 def test_a_shard_exactly_at_a_point_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = {"shard/0": 20, "shard/1": 21, "shard/2": 41, "shard/3": 0}
+    shards = {"shard/0": 20, "shard/1": 21, "shard/2": 41, "shard/3": 0, "shard/4": 51}
+    first, others = {"a": 20, "b": 40, "c": 40}, {"a": 50, "b": 40, "c": 40}
 
     def at(text: str) -> int:
-        if text.startswith("member/"):
-            _, worker, k = text.split("/")
-            return (20 if worker == "a" else 40) if k == "0" else 40
-        return places[text]
+        if text.startswith("shard/"):
+            return shards[text]
+        _, worker, k = text.split("/")
+        return (first if k == "0" else others)[worker]
 
     for cached in (ring._points, ring._ring, ring._homes, ring._shards):
         cached.cache_clear()
     monkeypatch.setattr(ring, "position", at)
     try:
-        assert homes(["a", "b"], 4) == ["a", "a", "a", "a"], "of equal points the smaller name"
-        assert homes(["b", "c"], 4) == ["b", "b", "b", "b"]
+        assert homes(["a", "b"], 5) == ["a", "b", "a", "a", "a"]
+        assert homes(["c", "b"], 5) == ["b"] * 5, "of equal points the smaller name"
         assert ring._homes(("a",), 1) == ("a",)
     finally:
         for cached in (ring._points, ring._ring, ring._homes, ring._shards):
@@ -134,6 +135,16 @@ def test_a_member_that_joins_moves_its_share_and_what_the_bound_forces(count: in
     limit = bound(count + 1, shards)
     forced = sum(max(0, owned - limit) for owned in Counter(before).values())
     assert moves(before, after) <= forced + shards / (count + 1)
+
+
+def test_who_takes_a_place_takes_no_shard_that_can_go_home() -> None:
+    before = divided(HUNDRED[:20], 2000)
+    members = [*HUNDRED[1:20], "new"]
+    after = divided(members, 2000, before)
+    home, load = homes(members, 2000), Counter(after)
+    for shard, owner in enumerate(before):
+        if owner == HUNDRED[0] and load[home[shard]] < bound(20, 2000):
+            assert after[shard] == home[shard]
 
 
 def test_nothing_changes_without_a_change() -> None:
