@@ -224,15 +224,11 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
     head = job.head()
     if head is None or head.record.generation != record.generation:
         return Decision(reason=f"generation {record.generation} of step {record.step} has ended")
-    waiting = missing(job, record)
-    if waiting:
-        return Decision(
-            reason=f"step {record.step}: {record.ranks - len(waiting)} of {record.ranks} ranks"
-            f" acked; waiting for rank {waiting[0]}"
-        )
     seal = sealed(job, record)
-    if seal is None:
-        return Decision(reason=f"step {record.step}: all ranks acked; waiting for the seal")
+    if seal is None:  # looked at first: every ack of every rank leads here, and counting is dear
+        return Decision(reason=f"step {record.step} is not sealed yet")
+    if waiting := missing(job, record):
+        return Decision(reason=f"step {record.step} is sealed, and rank {waiting[0]} has not acked")
     committed = dataclasses.replace(
         record,
         state=CheckpointState.COMMITTED,
