@@ -85,7 +85,7 @@ class CoordinatorClient:
     def close(self) -> None:
         """Close the connection. Workers registered here stay, until their silence is noticed."""
         unary, self._unary = self._unary, None
-        if unary is not None:
+        if unary is not None and not self._loop.is_inherited:
             self._loop.call(unary.close())
 
     def call(self, request: Message, *, timeout_s: float | None = None, attempt_s: float = ATTEMPT_S) -> Any:

@@ -34,6 +34,11 @@ class BackgroundLoop:
         self._thread = threading.Thread(target=self._main, name="strata", daemon=True)
         self._thread.start()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the loop's: there is nothing here to end or to close."""
+        return os.getpid() != self._pid
+
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run `coroutine` in the loop and return its result, or raise what it raises.
 
@@ -80,14 +85,14 @@ class BackgroundLoop:
 
     def stop(self) -> None:
         """Cancel everything that runs in the loop and end the thread. Idempotent."""
-        if self._stopped or os.getpid() != self._pid:
+        if self._stopped or self.is_inherited:
             return
         self._stopped = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(3 * STOP_S)
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
+        if self.is_inherited:
             fork.refuse_in_child()
         if self._stopped:
             raise Unavailable("Strata's background thread has stopped", hint="the program is ending")

@@ -344,7 +344,7 @@ class RankClient:
         A lone trainer says it here: with code 0 its rank is done. Otherwise, and when the process
         ends without this, the member leaves its world, which ends the generation for the others.
         """
-        if self._closed:
+        if self._closed or self._loop.is_inherited:
             return
         self._closed = True
         with contextlib.suppress(Unavailable):  # nobody to tell, and nothing left to do

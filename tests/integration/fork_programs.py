@@ -5,6 +5,7 @@ Each prints one JSON object a line. Arguments: the program's name, then its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -102,15 +103,20 @@ def _refused(call: Callable[[], object]) -> str:
 def child_calls(endpoint: str) -> None:
     """Use the parent's client in a plain fork that ends as a program does, then in the parent."""
     client = strata.connect(endpoint, worker_id="parent")
-    pid = os.fork()
-    if pid == 0:
-        say(
-            barrier=_refused(lambda: client.barrier("b")),
-            progress=_refused(lambda: client.progress(1)),
-            connect=_refused(lambda: strata.connect(endpoint)),
-            unary=_refused(lambda: strata.CoordinatorClient.connect(endpoint)),
-        )
-        sys.exit(7)
+    with strata.CoordinatorClient.connect(endpoint, timeout_s=1.0) as other:
+        with contextlib.suppress(strata.StrataError):
+            other.status()  # it is only to have a connection of its own
+        pid = os.fork()
+        if pid == 0:
+            with client:  # leaving it ends nothing that is the parent's
+                say(
+                    barrier=_refused(lambda: client.barrier("b")),
+                    progress=_refused(lambda: client.progress(1)),
+                    connect=_refused(lambda: strata.connect(endpoint)),
+                    unary=_refused(lambda: strata.CoordinatorClient.connect(endpoint)),
+                    status=_refused(other.status),
+                )
+                sys.exit(7)
     _, status = os.waitpid(pid, 0)
     client.barrier("b")
     client.close()

@@ -129,7 +129,7 @@ async def test_without_closing_the_inherited_socket_the_death_is_hidden() -> Non
 async def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
     async with serving() as server, program("child_calls", server.address) as run:
         said = await run.says("barrier")
-        for call in ("barrier", "progress", "connect", "unary"):
+        for call in ("barrier", "progress", "connect", "unary", "status"):
             assert said[call].startswith("ConfigError"), call
             assert "spawn" in said[call], "the hint says what to do"
         assert (await run.says("child_exit"))["child_exit"] == 7
