@@ -81,6 +81,8 @@ class Fanout:
             _guarded("replicas", self._peers.on_replicas)
 
     def _tell(self, job: str, changes: _Changes) -> None:
+        if changes.world:
+            self._ranks.forget(job)
         if changes.losses:
             _guarded(job, partial(self._ranks.wound, job))
         for worker in changes.workers:

@@ -33,30 +33,35 @@ class RankIndex:
 
 
 class RankIndexes:
-    """Makes an index once a generation. A world's members never change below its head."""
+    """Makes an index once a generation. A world's members never change below its head.
+
+    Asked with every message; so it does not look at the view, but is told of a new head.
+    """
 
     def __init__(self, view: View, keys: ClusterKeys) -> None:
         self._view = view
         self._keys = keys
-        self._made: dict[str, tuple[int, RankIndex]] = {}
+        self._made: dict[str, RankIndex] = {}
 
     def of(self, job: str) -> RankIndex | None:
         """Return the index of the job's current world, or None before the first one."""
         held = self._made.get(job)
-        if held is not None and held[0] == self._view.mod_revision(self._keys.job(job).head):
-            return held[1]
+        if held is not None:
+            return held
         view = JobView(self._view, self._keys.job(job))
-        head, world = view.head(), view.world()
-        if head is None or world is None:
-            self._made.pop(job, None)
+        world = view.world()
+        if world is None:
             return None
-        index = RankIndex(
+        index = self._made[job] = RankIndex(
             head=world.head,
             places={(m.worker, m.incarnation): m for m in world.members},
             wounded=_wounded(view, world),
         )
-        self._made[job] = (head.mod_revision, index)
         return index
+
+    def forget(self, job: str) -> None:
+        """Take note that the job's head changed. Called before anybody asks about the new one."""
+        self._made.pop(job, None)
 
     def wound(self, job: str) -> None:
         """Take note that a member or a rank of the job went."""

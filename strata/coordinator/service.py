@@ -8,7 +8,7 @@ mirror ──▶ Fanout ───────┘
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from strata.coordinator.barrier_calls import BarrierCalls
 from strata.coordinator.barriers import Barriers
@@ -41,7 +41,12 @@ class Service:
         self._board = ProgressBoard()
         self.peers = Peers(context, dial)
         self.barriers = Barriers(
-            context, ranks, forward=self.peers.forward, ready=self.peers.ready, phases=self._board.phases
+            context,
+            ranks,
+            forward=self.peers.forward,
+            ready=self.peers.ready,
+            phases=self._board.phases,
+            served=self._served,
         )
         self.peers.on_ready = self._tell_peers_everything
         self.keeper = Keeper(context)
@@ -103,6 +108,10 @@ class Service:
         self._peer_handler.close_all()
 
     # -- inside
+
+    def _served(self, job: str) -> Iterator[int]:
+        """The sessions know the barriers, so these cannot know the sessions before they exist."""
+        return self.sessions.ranks(job)
 
     def _tick(self, sequence: int) -> session_pb2.Tick:
         ready, _why = self._context.is_ready()

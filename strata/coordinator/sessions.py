@@ -66,6 +66,13 @@ class Sessions:
             for member in list(members):
                 member.move(where, reason)
 
+    def ranks(self, job: str) -> Iterator[int]:
+        """Yield the ranks of the job's world that have their session here."""
+        index = self._house.ranks.of(job)
+        if index is not None:
+            for member in self._by_job.get(job, ()):
+                yield from index.ranks(member.worker, member.incarnation)
+
     # -- the life of a session
 
     async def _accept(self, hello: session_pb2.Hello, session: Session) -> MemberSession:
