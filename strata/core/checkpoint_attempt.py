@@ -94,7 +94,7 @@ def authorised(job: JobView, author: Author) -> tuple[Compare, ...] | StrataErro
         return Refused(f"generation {author.generation} does not exist yet; {current} is current")
     member = world.find(author.worker, author.incarnation)
     if member is None:
-        if any(m.worker == author.worker for m in world.members):
+        if world.holder(author.worker) is not None:
             return StaleIncarnation(f"{author.worker} is another incarnation in this world")
         return Refused(f"{author.worker} has no place in generation {current}")
     if not member.first_rank <= author.rank < member.first_rank + member.slots:

@@ -63,7 +63,7 @@ def _leader(view: View, keys: ClusterKeys) -> Iterator[str]:
 
 def _worlds(job: JobView) -> Iterator[str]:
     """The head names its members, and they are what it says they are."""
-    world = job.world()
+    world = job.world_as_written()
     if world is None:
         for name in job.view.names(job.keys.worlds):
             for ended in ("done", "failed", "restored"):
@@ -104,7 +104,7 @@ def _members(world: World) -> Iterator[str]:
 
 def _ends(job: JobView) -> Iterator[str]:
     """A rank ends once, within the world's size; an all-done world is what DONE means."""
-    world = job.world()
+    world = job.world_as_written()
     if world is None:
         return
     generation, size = world.head.generation, world.head.size
@@ -210,7 +210,7 @@ def _catalog(job: JobView) -> Iterator[str]:
 
 def _datasets(job: JobView) -> Iterator[str]:
     """An assignment is of its dataset and of a world, and its loads are bounded."""
-    head, world = job.head(), job.world()
+    head, world = job.head(), job.world_as_written()
     current = head.record.generation if head is not None else 0
     for name in job.view.names(job.keys.datasets):
         spec = job.view.record(job.keys.dataset_spec(name), DatasetSpec)

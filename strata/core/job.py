@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from strata.core.ids import WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import (
     CheckpointRecord,
@@ -23,12 +23,15 @@ from strata.core.records import (
 from strata.core.view import Entry, View
 
 
-@dataclass(frozen=True, slots=True)
 class World:
     """The head of a world with its members, in the order of their group ranks."""
 
-    head: WorldHead
-    members: tuple[Member, ...]
+    __slots__ = ("_by_worker", "head", "members")
+
+    def __init__(self, head: WorldHead, members: tuple[Member, ...]) -> None:
+        self.head = head
+        self.members = members
+        self._by_worker = {member.worker: member for member in members}
 
     def member_of(self, rank: int) -> Member:
         """Return the member that runs `rank`; `LookupError` when no rank is that."""
@@ -39,10 +42,12 @@ class World:
 
     def find(self, worker: str, incarnation: int) -> Member | None:
         """Return the member that this incarnation of `worker` is, or None."""
-        for member in self.members:
-            if member.worker == worker and member.incarnation == incarnation:
-                return member
-        return None
+        member = self.holder(worker)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def holder(self, worker: str) -> Member | None:
+        """Return the member of this name, whichever incarnation it is, or None."""
+        return self._by_worker.get(WorkerId(worker))
 
 
 class JobView:
@@ -76,7 +81,16 @@ class JobView:
         return self.view.entry(self.keys.head, WorldHead)
 
     def world(self) -> World | None:
-        """Return the current world, or None before the first one."""
+        """Return the current world, or None before the first one.
+
+        Made once for each head: the chunks of a generation never change below it.
+        """
+        if self.view.get(self.keys.head) is None:
+            return None
+        return self.view.derived(self.keys.head, self.world_as_written)
+
+    def world_as_written(self) -> World | None:
+        """Return the current world from its chunks as they are, even if they broke that rule."""
         head = self.head()
         if head is None:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strata.core.ids import checked_id
+from strata.errors import InvalidArgument
 
 _WIDTH = 12
 
@@ -17,7 +18,7 @@ _WIDTH = 12
 def number(value: int) -> str:
     """Return `value` as a key component whose order is the numeric order."""
     if not 0 <= value < 10**_WIDTH:
-        raise ValueError(f"{value} is not in 0 .. 10^{_WIDTH}")
+        raise InvalidArgument(f"{value} is not in 0 .. 10^{_WIDTH}: no such step, generation or rank")
     return f"{value:0{_WIDTH}d}"
 
 

@@ -8,7 +8,7 @@ Keys form a tree at their slashes, so that a folder is listed without looking at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -46,6 +46,7 @@ class View:
     def __init__(self) -> None:
         self.revision = 0
         self._root = _Node()
+        self._derived: dict[str, tuple[int, Any]] = {}
 
     # -- feeding
 
@@ -70,6 +71,7 @@ class View:
             for key in sorted(old.keys() - fresh.keys())
         ]
         self._root = _Node()
+        self._derived.clear()
         for kv in fresh.values():
             self._put(kv)
         self.revision = revision
@@ -107,6 +109,18 @@ class View:
         """Return when `key` was last written; 0 when it is absent. What `unchanged` compares."""
         kv = self.get(key)
         return kv.mod_revision if kv is not None else 0
+
+    def derived(self, key: str, make: Callable[[], R]) -> R:
+        """Return what `make` makes, made once for each state of `key`.
+
+        For what follows from `key` and from what does not change while it does not.
+        """
+        revision = self.mod_revision(key)
+        held = self._derived.get(key)
+        if held is None or held[0] != revision:
+            held = self._derived[key] = (revision, make())
+        found: R = held[1]
+        return found
 
     def entries(self, folder: str, cls: type[R]) -> Iterator[Entry[R]]:
         """Yield, in key order, the records that lie directly in `folder` (which ends in `/`)."""
@@ -167,6 +181,7 @@ class View:
         node.kv, node.record = kv, None
 
     def _delete(self, key: str) -> None:
+        self._derived.pop(key, None)
         parts = key.split("/")
         path = [self._root]
         for part in parts:

@@ -22,7 +22,7 @@ def test_the_order_of_keys_is_the_order_of_numbers(one: int, other: int) -> None
 
 @pytest.mark.parametrize("value", [-1, 10**12])
 def test_a_number_that_would_break_the_order_is_refused(value: int) -> None:
-    with pytest.raises(ValueError, match="is not in"):
+    with pytest.raises(InvalidArgument, match="is not in"):
         number(value)
 
 

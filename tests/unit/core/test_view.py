@@ -157,3 +157,26 @@ def test_a_view_fed_by_a_watch_is_the_keyspace(txns: list[list[tuple[bool, str]]
 
 def everything(state: State) -> list[KeyValue]:
     return list(state.read(Range(key="/", range_end="0")).kvs)
+
+
+# -- what is derived --------------------------------------------------------------------------
+
+
+def test_what_follows_from_a_key_is_made_once_for_each_of_its_states() -> None:
+    view, made = View(), []
+
+    def make() -> int:
+        made.append(view.mod_revision("/a"))
+        return view.mod_revision("/a")
+
+    view.reset(5, [kv("/a", mod=3), kv("/b")])
+    assert [view.derived("/a", make) for _ in range(3)] == [3, 3, 3]
+    view.apply(6, [Event(kv=kv("/b", mod=6))])
+    assert view.derived("/a", make) == 3
+    view.apply(7, [Event(kv=kv("/a", mod=7))])
+    assert view.derived("/a", make) == 7
+    view.apply(8, [gone("/a", 8)])
+    assert view.derived("/a", make) == 0
+    view.reset(9, [kv("/a", mod=3)])
+    assert view.derived("/a", make) == 3
+    assert made == [3, 7, 0, 3]
