@@ -179,3 +179,14 @@ def test_a_node_that_waits_joins_once_coordinators_come(
     nodes.record.wait_one("session.disconnected")
     with LocalCluster.start(tmp_path / "c", etcd_members=1, coordinators=1, ports=ports, fsync=False):
         assert node.join(LIMIT_S) == 0
+
+
+def test_a_temporary_folder_too_long_for_a_socket_is_named(
+    cluster: LocalCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    node = nodes.run(cluster.endpoints, "plain", env={"TMPDIR": str(deep)})
+    assert node.join() == 2
+    assert str(deep) in nodes.record.wait_line("error:")
+    assert "TMPDIR" in nodes.record.wait_line("hint:")

@@ -139,3 +139,49 @@ def test_a_node_that_leaves_in_order_shrinks_the_world_at_once(
     second = started(record, 2, 1)
     assert second[0]["worker"] == "a"
     finish(until, a)
+
+
+def test_a_supervisor_started_again_at_once_takes_its_name_back(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    """As a service manager does; the old one's death may not even be known yet."""
+    until = tmp_path / "until"
+    steps = ("steps", "--until", str(until))
+    two = ("--min-workers", "2")
+    a, b = (nodes.run(cluster.endpoints, *steps, node=name, options=two) for name in "ab")
+    started(record, 1, 2)
+    os.kill(b.pid, signal.SIGKILL)
+    again = nodes.run(cluster.endpoints, *steps, node="b", options=two)
+
+    def both(events: list[Event]) -> bool:
+        newest = max(e["generation"] for e in events if e["event"] == "start")
+        there = {e["worker"] for e in events if e["event"] == "start" and e["generation"] == newest}
+        return newest > 1 and there == {"a", "b"}
+
+    record.until("both in a later generation", both)
+    assert b.join() == -signal.SIGKILL
+    finish(until, a, again)
+
+
+def test_two_ranks_killed_at_once_cost_one_generation_or_two(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    steps = ("steps", "--until", str(until))
+    a, b, c = (nodes.run(cluster.endpoints, *steps, node=name, options=THREE) for name in "abc")
+    first = started(record, 1, 3)
+    for rank in (0, 2):
+        os.kill(first[rank]["pid"], signal.SIGKILL)
+    newest = record.until(
+        "three ranks that step again",
+        lambda events: next(
+            (
+                g
+                for g in (2, 3)
+                if len({e["rank"] for e in events if e["event"] == "step" and e["generation"] == g}) == 3
+            ),
+            0,
+        ),
+    )
+    assert {e["worker"] for e in record.of("start", generation=newest)} == {"a", "b", "c"}
+    finish(until, a, b, c)
