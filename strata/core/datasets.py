@@ -1,15 +1,18 @@
 """Datasets and whose shards are whose (PROTOCOLS 7.1).
 
-The assignment names the members, the ring and the shards moved on it; the owners follow from them
-(`core.ring`), so the record stays small. It changes when the members of the world do, and only then: a new generation
+The assignment names the members, the ring and the exceptions to it; the owners follow from them
+(`core.ring`), so the record stays small. A member that joins when another has left takes over its
+seat on the ring and with it all of its shards: nobody else moves. The assignment changes when the members of the world do, and only then: a new generation
 of the same members moves nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 
-from strata.core.ids import checked_id
+from strata.core.ids import WorkerId, checked_id
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.records import Assignment, DatasetSpec, Phase, encode
@@ -49,7 +52,38 @@ def decide_register_dataset(job: JobView, name: str, spec: DatasetSpec) -> Decis
 
 def owners_of(assignment: Assignment) -> list[str]:
     """Return the worker that owns each shard."""
-    return owners(assignment.workers, assignment.shards, assignment.moved)
+    seats = _seats_of(assignment)
+    moved = {seats[worker]: taken for worker, taken in assignment.moved.items()}
+    found = owners(seats.values(), assignment.shards, moved)
+    if not assignment.seats:
+        return found
+    worker_on = {seat: worker for worker, seat in seats.items()}
+    return list(map(worker_on.__getitem__, found))
+
+
+def _seats_of(assignment: Assignment) -> dict[str, str]:
+    return {worker: assignment.seats.get(worker, worker) for worker in assignment.workers}
+
+
+def seated(workers: Iterable[str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return the seat of each worker; `before` are those of the workers so far.
+
+    Who stays keeps its seat. Newcomers take the empty ones, each its own name's if that is
+    empty; further ones sit under their own name, with a number if somebody else does.
+    """
+    seats = {worker: before[worker] for worker in sorted(workers) if worker in before}
+    newcomers = sorted(set(workers) - seats.keys())
+    empty = set(before.values()) - set(seats.values())
+    seats.update((worker, worker) for worker in newcomers if worker in empty)
+    empty -= set(seats.values())
+    others = [worker for worker in newcomers if worker not in seats]
+    seats.update(zip(others, sorted(empty), strict=False))
+    taken = set(seats.values())
+    for worker in others[len(empty) :]:
+        names = chain([worker], (f"{worker}/{number}" for number in count(2)))
+        seats[worker] = next(name for name in names if name not in taken)
+        taken.add(seats[worker])
+    return seats
 
 
 def shards_of(assignment: Assignment) -> dict[str, list[int]]:
@@ -76,16 +110,12 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Assignmen
         old = view.entry(key, Assignment)
         if old and (old.record.workers, old.record.shards) == (workers, spec.record.shards):
             continue
-        before = owners_of(old.record) if old is not None else None
-        moved = assign(workers, spec.record.shards, before)
-        record = Assignment(
-            assign_epoch=old.record.assign_epoch + 1 if old is not None else 1,
+        record = _divided(
+            workers,
+            spec.record.shards,
+            old.record if old is not None else None,
             epoch=epoch,
             generation=world.head.generation,
-            shards=spec.record.shards,
-            workers=workers,
-            ring=RING,
-            moved={worker: tuple(taken) for worker, taken in moved.items()},
         )
         try:
             value = encode(record)
@@ -103,3 +133,23 @@ def plan_assignment(job: JobView, *, keys: ClusterKeys, epoch: int) -> Assignmen
         reasons.append(f"{name} is divided among {len(workers)} members")
     reason = "; ".join(reasons) or f"all datasets of job {job.keys.name} are assigned"
     return AssignmentPlan(reason=reason, txns=tuple(txns))
+
+
+def _divided(
+    workers: tuple[WorkerId, ...], shards: int, old: Assignment | None, *, epoch: int, generation: int
+) -> Assignment:
+    before = _seats_of(old) if old is not None else {}
+    seats = seated(workers, before)
+    owned = [before[worker] for worker in owners_of(old)] if old is not None else None
+    moved = assign(seats.values(), shards, owned)
+    worker_on = {seat: worker for worker, seat in seats.items()}
+    return Assignment(
+        assign_epoch=old.assign_epoch + 1 if old is not None else 1,
+        epoch=epoch,
+        generation=generation,
+        shards=shards,
+        workers=workers,
+        ring=RING,
+        seats={worker: seat for worker, seat in sorted(seats.items()) if worker != seat},
+        moved={worker_on[seat]: tuple(taken) for seat, taken in moved.items()},
+    )

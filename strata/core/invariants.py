@@ -227,6 +227,9 @@ def _datasets(job: JobView) -> Iterator[str]:
         moved = [shard for taken in assignment.moved.values() for shard in taken]
         if len(set(moved)) != len(moved) or not set(moved) <= set(range(assignment.shards)):
             yield f"dataset {name} moves a shard twice, or one that does not exist"
+        seats = [assignment.seats.get(worker, worker) for worker in assignment.workers]
+        if len(set(seats)) != len(seats) or not assignment.seats.keys() <= set(assignment.workers):
+            yield f"dataset {name} has two workers on one seat, or a seat for a stranger"
         if not assignment.moved.keys() <= set(assignment.workers):
             yield f"dataset {name} moves shards to workers that it is not assigned to"
         most = bound(len(assignment.workers), assignment.shards, percent=40)

@@ -242,9 +242,10 @@ class DatasetSpec:
 class Assignment:
     """Whose shards are whose, as of one assignment epoch.
 
-    The owners follow from `workers`, `shards` and the published ring (`core.ring`), but for the
-    `moved` ones, listed by owner; so the record stays small, and any client in any language can
-    compute them.
+    The owners follow from `workers`, `shards` and the published ring (`core.ring`), so the record
+    stays small, and any client in any language can compute them. Exceptions are written down:
+    `seats` has the workers that sit on the ring under another name than their own, `moved` the
+    shards that are not where the ring has them, by owner.
     """
 
     assign_epoch: int
@@ -253,6 +254,7 @@ class Assignment:
     shards: int
     workers: tuple[WorkerId, ...]
     ring: str = "ring-v1"
+    seats: Mapping[str, str] = field(default_factory=dict)
     moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """ring-v1: which member owns which shard. Published in docs/ring.md, with test vectors.
 
-Two parts. The *ring* gives every shard a home; it depends on the set of members and on nothing
-else. The *moved* shards are the exceptions that keep the load bounded: they are written down in
+Two parts. The *ring* gives every shard a home; it depends on the set of members (on the names of
+their seats, see `core.datasets`) and on nothing else. The *moved* shards are the exceptions that keep the load bounded: they are written down in
 the assignment. So any client computes the owners with a few lines in any language, and the
 bound is kept by the leader alone.
 
@@ -133,11 +133,14 @@ def assign(workers: Iterable[str], shards: int, before: Sequence[str] | None = N
     members = tuple(sorted(set(workers)))
     if not members:
         raise ValueError("a ring has one member or more")
-    for percent in (BOUND_PERCENT, 2 * BOUND_PERCENT, 4 * BOUND_PERCENT, 8 * BOUND_PERCENT):
-        for start in (before, None) if before is not None else (None,):
-            moved = _assign(members, shards, start, bound(len(members), shards, percent))
-            if _json_bytes(moved) <= MAX_MOVED_BYTES:
-                return moved
+    tries: list[tuple[int, Sequence[str] | None]] = []
+    if before is not None and len(before) == shards:
+        tries.append((BOUND_PERCENT, before))
+    tries += [(BOUND_PERCENT * times, None) for times in (1, 2, 4, 8)]
+    for percent, start in tries:
+        moved = _assign(members, shards, start, bound(len(members), shards, percent))
+        if _json_bytes(moved) <= MAX_MOVED_BYTES:
+            return moved
     return {}
 
 
@@ -145,10 +148,9 @@ def _assign(
     members: tuple[str, ...], shards: int, before: Sequence[str] | None, limit: int
 ) -> dict[str, list[int]]:
     home = _homes(members, shards)
-    known = before is not None and len(before) == shards
-    owner = list(before if before is not None and known else home)
+    owner = list(home if before is None else before)
     load = Counter(owner)
-    joined = set(members) - load.keys() if known else set()
+    joined = set(members) - load.keys() if before is not None else set()
     mean = shards // len(members)
 
     def give(shard: int, member: str) -> None:
@@ -158,9 +160,7 @@ def _assign(
 
     for shard in _homeless(members, home, owner, load, limit, joined):
         newcomer = min(joined, key=lambda name: (load[name], name), default=None)
-        if load[home[shard]] < limit:
-            give(shard, home[shard])
-        elif newcomer is not None and load[newcomer] < mean:
+        if newcomer is not None and load[newcomer] < mean:
             give(shard, newcomer)
         else:
             give(shard, _with_room(shard, members, shards, load, limit))

@@ -4,11 +4,14 @@ import pytest
 
 from strata.core.datasets import (
     MAX_SHARDS,
+    _divided,
     decide_register_dataset,
     owners_of,
     plan_assignment,
+    seated,
     shards_of,
 )
+from strata.core.ids import WorkerId
 from strata.core.records import Assignment, DatasetSpec, JobPhase, Phase
 from strata.core.ring import owners
 from strata.errors import Conflict, InvalidArgument
@@ -109,6 +112,59 @@ def test_who_leaves_gives_its_shards_away_and_nobody_else_moves() -> None:
     assert (after.assign_epoch, after.generation, after.workers) == (2, 2, ("w0", "w2"))
     for old, new in zip(owners_of(before), owners_of(after), strict=True):
         assert old in {new, "w1"}
+
+
+def test_who_takes_anothers_place_takes_its_shards_and_nothing_else_moves() -> None:
+    job = Divided()
+    job.register()
+    job.go()
+    before = job.assignment()
+    leave(job.store, "w1")
+    register(job.store, "x", max_workers=4)
+    carry_out(job.store, job.epoch)
+    job.go()
+    after = job.assignment()
+    assert (after.workers, after.seats) == (("w0", "w2", "x"), {"x": "w1"})
+    assert owners_of(after) == ["x" if owner == "w1" else owner for owner in owners_of(before)]
+    assert {name.replace("x", "w1"): taken for name, taken in after.moved.items()} == before.moved
+
+
+@pytest.mark.parametrize(
+    ("workers", "before", "seats"),
+    [
+        ("ab", {}, {"a": "a", "b": "b"}),
+        ("ab", {"a": "a", "b": "b"}, {"a": "a", "b": "b"}),
+        ("ac", {"a": "a", "b": "b"}, {"a": "a", "c": "b"}),
+        ("acd", {"a": "a", "b": "b"}, {"a": "a", "c": "b", "d": "d"}),
+        ("bc", {"a": "a", "c": "b"}, {"b": "a", "c": "b"}),
+        ("abc", {"a": "a", "c": "b"}, {"a": "a", "c": "b", "b": "b/2"}),
+        ("abcd", {"a": "b/2", "c": "b", "d": "a"}, {"a": "b/2", "c": "b", "d": "a", "b": "b/3"}),
+        ("bd", {"a": "d", "c": "b"}, {"b": "b", "d": "d"}),
+        ("ef", {"a": "a", "b": "f", "c": "c"}, {"f": "f", "e": "a"}),
+        ("a", {"b": "x", "c": "y"}, {"a": "x"}),
+    ],
+)
+def test_seats_are_kept_taken_over_or_made(
+    workers: str, before: dict[str, str], seats: dict[str, str]
+) -> None:
+    assert seated(list(workers), before) == seats
+    assert seated(list(reversed(workers)), before) == seats
+
+
+def test_over_many_replacements_only_the_share_of_the_replaced_moves() -> None:
+    shards, workers = 2000, [f"w{index:02d}" for index in range(20)]
+    assignment = _divided(tuple(map(WorkerId, workers)), shards, None, epoch=1, generation=1)
+    fresh = sum(map(len, assignment.moved.values()))
+    for turn in range(60):
+        workers[turn * 7 % 20] = f"x{turn:02d}"
+        before = owners_of(assignment)
+        assignment = _divided(
+            tuple(sorted(map(WorkerId, workers))), shards, assignment, epoch=1, generation=turn
+        )
+        gone = set(before) - set(workers)
+        assert all(old == new or old in gone for old, new in zip(before, owners_of(assignment), strict=True))
+    assert sum(map(len, assignment.moved.values())) == fresh
+    assert len(set(assignment.seats.values())) == 20
 
 
 def test_a_new_generation_of_the_same_members_moves_nothing() -> None:

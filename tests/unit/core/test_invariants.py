@@ -250,6 +250,14 @@ CASES: dict[str, tuple[Doctor, str]] = {
         lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w0": (40,)}),
         "or one that does not exist",
     ),
+    "two on one seat": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, seats={"w0": "w2"}),
+        "two workers on one seat",
+    ),
+    "a strangers seat": (
+        lambda s: s.change(JOB.assignment("d"), Assignment, seats={"w9": "x"}),
+        "or a seat for a stranger",
+    ),
     "moved to a stranger": (
         lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w9": (1,)}),
         "moves shards to workers that it is not assigned to",

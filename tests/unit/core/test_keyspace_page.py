@@ -67,7 +67,13 @@ EXAMPLES: dict[str, Any] = {
         shards=8, uri="s3://data/train-{shard:05d}.tar", metadata={"format": "webdataset"}
     ),
     JOB.assignment("train"): r.Assignment(
-        assign_epoch=2, epoch=42, generation=3, shards=8, workers=(W0, W1), moved={"node-0": (7,)}
+        assign_epoch=2,
+        epoch=42,
+        generation=3,
+        shards=8,
+        workers=(W0, W1),
+        seats={"node-1": "node-2"},
+        moved={"node-1": (2,)},
     ),
     JOB.checkpoint(120, 2): r.CheckpointRecord(
         attempt=ATTEMPT,

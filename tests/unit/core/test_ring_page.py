@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strata.core.ring import POINTS, assign, homes, owners, position
+from strata.core.datasets import _divided, owners_of
+from strata.core.ids import WorkerId
+from strata.core.records import Assignment
+from strata.core.ring import POINTS, position
 
 PAGE = (Path(__file__).parents[3] / "docs" / "ring.md").read_text()
 
@@ -24,14 +27,24 @@ def test_positions() -> None:
         assert position(vector["text"]) == vector["position"], vector
 
 
+def assignment(vector: dict[str, Any]) -> Assignment:
+    return Assignment(
+        assign_epoch=1,
+        epoch=1,
+        generation=1,
+        shards=vector["shards"],
+        workers=tuple(vector["workers"]),
+        seats=vector["seats"],
+        moved={worker: tuple(taken) for worker, taken in vector["moved"].items()},
+    )
+
+
 def test_owners() -> None:
     vectors = json.loads(blocks("json")[1])
     assert any(vector["moved"] for vector in vectors)
+    assert any(vector["seats"] for vector in vectors)
     for vector in vectors:
-        workers, shards = vector["workers"], vector["shards"]
-        assert homes(workers, shards) == vector["homes"]
-        assert assign(workers, shards) == vector["moved"]
-        assert owners(workers, shards, vector["moved"]) == vector["owners"]
+        assert owners_of(assignment(vector)) == vector["owners"]
 
 
 def test_the_printed_program_computes_the_same() -> None:
@@ -39,10 +52,13 @@ def test_the_printed_program_computes_the_same() -> None:
     names: dict[str, Any] = {}
     exec(compile(program, "docs/ring.md", "exec"), names)
     printed: Callable[..., list[str]] = names["owners"]
-    workers = [f"node-{index}" for index in range(23)]
-    moved = assign(workers, 700)
-    assert moved
-    assert printed(workers, 700, moved) == owners(workers, 700, moved)
+    made = None
+    for first in range(4):
+        workers = tuple(WorkerId(f"node-{index}") for index in range(first, first + 20 + first % 2))
+        made = _divided(workers, 700, made, epoch=1, generation=1)
+        assert made.moved
+        assert bool(made.seats) == (first > 0)
+        assert printed(made.workers, 700, made.seats, made.moved) == owners_of(made)
 
 
 def test_the_page_names_the_number_of_points() -> None:
