@@ -55,6 +55,7 @@ class MemberSession:
         self._session = session
         self._on_end = on_end
         self._leaving = False
+        self._caller = Caller(job=job, worker=registration.worker, incarnation=0)
 
     # -- what the replica says
 
@@ -62,6 +63,7 @@ class MemberSession:
         """Tell the member that it is registered."""
         context = self._house.context
         self.incarnation = entry.create_revision
+        self._caller = Caller(job=self.job, worker=self.worker, incarnation=self.incarnation)
         welcome = session_pb2.Welcome(
             token=floors.token(context.mirror),
             incarnation=entry.create_revision,
@@ -132,8 +134,7 @@ class MemberSession:
         return session_pb2.Reply(token=floors.token(self._house.context.mirror), done=session_pb2.Done())
 
     async def call(self, call: session_pb2.Call) -> session_pb2.Reply:
-        caller = Caller(job=self.job, worker=self.worker, incarnation=self.incarnation)
-        return await self._house.calls.reply(call, caller)
+        return await self._house.calls.reply(call, self._caller)
 
     async def leave(self, leave: session_pb2.Leave) -> None:  # why is the member's affair
         self._leaving = True

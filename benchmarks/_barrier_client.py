@@ -1,0 +1,161 @@
+"""One client process of `benchmarks.barrier`: says when it is ready, then makes rounds when told.
+
+Each answer is one line: for every round when this process sent its first and its last arrival, and
+when it heard the last release, on the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+Times = dict[str, float]
+
+
+def say(value: object) -> None:
+    """Send one line to the parent."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+# -- Strata -----------------------------------------------------------------------------------
+
+
+async def strata(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
+    """Hold `share` sessions, spread over the coordinators, and arrive with all of them."""
+    import grpc.aio  # noqa: PLC0415  # the other kind needs none of it
+
+    from strata.v1 import barriers_pb2, members_pb2, session_pb2, worlds_pb2  # noqa: PLC0415
+    from strata.v1.session_pb2_grpc import SessionsStub  # noqa: PLC0415
+
+    addresses = endpoints.split(",")
+    spec = worlds_pb2.JobSpec(min_workers=members, max_workers=members)
+    calls: list[Any] = []
+    ranks: list[int] = []
+    async with AsyncExitStack() as stack:
+        for index in range(share):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            address = addresses[(number + index) % len(addresses)]
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            call: Any = SessionsStub(channel).Session()
+            worker = f"w-{number}-{index}"
+            registration = members_pb2.Registration(
+                job="bench", worker_id=worker, boot=worker, slots=1, spec=spec
+            )
+            await call.write(session_pb2.Up(hello=session_pb2.Hello(member=registration)))
+            calls.append(call)
+        generation = 0
+        for call in calls:
+            down = await call.read()
+            while not down.HasField("world"):
+                down = await call.read()
+            ranks.append(down.world.place.first_rank)
+            generation = down.world.world.generation
+
+        async def arrive(call: Any, rank: int, round_: int) -> float:
+            arrival = barriers_pb2.Arrival(
+                job="bench", name="b", generation=generation, round=round_, ranks=[rank]
+            )
+            await call.write(session_pb2.Up(arrivals=session_pb2.Arrivals(arrivals=[arrival])))
+            return time.monotonic()
+
+        async def released(call: Any) -> None:
+            while not (await call.read()).HasField("outcomes"):
+                pass
+
+        async def round_trip(round_: int) -> Times:
+            first = time.monotonic()
+            sent = await asyncio.gather(*(arrive(*pair, round_) for pair in zip(calls, ranks, strict=True)))
+            await asyncio.gather(*map(released, calls))
+            return {"first": first, "last": max(sent), "heard": time.monotonic()}
+
+        say("ready")
+        loop = asyncio.get_running_loop()
+        round_ = 0
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            times = []
+            for _ in range(rounds):
+                round_ += 1
+                times.append(await round_trip(round_))
+            say(times)
+
+
+# -- TCPStore ---------------------------------------------------------------------------------
+
+
+def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> None:
+    """Hold `share` connections, each in a thread of its own, and meet as torchelastic does."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415  # as above
+
+    port_file = Path(where)
+    if number == 0:
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port_file.with_suffix(".new").write_text(str(server.port))
+        port_file.with_suffix(".new").rename(port_file)
+    while not port_file.exists():
+        time.sleep(0.01)
+    port = int(port_file.read_text())
+    stores = [
+        TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)) for _ in range(share)
+    ]
+    gate = threading.Barrier(share + 1)
+    sent = [[0.0] * rounds for _ in stores]
+    heard = [[0.0] * rounds for _ in stores]
+    first = [[0.0] * rounds for _ in stores]
+    begun = 0
+
+    def meet(index: int, store: TCPStore) -> None:
+        while True:
+            gate.wait()
+            for step in range(rounds):
+                key = f"{begun + step}"
+                first[index][step] = time.monotonic()
+                arrived = store.add(f"n{key}", 1)
+                sent[index][step] = time.monotonic()
+                if arrived == members:
+                    store.set(f"d{key}", "1")
+                store.wait([f"d{key}"])
+                heard[index][step] = time.monotonic()
+            gate.wait()
+
+    for index, store in enumerate(stores):
+        threading.Thread(target=meet, args=(index, store), daemon=True).start()
+    say("ready")
+    while sys.stdin.readline():
+        gate.wait()
+        gate.wait()
+        begun += rounds
+        say(
+            [
+                {
+                    "first": min(times[step] for times in first),
+                    "last": max(times[step] for times in first),
+                    "heard": max(times[step] for times in heard),
+                }
+                for step in range(rounds)
+            ]
+        )
+
+
+def main() -> None:
+    """Be the client that the command line names."""
+    kind, number, share, members, rounds, where = sys.argv[1:]
+    numbers = (int(number), int(share), int(members), int(rounds))
+    if kind == "tcpstore":
+        tcpstore(*numbers, where)
+        return
+    import uvloop  # noqa: PLC0415  # the other kind needs none of it
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(strata(*numbers, where))
+
+
+if __name__ == "__main__":
+    main()

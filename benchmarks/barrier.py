@@ -1,0 +1,157 @@
+"""How long a barrier of 100 members takes through three coordinators over three etcd members.
+
+    python -m benchmarks.barrier [--json FILE] [--members 100] [--rounds 200] [--runs 5] [--clients 4]
+
+Every member is one connection of its own; they live in four client processes. Everything runs on
+this machine: clients, coordinators, etcd (with fsync). In a round every member arrives at once.
+
+- burst: from the first arrival sent to the last release heard
+- release: from the last arrival sent to the last release heard
+
+The baseline alternates with it: the barrier of `torch.distributed.elastic` over one TCPStore (one
+process, nothing durable), with as many connections from as many processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from strata.launch.local_cluster import LocalCluster
+
+CLIENT = Path(__file__).with_name("_barrier_client.py")
+GOAL_MS = 20.0
+REQUIRED_MS = 50.0
+
+
+class Clients:
+    """Processes that make the same rounds at the same time; they talk in lines of JSON."""
+
+    def __init__(
+        self, stack: ExitStack, kind: str, count: int, members: int, rounds: int, *extra: str
+    ) -> None:
+        shares = [members // count + (number < members % count) for number in range(count)]
+        self._processes: list[subprocess.Popen[str]] = []
+        for number, share in enumerate(shares):
+            command = [
+                sys.executable,
+                str(CLIENT),
+                kind,
+                str(number),
+                str(share),
+                str(members),
+                str(rounds),
+                *extra,
+            ]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            self._processes.append(process)
+        self._answers()
+
+    def run(self) -> list[dict[str, float]]:
+        """Make all rounds once; return the milliseconds of each."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        rounds = zip(*self._answers(), strict=True)
+        return [
+            {
+                "burst": 1000 * (max(r["heard"] for r in parts) - min(r["first"] for r in parts)),
+                "release": 1000 * (max(r["heard"] for r in parts) - max(r["last"] for r in parts)),
+            }
+            for parts in rounds
+        ]
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("a client ended early")
+            answers.append(json.loads(line))
+        return answers
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that is not below `share` of all."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def summarised(runs: list[list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the median over the runs of each run's quantiles, and the spread of the p99."""
+    found: dict[str, Any] = {}
+    for what in ("burst", "release"):
+        p50s = [quantile([r[what] for r in run], 0.50) for run in runs]
+        p99s = [quantile([r[what] for r in run], 0.99) for run in runs]
+        found[what] = {
+            "p50_ms": round(statistics.median(p50s), 2),
+            "p99_ms": round(statistics.median(p99s), 2),
+            "p99_of_runs_ms": [round(p99, 2) for p99 in sorted(p99s)],
+        }
+    return found
+
+
+def measure(members: int, rounds: int, runs: int, clients: int, fsync: bool) -> dict[str, Any]:
+    """Return the figures of both, measured in turns."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        cluster = LocalCluster.start(Path(folder), etcd_members=3, coordinators=3, fsync=fsync)
+        stack.callback(cluster.kill)
+        ours = Clients(stack, "strata", clients, members, rounds, cluster.endpoints)
+        try:
+            theirs = Clients(stack, "tcpstore", clients, members, rounds, str(Path(folder) / "port"))
+        except RuntimeError:
+            theirs = None
+        found: dict[str, list[list[dict[str, float]]]] = {"strata": [], "tcpstore": []}
+        ours.run()  # the first rounds warm everything up
+        for _ in range(runs):
+            found["strata"].append(ours.run())
+            if theirs is not None:
+                found["tcpstore"].append(theirs.run())
+    return {kind: summarised(results) for kind, results in found.items() if results}
+
+
+def main() -> int:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--members", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--no-fsync", action="store_true", help="let etcd not wait for the disk")
+    options = parser.parse_args()
+    results = measure(options.members, options.rounds, options.runs, options.clients, not options.no_fsync)
+    ours = results["strata"]["burst"]
+    summary = f"{options.members} members: burst p50 {ours['p50_ms']} ms, p99 {ours['p99_ms']} ms"
+    if "tcpstore" in results:
+        theirs = results["tcpstore"]["burst"]
+        summary += f" (TCPStore: p50 {theirs['p50_ms']} ms, p99 {theirs['p99_ms']} ms)"
+    body = {
+        "benchmark": "barrier",
+        "goal": f"p99 of the burst ≤ {GOAL_MS:g} ms, < {REQUIRED_MS:g} ms required",
+        "met": ours["p99_ms"] <= GOAL_MS,
+        "required_met": ours["p99_ms"] < REQUIRED_MS,
+        "summary": summary,
+        **results,
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps(body, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+    print(summary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
