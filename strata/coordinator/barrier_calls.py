@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from strata.coordinator.barriers import Barriers
 from strata.coordinator.calls import Answer
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.lookups import existing_job
 from strata.coordinator.ranks import RankIndexes
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView
@@ -60,7 +61,7 @@ class BarrierCalls:
 
     async def list(self, request: pb.ListBarriersRequest) -> pb.ListBarriersResponse:
         now_ms = asyncio.get_running_loop().time() * 1000
-        job = JobView(self._context.mirror.view, self._context.keys.job(request.job))
+        job = await existing_job(self._context, request.job)
         return pb.ListBarriersResponse(
             open=[wire.open_message(open_round, now_ms) for open_round in self._barriers.open(request.job)],
             recent=list(_outcomes(job)),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from strata.coordinator.calls import Answer
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.lookups import existing_job, job_view
 from strata.core import checkpoints as core
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
@@ -80,7 +81,7 @@ class CatalogCalls:
         def find(job: JobView) -> Entry[CheckpointRecord] | None:
             return core.newest(job) if request.latest else core.find(job, request.step, request.attempt)
 
-        job = self._job(request.job)
+        job = job_view(self._context, request.job)
         entry = find(job)
         if entry is None:
             await self._context.mirror.fresh()  # a refusal is a decision: it takes a fresh view
@@ -90,7 +91,7 @@ class CatalogCalls:
         return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_message(job, entry))
 
     async def list(self, request: pb.ListCheckpointsRequest) -> pb.ListCheckpointsResponse:
-        job = self._job(request.job)
+        job = await existing_job(self._context, request.job)
         return pb.ListCheckpointsResponse(
             checkpoints=[wire.checkpoint_message(job, entry) for entry in job.checkpoints()]
         )
@@ -131,12 +132,9 @@ class CatalogCalls:
         """Carry the decision out; return the record as the view then shows it, None if it is gone."""
         keys = self._context.keys.job(name)
         await self._context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)
-        job = self._job(name)
+        job = job_view(self._context, name)
         entry = find(job)
         return None if entry is None else wire.checkpoint_message(job, entry)
-
-    def _job(self, name: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(name))
 
 
 def _absent(request: pb.GetCheckpointRequest) -> CheckpointNotFound:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from strata.coordinator.calls import Answer
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.lookups import existing_job, job_view
 from strata.core import datasets as core
 from strata.core.job import JobView
 from strata.core.records import Assignment, DatasetSpec
@@ -38,7 +39,7 @@ class DatasetCalls:
 
     async def get_assignment(self, request: pb.GetAssignmentRequest) -> pb.GetAssignmentResponse:
         """Before the job has a world nobody owns a shard: assign_epoch is 0 and owners is empty."""
-        job = JobView(self._context.mirror.view, self._context.keys.job(request.job))
+        job = job_view(self._context, request.job)
         try:
             name, spec = _dataset(job, request.dataset)
         except NotFound:
@@ -53,7 +54,7 @@ class DatasetCalls:
         return wire.assignment_message(name, spec, assignment, owners)
 
     async def list(self, request: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
-        job = JobView(self._context.mirror.view, self._context.keys.job(request.job))
+        job = await existing_job(self._context, request.job)
         return pb.ListDatasetsResponse(
             datasets=[wire.dataset_message(name, spec) for name, spec in _datasets(job)]
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from strata.coordinator.calls import Answer
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.keeper import Keeper
+from strata.coordinator.lookups import existing_job, job_view
 from strata.coordinator.progress import ProgressBoard
 from strata.coordinator.ranks import RankIndexes
 from strata.coordinator.registrar import Registrar
@@ -113,7 +114,7 @@ class UnaryMembers:
         return pb.LeaveResponse()
 
     async def list_members(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
-        job = self._job(request.job)
+        job = await existing_job(self._context, request.job)
         index = self._ranks.of(request.job)
         members = []
         for entry in job.workers():
@@ -142,7 +143,7 @@ class UnaryMembers:
     async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
         """Return the key that the caller holds, from a view that is fresh."""
         await self._context.mirror.fresh()
-        entry = self._job(request.job).worker(request.worker_id)
+        entry = job_view(self._context, request.job).worker(request.worker_id)
         if entry is None:
             raise NotFound(f"{request.worker_id} is not registered (any more)", hint="register again")
         if (entry.record.boot, entry.create_revision) != (request.boot, request.incarnation):
@@ -150,12 +151,9 @@ class UnaryMembers:
         return entry
 
     def _world(self, job: str) -> worlds_pb2.World | None:
-        view = self._job(job)
+        view = job_view(self._context, job)
         head = view.head()
         return None if head is None else world_wire.world_message(view, head.record)
-
-    def _job(self, job: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(job))
 
 
 def _registration(entry: Entry[Worker]) -> Registration:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from strata.coordinator.calls import Answer
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.dataset_calls import shards_of
+from strata.coordinator.lookups import existing_job, job_view
 from strata.core.checkpoints import find
-from strata.core.job import JobView, World, job_names
-from strata.errors import NotFound
+from strata.core.job import World, job_names
 from strata.v1 import recovery_pb2, worlds_pb2
 from strata.wire import checkpoints as checkpoint_wire
 from strata.wire import worlds as wire
@@ -31,7 +31,7 @@ class WorldCalls:
 
     async def get_world(self, request: worlds_pb2.GetWorldRequest) -> worlds_pb2.GetWorldResponse:
         """A job that has no world yet has an empty answer."""
-        job = await self._existing(request.job)
+        job = await existing_job(self._context, request.job)
         world = job.world()
         if world is None:
             return worlds_pb2.GetWorldResponse()
@@ -41,13 +41,15 @@ class WorldCalls:
 
     async def list_jobs(self, _request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
         names = job_names(self._context.mirror.view, self._context.keys)
-        return worlds_pb2.ListJobsResponse(jobs=[wire.job_message(self._job(name)) for name in names])
+        return worlds_pb2.ListJobsResponse(
+            jobs=[wire.job_message(job_view(self._context, name)) for name in names]
+        )
 
     async def get_job(self, request: worlds_pb2.GetJobRequest) -> worlds_pb2.GetJobResponse:
-        return worlds_pb2.GetJobResponse(job=wire.job_message(await self._existing(request.job)))
+        return worlds_pb2.GetJobResponse(job=wire.job_message(await existing_job(self._context, request.job)))
 
     async def get_recovery(self, request: recovery_pb2.RecoveryRequest) -> recovery_pb2.RecoveryResponse:
-        job = await self._existing(request.job)
+        job = await existing_job(self._context, request.job)
         response = recovery_pb2.RecoveryResponse()
         world = job.world()
         if world is None:
@@ -65,18 +67,6 @@ class WorldCalls:
                 response.epoch = entry.record.epoch
                 response.checkpoint.CopyFrom(checkpoint_wire.checkpoint_message(job, entry))
         return response
-
-    async def _existing(self, name: str) -> JobView:
-        """Return a job; `NotFound` only from a view that is fresh."""
-        job = self._job(name)
-        if not job.exists:
-            await self._context.mirror.fresh()
-        if not job.exists:
-            raise NotFound(f"no job {name} exists", hint="a job begins with its first member")
-        return job
-
-    def _job(self, name: str) -> JobView:
-        return JobView(self._context.mirror.view, self._context.keys.job(name))
 
 
 def _ranks(world: World, worker: str) -> list[int]:

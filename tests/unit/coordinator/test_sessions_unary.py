@@ -9,7 +9,7 @@ import pytest
 
 from strata.errors import Conflict, NotFound, Refused, StaleIncarnation
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1 import barriers_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
+from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 
 DETECT_S = 5.0
@@ -207,6 +207,11 @@ async def test_jobs_are_listed_and_an_unknown_one_is_not_found() -> None:
         for name, request in (
             ("get_job", worlds_pb2.GetJobRequest(job="other")),
             ("get_world", worlds_pb2.GetWorldRequest(job="other")),
+            ("list_members", members_pb2.ListMembersRequest(job="other")),
+            ("list_barriers", barriers_pb2.ListBarriersRequest(job="other")),
+            ("list_checkpoints", checkpoints_pb2.ListCheckpointsRequest(job="other")),
+            ("list_datasets", datasets_pb2.ListDatasetsRequest(job="other")),
+            ("get_recovery", recovery_pb2.RecoveryRequest(job="other")),
         ):
             with pytest.raises(NotFound, match="other"):
                 await client.call("r1", name, request)
