@@ -22,6 +22,7 @@ if "grpc" not in sys.modules:
 
 _HOME = {
     "AsyncCheckpointWriter": "checkpoint.writer",
+    "CheckpointAck": "checkpoint.catalog",
     "CheckpointInfo": "client.checkpoints",
     "CheckpointManager": "client.checkpoints",
     "CheckpointManagerConfig": "client.checkpoints",
@@ -30,6 +31,7 @@ _HOME = {
     "CoordinatorClient": "client.coordinator",
     "DatasetRegistry": "client.datasets",
     "RankClient": "client.rank",
+    "RecoveryResponse": "v1.recovery_pb2",
     "connect": "client.joining",
     **dict.fromkeys(
         (

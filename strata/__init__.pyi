@@ -1,4 +1,5 @@
 # What `__init__.py` imports when it is first used, for type checkers.
+from strata.checkpoint.catalog import CheckpointAck as CheckpointAck
 from strata.checkpoint.writer import AsyncCheckpointWriter as AsyncCheckpointWriter
 from strata.client.checkpoints import CheckpointInfo as CheckpointInfo
 from strata.client.checkpoints import CheckpointManager as CheckpointManager
@@ -30,3 +31,4 @@ from strata.errors import StaleIncarnation as StaleIncarnation
 from strata.errors import StorageError as StorageError
 from strata.errors import StrataError as StrataError
 from strata.errors import Unavailable as Unavailable
+from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from strata.core.checkpoint_order import supersedes_any
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, number
 from strata.core.records import Replica, Worker
@@ -97,7 +98,7 @@ def plan_ended_generations(
     deletes: list[Operation] = []
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
-        if _supersedes(job, generation):
+        if supersedes_any(job, generation):
             # what sorts before it: chunks (digits), done, failed
             deletes.append(Delete(key=folder, range_end=restored))
         else:
@@ -120,17 +121,9 @@ def plan_ended_generations(
     return Cleaning(reason=f"generations {', '.join(map(str, due))} are cleared away", txns=txns)
 
 
-def _supersedes(job: JobView, generation: int) -> bool:
-    """Tell whether this generation's restore point supersedes a record that still exists."""
-    step = job.restored(generation)
-    return step is not None and any(
-        entry.record.generation < generation and entry.record.step > step for entry in job.checkpoints()
-    )
-
-
 def _has_rubbish(job: JobView, generation: int) -> bool:
     names = job.view.names(job.keys.generation(generation))
-    return names != ["restored"] or not _supersedes(job, generation)
+    return names != ["restored"] or not supersedes_any(job, generation)
 
 
 # -- orphans (PROTOCOLS 5.4) ------------------------------------------------------------------

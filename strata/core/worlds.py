@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.core.checkpoint_order import latest_under, restore_point
 from strata.core.chunks import chunks_of, write_members
 from strata.core.ids import WorkerId
 from strata.core.job import JobView, World
@@ -36,11 +37,9 @@ from strata.core.records import (
     CheckpointState,
     JobPhase,
     JobSpec,
-    Latest,
     Member,
     Phase,
     Restored,
-    RestorePoint,
     Standbys,
     WorldHead,
     encode,
@@ -253,7 +252,7 @@ class _Planner:
         if not change.forming:
             members = placed(self.active, self.workers, most=self.spec.max_workers)
         chunks = chunks_of(members)
-        restore = None if change.forming else self._restore_point()
+        restore = None if change.forming else restore_point(self.job)
         size = sum(member.slots for member in members)
         head = WorldHead(
             generation=generation,
@@ -267,12 +266,7 @@ class _Planner:
         )
         operations: list[Operation] = [Put(key=keys.head, value=encode(head))]
         if restore is not None:
-            latest = Latest(
-                generation=generation,
-                step=restore.step,
-                attempt=restore.attempt,
-                record_generation=restore.record_generation,
-            )
+            latest = latest_under(generation, restore)
             operations += [
                 Put(key=keys.latest, value=encode(latest)),
                 Put(key=keys.restored(generation), value=encode(Restored(step=restore.step))),
@@ -295,15 +289,6 @@ class _Planner:
             else f"generation {generation} of {len(members)} members, {size} ranks"
         )
         return WorldPlan(reason=f"{what}: {change.why}", txns=txns)
-
-    def _restore_point(self) -> RestorePoint | None:
-        """Return `latest`, which no rule ever lets point at a superseded record."""
-        if self.latest is None:
-            return None
-        latest = self.latest.record
-        return RestorePoint(
-            step=latest.step, attempt=latest.attempt, record_generation=latest.record_generation
-        )
 
     def _keep(self) -> WorldPlan:
         """Go on with the world as it is; at most the list of standbys is brought up to date."""

@@ -13,6 +13,10 @@ from strata import errors
 ROOT = Path(__file__).resolve().parents[2]
 
 EXISTING = [
+    "AsyncCheckpointWriter",
+    "CheckpointAck",
+    "CheckpointMetadata",
+    "RecoveryResponse",
     "CheckpointManager",
     "CheckpointManagerConfig",
     "CheckpointType",
