@@ -31,7 +31,9 @@ class Bare(SessionsServicer):
     def __init__(self, members: int) -> None:
         world = worlds_pb2.World(generation=1, size=members, members=members, reason="all members are here")
         places = [
-            worlds_pb2.WorldMember(worker_id=f"w-0-{n}", incarnation=100 + n, group_rank=n, slots=1, first_rank=n)
+            worlds_pb2.WorldMember(
+                worker_id=f"w-0-{n}", incarnation=100 + n, group_rank=n, slots=1, first_rank=n
+            )
             for n in range(members)
         ]
         self.world = worlds_pb2.GetWorldResponse(world=world, members=places)

@@ -25,8 +25,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from strata.coordinator.executor import Executor
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.election import Election
-from strata.coordinator.executor import Executor
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.leadership.election import Election
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.ids import InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from strata.coordinator.barriers import Barriers
+from strata.coordinator.barriers.peers import Peers
+from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.keeper import Keeper
-from strata.coordinator.peers import Peers
-from strata.coordinator.ranks import RankIndexes
-from strata.coordinator.sessions import Sessions
+from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.members.sessions import Sessions
 from strata.core.barriers import BarrierKey
 from strata.core.records import PoisonRecord
 from strata.core.txn import WatchBatch

@@ -29,12 +29,12 @@ from strata.coordinator.context import (
 )
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
-from strata.coordinator.election import Election
-from strata.coordinator.executor import Executor
-from strata.coordinator.government import Government
-from strata.coordinator.heartbeat import Heartbeat
-from strata.coordinator.mirror import Mirror
-from strata.coordinator.registration import Registration
+from strata.coordinator.leadership.election import Election
+from strata.coordinator.leadership.government import Government
+from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.leadership.registration import Registration
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core import records
 from strata.core.ids import InstanceId, ReplicaId, checked_id
 from strata.core.keys import ClusterKeys

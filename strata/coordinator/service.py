@@ -10,23 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 
-from strata.coordinator.barrier_calls import BarrierCalls
-from strata.coordinator.barriers import Barriers
-from strata.coordinator.calls import Calls
-from strata.coordinator.catalog_calls import CatalogCalls
+from strata.coordinator.barriers.peers import Dial, PeerHandler, Peers
+from strata.coordinator.barriers.rounds import Barriers
+from strata.coordinator.calls.barriers import BarrierCalls
+from strata.coordinator.calls.checkpoints import CatalogCalls
+from strata.coordinator.calls.datasets import DatasetCalls
+from strata.coordinator.calls.dispatch import Calls
+from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.dataset_calls import DatasetCalls
 from strata.coordinator.fanout import Fanout
-from strata.coordinator.keeper import Keeper
-from strata.coordinator.member_session import House
-from strata.coordinator.members_unary import UnaryMembers
-from strata.coordinator.peers import Dial, PeerHandler, Peers
-from strata.coordinator.progress import ProgressBoard
-from strata.coordinator.ranks import RankIndexes
-from strata.coordinator.registrar import Registrar
-from strata.coordinator.sessions import Sessions
-from strata.coordinator.watches import Watches
-from strata.coordinator.world_calls import WorldCalls
+from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.members.registrar import Registrar
+from strata.coordinator.members.session import House
+from strata.coordinator.members.sessions import Sessions
+from strata.coordinator.members.unary import UnaryMembers
+from strata.coordinator.view.watches import Watches
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2, session_pb2
 from strata.wire import barriers as barrier_wire

@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from strata.coordinator.election import Election
-from strata.coordinator.executor import Executor
-from strata.coordinator.fence import Fence
-from strata.coordinator.heartbeat import Heartbeat
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.leadership.election import Election
+from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
+from strata.coordinator.writes.fence import Fence
 from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.txn import Delete, KeyValue, Put, Range, RangeResult, Txn, read_prefix

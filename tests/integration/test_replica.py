@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from strata.coordinator.executor import Executor
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys

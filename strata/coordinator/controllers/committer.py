@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobQueue
-from strata.coordinator.executor import Executor
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.checkpoints import decide_commit
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from strata.coordinator.context import EtcdMembers
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
 from strata.core.store import Store
 from strata.core.txn import WatchBatch
 from strata.observe import get_logger

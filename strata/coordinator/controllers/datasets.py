@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobQueue
-from strata.coordinator.fence import Fence
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.fence import Fence
 from strata.core.datasets import plan_assignment
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys

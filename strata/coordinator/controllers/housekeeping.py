@@ -11,8 +11,8 @@ from collections import defaultdict
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobQueue
-from strata.coordinator.fence import Fence
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.fence import Fence
 from strata.core.housekeeping import (
     Cleaning,
     FirstSeen,

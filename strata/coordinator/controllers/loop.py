@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
 from strata.core.txn import WatchBatch
 from strata.errors import NotLeader, StrataError
 from strata.observe import get_logger

@@ -13,9 +13,9 @@ import asyncio
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobQueue
-from strata.coordinator.fence import Fence
-from strata.coordinator.heartbeat import Heartbeat
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.fence import Fence
 from strata.core.checkpoints import decide_close
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys

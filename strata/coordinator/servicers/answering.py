@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.coordinator.calls import ANYBODY, Calls
+from strata.coordinator.calls.dispatch import ANYBODY, Calls
 from strata.errors import StrataError
 from strata.observe import get_logger
 from strata.wire.status import Aborts, abort

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.coordinator.calls import Calls
+from strata.coordinator.calls.dispatch import Calls
 from strata.coordinator.servicers.answering import answer
 from strata.v1 import datasets_pb2 as pb
 from strata.v1.datasets_pb2_grpc import DatasetsServicer as Base

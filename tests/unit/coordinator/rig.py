@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from strata.coordinator.executor import Executor
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.keys import ClusterKeys
 from strata.core.txn import Delete, Put, Txn
 from strata.testing.memory_client import MemoryClient

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from strata.coordinator.election import Election
-from strata.coordinator.fence import Fence
-from strata.coordinator.heartbeat import Heartbeat
+from strata.coordinator.leadership.election import Election
+from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.writes.fence import Fence
 from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader, decode, encode

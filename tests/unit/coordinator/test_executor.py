@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.coordinator.coalesce import MAX_BATCH
+from strata.coordinator.writes.coalesce import MAX_BATCH
 from strata.core.txn import (
     Compare,
     Decision,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.coordinator.history import History
+from strata.coordinator.view.history import History
 from strata.core.txn import Event, KeyValue, WatchBatch
 
 

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from strata.coordinator.executor import Executor
-from strata.coordinator.heartbeat import Heartbeat
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from strata.coordinator.executor import Executor
-from strata.coordinator.mirror import RETRY_S, Mirror
+from strata.coordinator.view.mirror import RETRY_S, Mirror
+from strata.coordinator.writes.executor import Executor
 from strata.core.ids import ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Replica, encode

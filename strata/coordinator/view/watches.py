@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from typing import Final
 
-from strata.coordinator import floors
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.history import History
+from strata.coordinator.view import floors
+from strata.coordinator.view.history import History
 from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.errors import Unavailable
 from strata.v1 import watch_pb2 as pb

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from strata.coordinator.executor import Decide
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.executor import Decide
 from strata.core.ids import Epoch
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import fence

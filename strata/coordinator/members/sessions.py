@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from strata.coordinator import floors
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.keeper import Keeper
-from strata.coordinator.member_session import House, MemberSession
-from strata.coordinator.registrar import Registrar
+from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.registrar import Registrar
+from strata.coordinator.members.session import House, MemberSession
+from strata.coordinator.view import floors
 from strata.core.checkpoints import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView

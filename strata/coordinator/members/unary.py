@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from strata.coordinator.calls import Answer
+from strata.coordinator.calls.dispatch import Answer
+from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.keeper import Keeper
-from strata.coordinator.lookups import existing_job, job_view
-from strata.coordinator.progress import ProgressBoard
-from strata.coordinator.ranks import RankIndexes
-from strata.coordinator.registrar import Registrar
+from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.members.registrar import Registrar
 from strata.core.ids import BootId, WorkerId, checked_id
 from strata.core.job import JobView
 from strata.core.members import Registration, check_registration, decide_leave

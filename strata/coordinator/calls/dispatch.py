@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.coordinator import floors
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view import floors
+from strata.coordinator.view.mirror import Mirror
 from strata.errors import InvalidArgument, Refused
 from strata.v1 import session_pb2
 

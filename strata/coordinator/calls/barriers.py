@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from strata.coordinator.barriers import Barriers
-from strata.coordinator.calls import Answer
+from strata.coordinator.barriers.rounds import Barriers
+from strata.coordinator.calls.dispatch import Answer
+from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.lookups import existing_job
-from strata.coordinator.ranks import RankIndexes
+from strata.coordinator.members.ranks import RankIndexes
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome

@@ -23,7 +23,7 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-from strata.coordinator.history import History
+from strata.coordinator.view.history import History
 from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
 from strata.core.records import ClusterUid, PoisonRecord, decode, encode

@@ -12,7 +12,7 @@ import asyncio
 from contextlib import suppress
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.keeper import Keeper, Transport
+from strata.coordinator.members.keeper import Keeper, Transport
 from strata.core.job import JobView
 from strata.core.members import Registration, decide_register
 from strata.core.records import Replica, Worker

@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from strata.coordinator.coalesce import Coalescer
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.coalesce import Coalescer
 from strata.core.store import Store
 from strata.core.txn import Decision, Txn, TxnResult
 from strata.core.view import View

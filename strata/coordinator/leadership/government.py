@@ -11,8 +11,8 @@ from strata.coordinator.controllers.datasets import Datasets
 from strata.coordinator.controllers.housekeeping import Housekeeping
 from strata.coordinator.controllers.loop import Controller, drive
 from strata.coordinator.controllers.world import Worlds
-from strata.coordinator.fence import Fence
-from strata.coordinator.heartbeat import Heartbeat
+from strata.coordinator.leadership.heartbeat import Heartbeat
+from strata.coordinator.writes.fence import Fence
 from strata.core.ids import Epoch
 from strata.errors import NotLeader
 

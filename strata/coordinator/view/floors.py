@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from strata.coordinator.mirror import Mirror
+from strata.coordinator.view.mirror import Mirror
 from strata.errors import ClusterReplaced, Unavailable
 from strata.v1 import common_pb2
 from strata.wire import tokens

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from strata.coordinator import floors
-from strata.coordinator.barriers import Barriers
-from strata.coordinator.calls import Caller, Calls
+from strata.coordinator.barriers.rounds import Barriers
+from strata.coordinator.calls.dispatch import Caller, Calls
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.progress import ProgressBoard
-from strata.coordinator.ranks import RankIndexes
+from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.view import floors
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView
 from strata.core.members import Registration, decide_leave, decide_rank_exit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strata.coordinator.calls import Answer
+from strata.coordinator.calls.datasets import shards_of
+from strata.coordinator.calls.dispatch import Answer
+from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.dataset_calls import shards_of
-from strata.coordinator.lookups import existing_job, job_view
 from strata.core.checkpoints import find
 from strata.core.job import World, job_names
 from strata.v1 import recovery_pb2, worlds_pb2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from strata.coordinator.calls import Answer
+from strata.coordinator.calls.dispatch import Answer
+from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.lookups import existing_job, job_view
 from strata.core import datasets as core
 from strata.core.job import JobView
 from strata.core.records import Assignment, DatasetSpec

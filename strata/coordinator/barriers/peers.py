@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from strata.coordinator import floors
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.view import floors
 from strata.core.ids import InstanceId
 from strata.core.records import Replica
 from strata.core.view import Entry

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.ranks import RankIndex, RankIndexes
+from strata.coordinator.members.ranks import RankIndex, RankIndexes
 from strata.core.barriers import (
     Arrival,
     BarrierBook,

@@ -1,0 +1,1 @@
+"""Barriers across replicas: the rounds, and the links that arrivals are forwarded on."""

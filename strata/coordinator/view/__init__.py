@@ -1,0 +1,1 @@
+"""What this replica knows of the keyspace: the mirror of etcd, and what is relayed of it."""
