@@ -3,7 +3,8 @@
 A checkpoint is committed by its COMMIT marker and by nothing else. Each process that saves takes a
 generation of its own, a number made once in the root, so that what it saves counts as newer than
 what earlier processes saved beyond the step it went back to; two processes that save into one root
-by mistake never share a slot.
+by mistake never share a slot. A process holds its generation's claim while it lives, so that nobody
+takes a save that is under way for one that was left over.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class LocalCatalog:
 
     def go_back(self) -> None:
         """Take a new generation with the next save: an older step was restored meanwhile."""
+        if self._generation:
+            self._storage.let_go(_claim(self._generation))
         self._generation = 0
 
     # -- reading
@@ -142,7 +145,7 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, those of this process too.
 
-        Those of a later generation may belong to a process that saves right now.
+        Those of a later generation, and of one that is held, may be saved right now.
         """
         open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
         return [
@@ -151,6 +154,7 @@ class LocalCatalog:
             if (match := _FOLDER.match(name)) is not None
             and int(match[2]) <= self._generation
             and match[3] not in open_ids
+            and (int(match[2]) == self._generation or not self._storage.is_held(_claim(int(match[2]))))
             and not self._storage.exists(f"{name}/{MARKER}")
         ]
 
@@ -161,8 +165,9 @@ class LocalCatalog:
         seen = [int(m[2]) for name in self._storage.list() if (m := _FOLDER.match(name))]
         generation = max([0, *taken, *seen]) + 1
         body = json.dumps({"created_unix_ms": self._now_unix_ms()}).encode()
-        while not self._storage.create_once(f"{_GENERATIONS}/{generation:06d}", body):
+        while not self._storage.create_once(_claim(generation), body):
             generation += 1
+        self._storage.hold(_claim(generation))
         return generation
 
     def _examine(self, folder: str, step: int, generation: int, attempt: str) -> CheckpointMetadata | None:
@@ -204,6 +209,10 @@ class LocalCatalog:
         changed = dataclasses.replace(self._held(checkpoint), **changes)  # type: ignore[arg-type]  # named fields
         self._slots[checkpoint.step, checkpoint.generation] = changed
         return changed
+
+
+def _claim(generation: int) -> str:
+    return f"{_GENERATIONS}/{generation:06d}"
 
 
 def _slot(manifest: Manifest) -> tuple[int, int, str]:

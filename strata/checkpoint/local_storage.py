@@ -3,15 +3,18 @@
 A file is written under a temporary name in its final folder, synced, renamed, and its folder is
 synced: after a crash at any point the name shows the whole file or none. Folders are synced into
 their parents when they are made. `create_once` links the synced temporary file to the name,
-because a link, unlike a rename, does not replace.
+because a link, unlike a rename, does not replace. A hold is the kernel's lock on the file (flock),
+which ends with the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from strata.checkpoint.digest import Bytes
@@ -42,6 +45,7 @@ class LocalStorage:
         self._nonce = nonce
         self._on_step = on_step
         self._durable: set[Path] = set()
+        self._holds: dict[str, BufferedReader] = {}
 
     @property
     def uri(self) -> str:
@@ -136,6 +140,37 @@ class LocalStorage:
             except FileNotFoundError:
                 return []
         return sorted(name for name in names if not name.endswith(_TEMPORARY))
+
+    # -- holding
+
+    def hold(self, name: str) -> None:
+        path = self._path(name)
+        with _as_storage_error("hold", path):
+            file = path.open("rb")
+        # A file system without locks: then nobody can tell, and all count as held.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
+        self._holds[name] = file
+
+    def let_go(self, name: str) -> None:
+        if (file := self._holds.pop(name, None)) is not None:
+            file.close()
+
+    def is_held(self, name: str) -> bool:
+        if name in self._holds:
+            return True
+        path = self._path(name)
+        with _as_storage_error("look at", path):
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                return False
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
 
     # -- paths
 

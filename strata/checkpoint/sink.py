@@ -63,6 +63,18 @@ class Storage(Protocol):
         """
         ...
 
+    def hold(self, name: str) -> None:
+        """Keep an object held until `let_go`, or until this process ends, however it does."""
+        ...
+
+    def let_go(self, name: str) -> None:
+        """End a hold; harmless when there is none."""
+        ...
+
+    def is_held(self, name: str) -> bool:
+        """Tell whether anybody holds the object, or may: where that cannot be found out."""
+        ...
+
     def read(self, name: str) -> bytes:
         """Return a small object whole."""
         ...

@@ -15,6 +15,8 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.held: set[str] = set()
+        """By whomever: a process that ends lets go of what it held."""
         self.fault: Callable[[str, str], None] = lambda verb, name: None
         self._lock = threading.Lock()
 
@@ -29,6 +31,17 @@ class MemoryStorage:
         self.fault("create", checked_name(name))
         with self._lock:
             return self.objects.setdefault(name, data) is data
+
+    def hold(self, name: str) -> None:
+        if name not in self.objects:
+            raise StorageError(f"no {name}")
+        self.held.add(name)
+
+    def let_go(self, name: str) -> None:
+        self.held.discard(name)
+
+    def is_held(self, name: str) -> bool:
+        return name in self.held
 
     def read(self, name: str) -> bytes:
         self.fault("read", checked_name(name))

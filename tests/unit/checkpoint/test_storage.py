@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -194,3 +196,41 @@ def test_who_finds_it_made_syncs_its_folder_too(tmp_path: Path) -> None:
     steps: list[str] = []
     assert not LocalStorage(tmp_path, nonce=lambda: "n", on_step=steps.append).create_once("y", b"2")
     assert steps[-1] == "sync folder of y"
+
+
+# -- holding ----------------------------------------------------------------------------------
+
+
+def test_a_held_object_is_held_until_it_is_let_go(storage: Storage) -> None:
+    storage.create_once("claims/1", b"")
+    assert not storage.is_held("claims/1")
+    assert not storage.is_held("claims/none")
+    storage.hold("claims/1")
+    assert storage.is_held("claims/1")
+    storage.let_go("claims/1")
+    storage.let_go("claims/1")
+    assert not storage.is_held("claims/1")
+
+
+def test_a_hold_is_seen_by_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from strata.checkpoint.local_storage import LocalStorage
+storage = LocalStorage(Path(sys.argv[1]), nonce=lambda: "n")
+storage.create_once("claim", b"")
+storage.hold("claim")
+print("held", flush=True)
+sys.stdin.read()
+"""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        storage = LocalStorage(tmp_path, nonce=lambda: "m")
+        assert storage.is_held("claim")
+        holder.kill()
+        holder.wait()
+        assert not storage.is_held("claim")
