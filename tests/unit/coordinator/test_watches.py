@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -125,9 +126,32 @@ async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_
                 put(c, f"x/{number}")
             await c["r1"].context.mirror.fresh()
             put(c, "x/end")
+            first = await anext(responses)
+            assert first.resync, "before anything else is said, a token above all"
+            watcher.take(first)
             await watcher.follow(responses, "x/end")
         assert watcher.resyncs == 2
         assert len(watcher.keys) == QUEUE_EVENTS + 2
+
+
+@in_virtual_time()
+async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync() -> None:
+    async with cluster(1) as c:
+        watcher = Watcher(c, "r1")
+        async with watcher.stream() as responses:
+            watcher.take(await anext(responses))
+            waiting = asyncio.ensure_future(anext(responses))
+            await asyncio.sleep(1)
+            many = [Put(key=f"{JOB.root}x/{n}", value=b"") for n in range(QUEUE_EVENTS + 1)]
+            for start in range(0, len(many), 100):
+                c.store.execute(Txn(success=tuple(many[start : start + 100])))
+            response = await waiting
+            while not response.resync:
+                assert response.events, "no token without what it stands for"
+                watcher.take(response)
+                response = await anext(responses)
+            watcher.take(response)
+        assert len(watcher.keys) == QUEUE_EVENTS + 1
 
 
 @in_virtual_time()

@@ -1,0 +1,176 @@
+"""Barriers when views are late, members gone, writes refused: what the rules beside the rule are for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from strata.core.txn import Txn, WatchBatch
+from strata.errors import QuotaExceeded
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.barriers_pb2 import BARRIER_RESULT_BROKEN, BARRIER_RESULT_RELEASED, Arrival
+from strata.v1.session_pb2 import RankExit
+from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster
+
+THREE = ("r1", "r2", "r3")
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, name: str = "b") -> float:
+    """Let all arrive as the ranks they are; return how long it took until all were released."""
+    began = now()
+    for member in members:
+        place = (await member.world(generation)).place
+        member.arrive([place.first_rank], round_, generation=generation, name=name)
+    for member in members:
+        assert (await member.outcome(round_, name)).result == BARRIER_RESULT_RELEASED
+    return now() - began
+
+
+@in_virtual_time()
+async def test_the_ranks_of_a_new_generation_are_those_of_its_world() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        await meet(members)
+        members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
+        await meet(members, generation=2, name="c")
+        members[0].drop()
+        newcomer = await c.member("w9").connect("r3")
+        generation = (await newcomer.until(lambda: placed(newcomer))).world.generation
+        await meet([members[1], newcomer], generation=generation, name="d")
+
+
+def placed(member: Member) -> Any:
+    """Return the newest world in which the member has a place."""
+    return next((w for w in reversed(member.all("world")) if w.HasField("place") and w.world.size == 2), None)
+
+
+class Late(PromptNetwork):
+    """A replica whose watch lags behind."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return self.delay_s
+
+
+@in_virtual_time()
+async def test_arrivals_of_a_generation_that_a_replica_has_not_seen_yet_are_not_lost_on_it() -> None:
+    async with cluster(2, members=2) as c:
+        c.add("r9", network=Late(0.2))
+        await c.ready()
+        members = await c.world("r1", "r2")
+        members[0].arrive([0])
+        await c["r9"].see(lambda view: view.get(KEYS.job("job").head) is not None)
+        await asyncio.sleep(0)
+        assert [len(r.arrived) for r in c["r9"].service.barriers.open("job")] == [1]
+
+
+@in_virtual_time()
+async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads() -> None:
+    async with cluster() as c:
+        members = await c.world(*THREE)
+        leader = next(node for node in c.alive if node.context.election.epoch is not None)
+        others = [name for name in THREE if name != leader.name]
+        for rank, member in enumerate(members):
+            await member.connect(others[rank % 2])
+        leader.kill()
+        members[2].drop()
+        await asyncio.sleep(2.0)
+        assert c.worker(members[2].worker) is None
+        began = now()
+        members[0].arrive([0])
+        outcome = await members[0].outcome()
+        assert outcome.result == BARRIER_RESULT_BROKEN
+        assert list(outcome.missing) == [1, 2]
+        assert now() - began < 0.2
+
+
+class Attempts(PromptNetwork):
+    """Counts what is tried, by what it writes."""
+
+    def __init__(self) -> None:
+        self.txns: list[Txn] = []
+
+    def fate(self, call: Call) -> Fate:
+        if isinstance(call.argument, Txn):
+            self.txns.append(call.argument)
+        return Fate(delay_s=0.002)
+
+    def writing(self, part: str) -> int:
+        return sum(any(part in op.key for op in txn.success) for txn in self.txns)
+
+
+async def counted(work: Callable[[Cluster], Any]) -> Attempts:
+    attempts = Attempts()
+    async with cluster(0) as c:
+        for name in THREE:
+            c.add(name, network=attempts)
+        await c.ready()
+        await work(c)
+    return attempts
+
+
+@in_virtual_time()
+async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn() -> None:
+    async def rounds(c: Cluster) -> None:
+        members = await c.world(*THREE)
+        for round_ in range(1, 31):
+            await meet(members, round_=round_)
+
+    attempts = await counted(rounds)
+    assert attempts.writing("/outcome") == 30
+
+
+@in_virtual_time()
+async def test_an_arrival_is_forwarded_though_others_of_its_replica_are_missing() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r1", "r2")
+        members[0].arrive([0])
+        await asyncio.sleep(0.01)
+        for name in ("r2", "r3"):
+            assert [len(r.arrived) for r in c[name].service.barriers.open("job")] == [1]
+
+
+@in_virtual_time()
+async def test_arrivals_that_come_together_are_forwarded_together() -> None:
+    async with cluster(members=40) as c:
+        members = await c.world(*(["r1"] * 39), "r2")
+        sent: list[int] = []
+        barriers = c["r1"].service.barriers
+        forward = barriers._forward
+
+        def counting(arrivals: list[Arrival]) -> None:
+            sent.append(len(arrivals))
+            forward(arrivals)
+
+        barriers._forward = counting
+        here = [m for m in members if m.worker != "w39"]
+        for member in here:
+            member.arrive([(await member.world()).place.first_rank])
+        await asyncio.sleep(0.02)
+        assert len(sent) <= 2
+
+
+@in_virtual_time()
+async def test_an_outcome_that_could_not_be_written_is_tried_again() -> None:
+    async with cluster(1, members=1) as c:
+        members = await c.world("r1")
+        executor = c["r1"].context.executor
+        settle = executor.settle
+        refusals = iter([True, True])
+
+        async def full(*arguments: Any, **options: Any) -> None:
+            if next(refusals, False):
+                raise QuotaExceeded("etcd is full")
+            await settle(*arguments, **options)
+
+        executor.settle = full  # type: ignore[method-assign]  # a store that is full for a while
+        took_s = await meet(members)
+        assert 0.5 < took_s < 3.0

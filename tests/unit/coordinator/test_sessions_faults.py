@@ -1,0 +1,125 @@
+"""Members and their keys when writes are lost, views late, records spoilt, replicas slow to stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata.core.txn import Delete, Put, Txn, WatchBatch
+from strata.errors import StrataError
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1 import members_pb2
+from tests.unit.coordinator.serving_rig import JOB, Node, cluster
+
+KEY = JOB.worker("w0")
+
+
+def writes(call: Call, key: str) -> bool:
+    return isinstance(call.argument, Txn) and any(
+        isinstance(op, Put) and op.key == key for op in call.argument.success
+    )
+
+
+class CutAfterRegistration(PromptNetwork):
+    """Cuts its replica off at the moment when a worker's key is written."""
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.cut = asyncio.Event()
+
+    def applied(self, call: Call) -> None:
+        if writes(call, KEY) and self.node is not None and not self.cut.is_set():
+            self.cut.set()
+            self.node.client.partition()
+
+
+@in_virtual_time()
+async def test_a_registration_that_took_effect_unheard_leaves_no_key_behind() -> None:
+    async with cluster(0, members=1) as c:
+        network = CutAfterRegistration()
+        node = network.node = c.add("r9", network=network)
+        await c.ready()
+        member = c.member("w0")
+        member.dial("r9")
+        await network.cut.wait()
+        await member.over.wait()  # `Unavailable`, after the replica's own limit
+        node.client.heal()
+        await node.see(lambda view: view.get(KEY) is not None)
+        await node.see(lambda view: view.get(KEY) is None)
+
+
+@in_virtual_time()
+async def test_no_removal_is_sent_while_etcd_is_silent() -> None:
+    class Removals(PromptNetwork):
+        seen = 0
+
+        def fate(self, call: Call) -> Fate:
+            txn = call.argument
+            self.seen += isinstance(txn, Txn) and Delete(key=KEY) in txn.success
+            return Fate()
+
+    async with cluster(0, members=1) as c:
+        network = Removals()
+        c.add("r1", network=network)
+        await c.ready()
+        member = await c.member("w0").connect("r1")
+        c["r1"].client.partition()
+        member.drop()
+        await asyncio.sleep(30)
+        assert network.seen == 0
+        c["r1"].client.heal()
+        await c["r1"].see(lambda view: view.get(KEY) is None)
+        assert network.seen == 1
+
+
+@in_virtual_time()
+async def test_a_heartbeat_at_a_replica_that_is_behind_is_not_refused() -> None:
+    class Late(PromptNetwork):
+        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+            return 0.5
+
+    async with cluster(1, members=1) as c:
+        c.add("r9", network=Late())
+        await c.ready()
+        registration = members_pb2.Registration(job="job", worker_id="w0", boot="b", slots=1)
+        answer = await c["r1"].service.calls.answer(
+            "register", members_pb2.RegisterRequest(registration=registration), None
+        )
+        beat = members_pb2.HeartbeatRequest(
+            job="job", worker_id="w0", boot="b", incarnation=answer.incarnation
+        )
+        await c["r9"].service.calls.answer("heartbeat", beat, None)
+        entry = c.worker("w0")
+        assert entry is not None
+        assert entry.create_revision == answer.incarnation
+        assert entry.record.served_by == c["r9"].context.instance
+
+
+@in_virtual_time()
+async def test_a_welcome_that_failed_half_way_is_no_session() -> None:
+    async with cluster(1, members=2) as c:
+        await c["r1"].context.mirror.fresh()
+        c.put(JOB.head, b"written by hand")
+        member = c.member("w0")
+        member.dial("r1")
+        await member.over.wait()
+        assert isinstance(member.error, StrataError)
+        await c["r1"].see(lambda view: view.get(KEY) is None)
+        c.delete(JOB.head)
+        await member.connect("r1")
+
+
+@in_virtual_time()
+async def test_a_replica_that_is_slow_to_stop_declares_nobody_dead() -> None:
+    async with cluster(delay_s=0.5) as c:
+        members = await c.world("r1", "r2", "r3")
+        first = next(m for m in members if m.worker == "w0")
+        c["r1"].replica.stop()
+        await first.over.wait()
+        task = c["r1"].task
+        assert task is not None
+        await task
+        entry = c.worker("w0")
+        assert entry is not None
+        assert entry.create_revision == first.incarnation
+        await first.connect("r2")
