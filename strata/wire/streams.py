@@ -117,6 +117,10 @@ class _End(Generic[Out]):
             # the transport is gone; the reader sees it too and says why
             self.broke = True
             self.close(Unavailable("the stream broke"))
+        except Exception:
+            # A message that cannot be written is this stream's end, not that of its owner's others.
+            log.exception("message_not_written")
+            self.close(StrataError("internal error", hint="the log has the details"))
 
 
 class ServerContext(status.Aborts, Protocol):

@@ -131,6 +131,27 @@ async def test_a_bug_ends_its_stream_and_no_other() -> None:
         assert down.tick.sequence == 2
 
 
+async def test_a_message_that_cannot_be_written_ends_its_stream_and_no_other() -> None:
+    async def says_nonsense(link: ServerStream[Up, Down]) -> None:
+        if (await link.recv()) == Up(tick=tick(13)):
+            link.send("nonsense")  # type: ignore[arg-type]  # on purpose
+        await echo(link)
+
+    async with (
+        served(says_nonsense) as (_, address, _server),
+        client(address) as good,
+        client(address) as bad,
+    ):
+        good.send(Up(tick=tick(1)))
+        bad.send(Up(tick=tick(13)))
+        with pytest.raises(StrataError, match="internal error"):
+            await bad.recv()
+        good.send(Up(tick=tick(2)))
+        down = await good.recv()
+        assert down is not None
+        assert down.tick.sequence == 2
+
+
 async def test_a_vanished_client_ends_recv_and_cancels_nothing() -> None:
     async with served(echo) as (door, address, _), grpc.aio.insecure_channel(address) as channel:
         call: Any = SessionsStub(channel).Session()
