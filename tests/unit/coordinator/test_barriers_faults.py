@@ -129,6 +129,17 @@ async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn(
 
 
 @in_virtual_time()
+async def test_one_replica_keeps_the_visible_counter() -> None:
+    async def open_for_a_while(c: Cluster) -> None:
+        members = await c.world(*THREE)
+        members[0].arrive([0])
+        await asyncio.sleep(3)
+
+    attempts = await counted(open_for_a_while)
+    assert attempts.writing("/arrived") == 1
+
+
+@in_virtual_time()
 async def test_an_arrival_is_forwarded_though_others_of_its_replica_are_missing() -> None:
     async with cluster() as c:
         members = await c.world("r1", "r1", "r2")

@@ -73,6 +73,31 @@ async def test_no_removal_is_sent_while_etcd_is_silent() -> None:
 
 
 @in_virtual_time()
+async def test_the_grace_begins_anew_with_every_loss() -> None:
+    class SlowReads(PromptNetwork):
+        slow = False
+
+        def fate(self, call: Call) -> Fate:
+            return Fate(delay_s=0.6 if self.slow and call.kind == "read" else 0.0)
+
+    async with cluster(0, members=1) as c:
+        network = SlowReads()
+        c.add("r1", network=network)
+        await c.ready()
+        member = await c.member("w0").connect("r1")
+        member.drop()
+        await asyncio.sleep(0.9)
+        network.slow = True  # the removal, due in 0.1 s, is looked at once more 0.6 s after that
+        await asyncio.sleep(0.2)
+        member.dial("r1")
+        await asyncio.sleep(0.2)
+        member.drop()  # noticed when its registration is done, at 1.7 s
+        await asyncio.sleep(1.2)
+        assert c.worker("w0") is not None, "it was lost 0.8 s ago, not 2.5"
+        await c["r1"].see(lambda view: view.get(KEY) is None)
+
+
+@in_virtual_time()
 async def test_a_heartbeat_at_a_replica_that_is_behind_is_not_refused() -> None:
     class Late(PromptNetwork):
         def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
