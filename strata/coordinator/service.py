@@ -125,7 +125,7 @@ class Service:
         self._board.note(progress.job, progress.generation, progress.ranks, own=False)
 
     def _tell_peers_everything(self) -> None:
-        self.barriers.forward_everything()
+        self.barriers.forwarding.again()
         self._board.tell_again()
 
     async def _tell_progress(self) -> None:

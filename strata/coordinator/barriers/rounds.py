@@ -19,20 +19,22 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, Protocol
 
+from strata.coordinator.barriers.counters import Counters
+from strata.coordinator.barriers.forwarding import Forwarding
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.ranks import RankIndex, RankIndexes
+from strata.coordinator.members.ranks import RankIndexes
 from strata.core.barriers import (
     Arrival,
     BarrierBook,
     BarrierKey,
     OpenRound,
-    decide_arrived,
     decide_outcome,
     ended,
     writer_delay_ms,
 )
 from strata.core.ids import InstanceId
 from strata.core.job import JobView
+from strata.core.records import PoisonRecord
 from strata.core.txn import Decision
 from strata.core.view import View
 from strata.errors import Refused, StaleGeneration, StrataError, Unavailable
@@ -42,10 +44,6 @@ from strata.wire import barriers as wire
 
 log = get_logger()
 
-COALESCE_S: Final = 0.005
-"""How long an arrival waits for others to be forwarded with it. Nobody waits for that: once all of
-this replica's members have arrived, what they said is forwarded at once. (With 1 ms half of a
-replica's time in a burst went into forwards.)"""
 EARLY_LIMIT: Final = 10_000
 """Arrivals kept for generations that this replica has not seen yet."""
 
@@ -65,20 +63,13 @@ class Waiter(Protocol):
 class _Watched:
     """What this replica does about one open round."""
 
-    __slots__ = ("alarm", "awaited", "own", "shown_at", "unsent", "waiters", "writer")
+    __slots__ = ("alarm", "waiters", "writer")
 
-    def __init__(self, awaited: int) -> None:
-        self.awaited = awaited
-        """How many of its participants have their session here."""
+    def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}
         """In the order they came."""
-        self.own: set[int] = set()
-        """The ranks that arrived here, and not by way of a peer."""
-        self.unsent: set[int] = set()
         self.writer: asyncio.Task[None] | None = None
         self.alarm: asyncio.TimerHandle | None = None
-        self.shown_at = 0.0
-        """When the visible counter was last written."""
 
 
 class Barriers:
@@ -100,15 +91,14 @@ class Barriers:
         """
         self._context = context
         self._ranks = ranks
-        self._forward = forward
         self._ready = ready
         self._phases = phases
         self._served = served
         self._book = BarrierBook()
+        self.forwarding = Forwarding(self._book, forward)
+        self._counters = Counters(context, self._book, ready)
         self._watched: dict[BarrierKey, _Watched] = {}
         self._early: dict[tuple[BarrierKey, tuple[int, ...]], Arrival] = {}
-        self._unsent: set[BarrierKey] = set()
-        self._flush: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
     # -- arrivals
@@ -144,14 +134,10 @@ class Barriers:
         added = self._book.add(arrival, size=index.head.size, now_ms=self._now_ms())
         watched = self._watched.get(key)
         if watched is None:
-            awaited = sum(rank in added.round.participants for rank in self._served(key.job))
-            watched = self._watched[key] = _Watched(awaited)
+            watched = self._watched[key] = _Watched()
         if waiter is not None:
             watched.waiters[waiter] = None
-            if not watched.own.issuperset(arrival.ranks):
-                watched.unsent.update(set(arrival.ranks) - watched.own)
-                watched.own.update(arrival.ranks)
-                self._send_soon(key, at_once=len(watched.own) >= watched.awaited)
+            self.forwarding.add(key, arrival.ranks, partial(self._served_of, added.round))
         if added.round.complete:
             self._write_soon(key, watched)
         elif opened and index.wounded:
@@ -204,7 +190,7 @@ class Barriers:
             return False
         self._book.drop(key)
         watched = self._watched.pop(key)
-        self._unsent.discard(key)
+        self.forwarding.drop(key)
         if watched.alarm is not None:
             watched.alarm.cancel()
         if not watched.waiters:
@@ -223,7 +209,11 @@ class Barriers:
 
     def _reconsider(self, open_round: OpenRound, watched: _Watched) -> None:
         """Write the round's outcome if it is late or hopeless."""
-        decision = self._decide(open_round.key, self._context.mirror.view)
+        try:
+            decision = self._decide(open_round.key, self._context.mirror.view)
+        except PoisonRecord as error:
+            log.warning("barrier_undecidable", barrier=str(open_round.key), error=error.message)
+            return
         if decision.txn is not None:
             self._write_soon(open_round.key, watched)
 
@@ -289,50 +279,13 @@ class Barriers:
             watched.alarm = None
             self._reconsider(open_round, watched)
 
-    # -- forwarding
-
-    def _send_soon(self, key: BarrierKey, *, at_once: bool) -> None:
-        self._unsent.add(key)
-        if at_once:
-            self._send()
-        elif self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(COALESCE_S, self._send)
-
-    def _send(self) -> None:
-        """Forward the news of all rounds as one message."""
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        keys, self._unsent = self._unsent, set()
-        arrivals = []
-        for key in keys:
-            watched = self._watched[key]
-            arrivals.append(self._own_arrival(key, watched.unsent))
-            watched.unsent = set()
-        if arrivals:
-            self._forward(arrivals)
-
-    def everything(self) -> list[barriers_pb2.Arrival]:
-        """Return all open arrivals of this replica's own members."""
-        return [self._own_arrival(key, watched.own) for key, watched in self._watched.items() if watched.own]
-
-    def forward_everything(self) -> None:
-        """Forward all open arrivals again: the ready peers changed, or a second is over."""
-        if arrivals := self.everything():
-            self._forward(arrivals)
-
-    def _own_arrival(self, key: BarrierKey, ranks: set[int]) -> barriers_pb2.Arrival:
-        open_round = self._book.get(key)
-        assert open_round is not None, "watched rounds are in the book"
-        return wire.arrival_message(open_round.arrival(self._now_ms(), ranks))
-
     # -- in the background
 
     async def run(self) -> None:
-        """Write outcomes and counters, and forward again, until cancelled."""
+        """Write outcomes and counters, and do it all again, until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self._show(), name="barrier counters")
+                self._tasks.create_task(self._counters.run(), name="barrier counters")
                 for job in {key.job for key in self._watched}:
                     self.on_change(job)
                 while True:
@@ -343,46 +296,16 @@ class Barriers:
 
     def _again(self) -> None:
         """Do what every second is done again, for whatever got lost."""
-        self.forward_everything()
+        self.forwarding.again()
         for key, watched in list(self._watched.items()):
             if (open_round := self._book.get(key)) is not None:
                 self._reconsider(open_round, watched)
 
-    async def _show(self) -> None:
-        """Keep the visible counters: a hint for people, by one replica for each barrier (6.5)."""
-        timing, loop = self._context.timing, asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(timing.counter_after_s)
-            now = loop.time()
-            for key, watched in list(self._watched.items()):
-                open_round = self._book.get(key)
-                if (
-                    open_round is None
-                    or now - open_round.since_ms / 1000 < timing.counter_after_s
-                    or now - watched.shown_at < timing.counter_every_s
-                    or writer_delay_ms(key, self._context.instance, self._ready())
-                    or decide_arrived(self._job(key.job), open_round).txn is None
-                ):
-                    continue
-                watched.shown_at = now
-                try:
-                    await self._context.executor.settle(
-                        partial(self._decide_shown, key), deadline_s=timing.counter_every_s, coalesce=True
-                    )
-                except StrataError as error:
-                    log.debug("counter_not_written", barrier=str(key), error=error.message)
-
-    def _decide_shown(self, key: BarrierKey, view: View) -> Decision:
-        open_round = self._book.get(key)
-        if open_round is None:
-            return Decision(reason=f"{key} has ended")
-        return decide_arrived(JobView(view, self._context.keys.job(key.job)), open_round)
-
     # -- small things
 
-    def index(self, job: str) -> RankIndex | None:
-        """Return the ranks of the job's current world."""
-        return self._ranks.of(job)
+    def _served_of(self, open_round: OpenRound) -> int:
+        """Return how many participants of a round have their session here."""
+        return sum(rank in open_round.participants for rank in self._served(open_round.key.job))
 
     def _job(self, job: str) -> JobView:
         return JobView(self._context.mirror.view, self._context.keys.job(job))

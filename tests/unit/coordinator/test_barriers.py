@@ -206,13 +206,13 @@ async def test_a_lost_forward_is_repeated_within_about_a_second() -> None:
     async with cluster() as c:
         members = await c.world(*THREE)
         for name in THREE:  # the moment's messages are lost, though every peer looks ready
-            c[name].service.barriers._forward = lambda _arrivals: None
+            c[name].service.barriers.forwarding.send = lambda _arrivals: None
         for rank, member in enumerate(members):
             member.arrive([rank])
         await asyncio.sleep(0.5)
         assert all(m.all("outcomes") == [] for m in members)
         for name in THREE:
-            c[name].service.barriers._forward = c[name].service.peers.forward
+            c[name].service.barriers.forwarding.send = c[name].service.peers.forward
         began = asyncio.get_running_loop().time()
         await released(members)
         assert asyncio.get_running_loop().time() - began < 1.1

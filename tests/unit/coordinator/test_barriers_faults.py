@@ -154,14 +154,14 @@ async def test_arrivals_that_come_together_are_forwarded_together() -> None:
     async with cluster(members=40) as c:
         members = await c.world(*(["r1"] * 39), "r2")
         sent: list[int] = []
-        barriers = c["r1"].service.barriers
-        forward = barriers._forward
+        forwarding = c["r1"].service.barriers.forwarding
+        forward = forwarding.send
 
         def counting(arrivals: list[Arrival]) -> None:
             sent.append(len(arrivals))
             forward(arrivals)
 
-        barriers._forward = counting
+        forwarding.send = counting
         here = [m for m in members if m.worker != "w39"]
         for member in here:
             member.arrive([(await member.world()).place.first_rank])
@@ -185,3 +185,19 @@ async def test_an_outcome_that_could_not_be_written_is_tried_again() -> None:
         executor.settle = full  # type: ignore[method-assign]  # a store that is full for a while
         took_s = await meet(members)
         assert 0.5 < took_s < 3.0
+
+
+@in_virtual_time()
+async def test_a_record_by_hand_spoils_its_own_jobs_barriers_and_no_replica() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        members[0].arrive([0], timeout_ms=2000)
+        await asyncio.sleep(0.05)
+        spoilt = KEYS.job("job").worker(members[1].worker)
+        held = c["r1"].view.get(spoilt)
+        assert held is not None
+        c.put(spoilt, b"written by hand")
+        await asyncio.sleep(5)
+        assert [node.name for node in c.alive] == ["r1", "r2", "r3"]
+        c.put(spoilt, held.value)
+        await members[0].outcome()

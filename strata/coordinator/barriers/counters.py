@@ -1,0 +1,72 @@
+"""The visible counter of a barrier that stays open: a hint for people (PROTOCOLS 6.5).
+
+One replica keeps it for each round, the one whose turn it would be to write the outcome. It is
+written when it says something new, a tenth of a second after the round opened at the earliest and
+every half second at most. No decision reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from strata.coordinator.context import ReplicaContext
+from strata.core.barriers import BarrierBook, BarrierKey, OpenRound, decide_arrived, writer_delay_ms
+from strata.core.ids import InstanceId
+from strata.core.job import JobView
+from strata.core.txn import Decision
+from strata.core.view import View
+from strata.errors import StrataError
+from strata.observe import get_logger
+
+log = get_logger()
+
+
+class Counters:
+    """Writes the counters of the rounds in `book`."""
+
+    def __init__(
+        self, context: ReplicaContext, book: BarrierBook, ready: Callable[[], Iterable[InstanceId]]
+    ) -> None:
+        self._context = context
+        self._book = book
+        self._ready = ready
+        self._shown_at: dict[BarrierKey, float] = {}
+
+    async def run(self) -> None:
+        """Keep the counters until cancelled."""
+        while True:
+            await asyncio.sleep(self._context.timing.counter_after_s)
+            open_rounds = list(self._book.open())
+            self._shown_at = {r.key: self._shown_at[r.key] for r in open_rounds if r.key in self._shown_at}
+            for open_round in open_rounds:
+                if not self._is_due(open_round):
+                    continue
+                try:
+                    await self._show(open_round)
+                except StrataError as error:
+                    log.debug("counter_not_written", barrier=str(open_round.key), error=error.message)
+
+    def _is_due(self, open_round: OpenRound) -> bool:
+        timing, now = self._context.timing, asyncio.get_running_loop().time()
+        shown_at = self._shown_at.get(open_round.key, float("-inf"))
+        return (
+            now - open_round.since_ms / 1000 >= timing.counter_after_s
+            and now - shown_at >= timing.counter_every_s
+            and writer_delay_ms(open_round.key, self._context.instance, self._ready()) == 0
+        )
+
+    async def _show(self, open_round: OpenRound) -> None:
+        decide = partial(self._decide, open_round.key)
+        if decide(self._context.mirror.view).txn is None:
+            return  # settling would read etcd to find that out
+        self._shown_at[open_round.key] = asyncio.get_running_loop().time()
+        limit_s = self._context.timing.counter_every_s
+        await self._context.executor.settle(decide, deadline_s=limit_s, coalesce=True)
+
+    def _decide(self, key: BarrierKey, view: View) -> Decision:
+        open_round = self._book.get(key)
+        if open_round is None:
+            return Decision(reason=f"{key} has ended")
+        return decide_arrived(JobView(view, self._context.keys.job(key.job)), open_round)
