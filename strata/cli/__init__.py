@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 
 def main() -> None:
     """Run the command line and end the process with one of `strata.cli.exits`."""
-    from strata.cli.app import run  # noqa: PLC0415  # importing the command's name stays cheap
+    try:
+        from strata.cli.app import run  # noqa: PLC0415  # importing the command's name stays cheap
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

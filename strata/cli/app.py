@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -51,13 +52,22 @@ app.command("checkpoints")(checkpoints.checkpoints)
 
 
 def run() -> None:
-    """Run the command line; a `StrataError` becomes a message, a hint and an exit code."""
+    """Run the command line; a `StrataError` becomes a message, a hint and an exit code.
+
+    So does an error of the operating system, which is most often about the output: a full disk, a
+    reader that went.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except StrataError as error:
         print_error(error)
         sys.exit(exit_code(error))
-    except KeyboardInterrupt:
-        sys.exit(128 + 2)
-    except BrokenPipeError:
+    except OSError as error:
+        # what is left unwritten would fail once more when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            print_error(StrataError(str(error), hint="the command was cut short"))
         sys.exit(Exit.FAILURE)

@@ -46,8 +46,11 @@ def dev(
     Example: strata dev --etcd-members 3 --coordinators 3
     """
     # each command pays for its own imports only
+    from strata.core.timing import Timing  # noqa: PLC0415
     from strata.launch.etcd_binary import find_etcd  # noqa: PLC0415
     from strata.launch.local_cluster import LocalCluster  # noqa: PLC0415
+
+    Timing.derive(detect_s)  # what it refuses, every coordinator would, once etcd runs
 
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     for number in (signal.SIGTERM, signal.SIGHUP):

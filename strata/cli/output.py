@@ -51,16 +51,21 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     Nothing is cut to the width of a terminal: a path or an id is of use only whole.
     """
     console = Console(highlight=False, emoji=False)
-    lines = [tuple(columns), *(tuple(str(cell) for cell in row) for row in rows)]
+    lines = [tuple(columns), *(tuple(_printable(str(cell)) for cell in row) for row in rows)]
     if len(lines) == 1:
         console.print(empty, markup=False, soft_wrap=True)
         return
-    console.print(title, style="italic", markup=False, soft_wrap=True)
+    console.print(_printable(title), style="italic", markup=False, soft_wrap=True)
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for number, line in enumerate(lines):
         padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
         text = "  ".join(padded).rstrip()
         console.print(text, style="" if number else "bold", markup=False, soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """Return text that moves no cursor and sets no colour: some of it comes from user programs."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def print_error(error: StrataError) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
     Endpoints,
     Json,
     TimeoutS,
+    enum_name,
     print_json,
     print_table,
     size,
 )
+
+if TYPE_CHECKING:
+    from strata.v1.worlds_pb2 import Job
 
 
 def status(
@@ -67,7 +73,7 @@ def status(
         (
             (
                 job.name,
-                phase_name(job.phase),
+                _phase(job),
                 job.world.generation or "-",
                 job.world.size,
                 job.workers,
@@ -80,8 +86,10 @@ def status(
     )
 
 
-def phase_name(phase: int) -> str:
-    """Return a job's phase as people write it."""
-    from strata.v1.worlds_pb2 import JobPhase  # noqa: PLC0415  # see above
+def _phase(job: Job) -> str:
+    """Return a job's phase as people see it: one that runs without a world waits for members."""
+    from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, JobPhase  # noqa: PLC0415  # see above
 
-    return JobPhase.Name(JobPhase.ValueType(phase)).removeprefix("JOB_PHASE_").lower()
+    if job.phase == JOB_PHASE_RUNNING and not job.world.size:
+        return "waiting"
+    return enum_name(JobPhase.Name(job.phase), "JobPhase")

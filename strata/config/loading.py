@@ -124,7 +124,7 @@ def _fill(cls: type[C], prefix: str, sources: _Sources) -> C:
             continue
         toml, variable = field.metadata["toml"], field.metadata["env"]
         if name in sources.flags:
-            values[field.name] = _convert(hint, sources.flags.pop(name), f"--{field.name}")
+            values[field.name] = _convert(hint, sources.flags.pop(name), f"--{field.name.replace('_', '-')}")
         elif sources.env.get(variable):
             values[field.name] = _convert(hint, sources.env[variable], variable)
         elif (value := _lookup(sources, toml)) is not None:
@@ -178,7 +178,10 @@ def _converted(hint: Any, value: Any) -> Any:
     if hint in (int, float):
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise TypeError(f"a number is needed, not {value!r}")
-        number = hint(value)
+        try:
+            number = hint(value)
+        except ValueError:
+            raise ValueError(f"a {'whole ' if hint is int else ''}number is needed, not {value!r}") from None
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError(f"a finite number is needed, not {value!r}")
         if hint is int and isinstance(value, float) and number != value:

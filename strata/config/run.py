@@ -68,7 +68,7 @@ class RunConfig:
             raise ConfigError(f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}")
         for name in ("settle_s", "stop_grace_s", "restart_grace_s"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} cannot be negative")
+                raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
         if self.max_fruitless_generations < 1:
             raise ConfigError("--max-fruitless-generations must be at least 1")
 

@@ -214,8 +214,13 @@ def _lock(folder: Path) -> TextIO:
 
     Its etcd would meet the first one's, at the same ports.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / "lock").open("w")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep data in {folder}: {error.strerror}", hint="use another folder (--data)"
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

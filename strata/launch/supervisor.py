@@ -153,7 +153,9 @@ class Supervisor:
         """Meet the other members and start this generation's ranks, unless it ends before."""
         world = update.world
         if world.forming or not update.HasField("place"):
-            log.info("world.waiting", generation=world.generation, reason=world.reason)
+            full = f"the job has the {world.members} members it takes; this one stands by"
+            reason = world.reason if world.forming else full
+            log.info("world.waiting", generation=world.generation, reason=reason)
             return
         log.info(
             "world.joining",

@@ -1,0 +1,72 @@
+"""However a command ends, nobody sees a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata.cli import app as command_line
+from strata.cli.output import print_table
+from strata.cli.status import _phase
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, Job, World
+
+
+def strata(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "strata", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_a_full_disk_under_the_output_is_a_sentence() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = strata("--help", stdout=full)
+    finally:
+        os.close(full)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_ctrl_c_while_the_command_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __import__("strata.cli").cli.main()
+    assert ended.value.code == 128 + signal.SIGINT
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    done = strata("dev", "--data", "/proc/x")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "cannot keep data in /proc/x" in done.stderr
+
+
+def test_a_wrong_detect_s_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = strata("dev", "--data", str(tmp_path / "data"), "--detect-s", "0")
+    assert done.returncode == 2
+    assert "detect_s = 0" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_programs_say_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("t", ("PHASE",), [("\x1b[31mred\nnext",)], empty="")
+    assert capsys.readouterr().out.splitlines()[-1] == "?[31mred?next"
+
+
+def test_a_job_without_a_world_waits() -> None:
+    assert _phase(Job(phase=JOB_PHASE_RUNNING)) == "waiting"
+    assert _phase(Job(phase=JOB_PHASE_RUNNING, world=World(size=2))) == "running"
+    assert _phase(Job(phase=JOB_PHASE_DONE)) == "done"
