@@ -11,6 +11,7 @@ import re
 import socket
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.protobuf import json_format
@@ -50,12 +51,14 @@ def connect(
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
-    Under `strata run`, and without `endpoints`, that is the rank of the environment; connecting
-    again in the same process gives another client of the same session. Elsewhere the
+    Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the
     process becomes a member of `job` (STRATA_JOB, else "default") with one rank, at `endpoints`
     (STRATA_ENDPOINTS), under `worker_id` (STRATA_WORKER_ID, else made of the host's name and the
     local rank, or the process id). The job is created with `min_workers` and `max_workers` (as
     many) if it is new; the call returns once its world has formed with this process in it.
+
+    Connecting again in the same process gives another client of the same session: of the rank's, or
+    of the lone trainer's with the same endpoints, job and worker id.
 
     `ConfigError` when the environment says neither; `Unavailable` when the world, or any
     coordinator, was not there within `timeout_s`; `Conflict` when another process lives under
@@ -86,7 +89,7 @@ def connect(
         timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))
     except ValueError:
         raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
-    return background.call(_join(background, parse_endpoints(where), registration, timing, timeout_s))
+    return background.call(_share(background, parse_endpoints(where), registration, timing, timeout_s))
 
 
 _seat: Seat | None = None
@@ -144,13 +147,51 @@ async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str
     return Seat(session=session, watcher=watcher, place=place, owns_member=False)
 
 
-async def _join(
+@dataclass(slots=True)
+class _Lone:
+    """One lone trainer of this process; `lock` is held by whoever joins as it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    seat: Seat | None = None
+
+
+_lone: Final[dict[tuple[frozenset[Endpoint], str, str], _Lone]] = {}
+"""By endpoints, job and worker id. A second session of the same would be refused by the first."""
+
+
+async def _share(
     background: loop.BackgroundLoop,
     endpoints: tuple[Endpoint, ...],
     registration: Registration,
     timing: Timing,
     timeout_s: float,
 ) -> RankClient:
+    """Return a client of the session that this process has as this member; join if it has none."""
+    lone = _lone.setdefault((frozenset(endpoints), registration.job, registration.worker_id), _Lone())
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    try:
+        async with asyncio.timeout_at(deadline):
+            await lone.lock.acquire()
+    except TimeoutError:
+        raise Unavailable(
+            f"within {timeout_s:g} s no world had a place for this member, which another thread joins as"
+        ) from None
+    try:
+        if lone.seat is None or not lone.seat.users or lone.seat.session.error is not None:
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            lone.seat = await _join(background, endpoints, registration, timing, left_s)
+        return RankClient(lone.seat, background)
+    finally:
+        lone.lock.release()
+
+
+async def _join(
+    background: loop.BackgroundLoop,
+    endpoints: tuple[Endpoint, ...],
+    registration: Registration,
+    timing: Timing,
+    timeout_s: float,
+) -> Seat:
     """Register as a member with one rank, and wait for a world that has a place for it."""
     watcher = Watcher()
     session = MemberSession(endpoints, registration, watcher, rng=random.Random(), timing=timing)
@@ -168,8 +209,7 @@ async def _join(
     except BaseException:
         running.cancel()
         raise
-    seat = Seat(session=session, watcher=watcher, place=place, owns_member=True)
-    return RankClient(seat, background)
+    return Seat(session=session, watcher=watcher, place=place, owns_member=True)
 
 
 def _report_bug(running: concurrent.futures.Future[None]) -> None:

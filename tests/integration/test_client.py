@@ -141,8 +141,9 @@ def test_one_that_fails_ends_the_generation_and_a_survivor_may_rejoin(trainers: 
 
 def test_a_name_that_is_alive_elsewhere_is_refused(trainers: Trainers) -> None:
     (alone,) = trainers.join(1)
+    elsewhere = trainers.cluster.coordinators[0].address  # other endpoints: a session of its own
     with pytest.raises(errors.Conflict, match="alive elsewhere"):
-        strata.connect(trainers.cluster.endpoints, job=trainers.job, worker_id="w0", timeout_s=LIMIT_S)
+        strata.connect(elsewhere, job=trainers.job, worker_id="w0", timeout_s=LIMIT_S)
     alone.check()
     with (
         strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client,
@@ -150,6 +151,14 @@ def test_a_name_that_is_alive_elsewhere_is_refused(trainers: Trainers) -> None:
     ):
         client.heartbeat(worker_id="w0")
     alone.check()
+
+
+def test_connecting_again_shares_the_session_and_the_last_to_close_ends_it(trainers: Trainers) -> None:
+    (first,) = trainers.join(1)
+    with strata.connect(trainers.cluster.endpoints, job=trainers.job, worker_id="w0") as second:
+        assert (second.incarnation, second.rank) == (first.incarnation, first.rank)
+        assert second.barrier("b", b"x") == {0: b"x"}
+    assert first.barrier("b", b"y") == {0: b"y"}
 
 
 def test_a_world_that_does_not_form_is_said_to_be_the_reason(cluster: LocalCluster, job: str) -> None:

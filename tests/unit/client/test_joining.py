@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Coroutine, Iterator
+from typing import Any, cast
+
+import pytest
+
+from strata import errors
+from strata.client import joining
+from strata.client.endpoints import parse_endpoints
+from strata.client.loop import BackgroundLoop
+from strata.client.member import MemberSession
+from strata.client.rank import RankClient
+from strata.core.timing import Timing
+from strata.testing.links import Switchboard
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.members_pb2 import Registration
+from tests.unit.client.fake_replica import FakeReplica, done
+
+
+class SameLoop:
+    """In the place of the background thread: the test is in the loop itself."""
+
+    def at_stop(self, act: object) -> None:
+        pass
+
+    def submit(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(coroutine)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_joined() -> Iterator[None]:
+    yield
+    joining._lone.clear()
+
+
+def replica(monkeypatch: pytest.MonkeyPatch) -> FakeReplica:
+    """Have whoever joins meet one replica, which serves "a:1" and "b:1"."""
+    board = Switchboard(delay_s=0.0005)
+    made = FakeReplica(board, "a:1")
+    made.answer = lambda up: made.links[-1].close() if up.WhichOneof("message") == "leave" else done(up)
+
+    def dial(_: object) -> Any:
+        return board.dial("client", "a:1")
+
+    monkeypatch.setattr(joining, "MemberSession", functools.partial(MemberSession, dial=dial))
+    return made
+
+
+async def connect(endpoints: str = "a:1,b:1", worker: str = "w", *, timeout_s: float = 30.0) -> RankClient:
+    registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
+    background = cast("BackgroundLoop", SameLoop())
+    return await joining._share(
+        background, parse_endpoints(endpoints), registration, Timing.derive(), timeout_s
+    )
+
+
+async def greeted(met: FakeReplica, times: int) -> None:
+    await met.until(lambda: len(met.hellos) == times)
+
+
+@in_virtual_time()
+async def test_a_lone_trainer_that_connects_again_shares_its_session() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        joins = [asyncio.create_task(connect()), asyncio.create_task(connect("b:1,a:1"))]
+        await greeted(met, 1)
+        await asyncio.sleep(0.1)
+        met.world(1)
+        first, second = [await join for join in joins]
+        assert len(met.hellos) == 1
+        assert (await connect())._seat is first._seat is second._seat
+        assert first._seat.users == 3
+
+
+@in_virtual_time()
+async def test_another_worker_or_other_endpoints_are_another_session() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        for number, (endpoints, worker) in enumerate([("a:1", "w"), ("a:1", "v"), ("a:1,b:1", "w")]):
+            join = asyncio.create_task(connect(endpoints, worker))
+            await greeted(met, number + 1)
+            await asyncio.sleep(0.1)
+            met.world(1)
+            await join
+        assert len(met.hellos) == 3
+
+
+@in_virtual_time()
+async def test_after_the_last_one_closed_connecting_joins_anew() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        for number in (1, 2):
+            join = asyncio.create_task(connect())
+            await greeted(met, number)
+            await asyncio.sleep(0.1)
+            met.world(1)
+            client = await join
+            again = await connect()
+            await client._close(0, "done")
+            assert len(met.all("leave")) == number - 1
+            await again._close(0, "done")
+            assert len(met.all("leave")) == number
+
+
+@in_virtual_time()
+async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_time() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        join = asyncio.create_task(connect())
+        await greeted(met, 1)
+        with pytest.raises(errors.Unavailable, match="within 2 s"):
+            await connect(timeout_s=2.0)
+        met.world(1)
+        assert (await join)._seat.users == 1
