@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from strata.errors import ConfigError
+
+_HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,17 @@ class CheckpointManagerConfig:
     bucket: str | None = None
 
     def __post_init__(self) -> None:
-        if self.keep_count is not None and self.keep_count < 1:
-            raise ConfigError(f"keep_count must be at least 1, not {self.keep_count}")
+        count = self.keep_count
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"keep_count must be at least 1, not {count!r}")
         for name in ("save_wait_s", "commit_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+        if self.storage_path is not None and not isinstance(self.storage_path, str | Path):
+            raise ConfigError(
+                f"storage_path is a {type(self.storage_path).__name__}, not text or a Path", hint=_HINT
+            )
 
     def folder(self) -> Path:
         """Return the storage root; `ConfigError` unless it is a local or shared path."""
@@ -44,4 +53,30 @@ class CheckpointManagerConfig:
             )
         if not text:
             raise ConfigError("no storage path is given", hint="CheckpointManager(storage_path=…)")
-        return Path(unquote(urlsplit(text).path) if scheme else text).expanduser().absolute()
+        path = _path_of_uri(text) if scheme else text
+        if "\0" in path:
+            raise ConfigError(f"the storage path {text!r} has a NUL character in it", hint=_HINT)
+        try:
+            return Path(path).expanduser().absolute()
+        except RuntimeError as error:  # ~name, and nobody has that name
+            raise ConfigError(f"the storage path {text!r}: {error}", hint=_HINT) from None
+
+
+def _path_of_uri(uri: str) -> str:
+    """Return the path of a file: URI; `ConfigError` for parts that would be dropped silently."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise ConfigError(f"the storage path {uri!r} is no URI: {error}", hint=_HINT) from None
+    if parts.netloc.lower() not in {"", "localhost"}:
+        raise ConfigError(
+            f"the storage path {uri!r} names the host {parts.netloc!r}",
+            hint=f"mount that host's folder here and give its path, or write file:///{parts.netloc}{parts.path}"
+            f" for the local folder /{parts.netloc}{parts.path}",
+        )
+    if not parts.path or parts.query or parts.fragment:
+        raise ConfigError(
+            f"the storage path {uri!r} is not file:// and a path alone",
+            hint="write ? as %3F and # as %23, or give the folder without file://",
+        )
+    return unquote(parts.path)

@@ -7,7 +7,7 @@ nothing else of it. All members may be used from any thread; `call` blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
@@ -56,3 +56,7 @@ class SessionPort(Protocol):
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         """Hand every `Down.checkpoint` to `callback`, in the session's thread; return the way out."""
         ...
+
+
+PORT_MEMBERS: Final = tuple(sorted(name for name in vars(SessionPort) if not name.startswith("_")))
+"""What an object must have to be one."""

@@ -105,7 +105,14 @@ class CheckpointManager:
 
     def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
         from strata.client.checkpoint_catalog import CoordinatedCatalog  # noqa: PLC0415  # imports protobuf
+        from strata.client.checkpoint_port import PORT_MEMBERS  # noqa: PLC0415  # as above
 
+        missing = [name for name in PORT_MEMBERS if not hasattr(client, name)]
+        if missing:
+            raise ConfigError(
+                f"client is a {type(client).__name__}, which has no {missing[0]!r}",
+                hint="pass what strata.connect() returned",
+            )
         if not client.uid:
             raise ConfigError("the session does not know its cluster yet", hint="connect it first")
         root.claim(self._storage, root.COORDINATED)
