@@ -105,7 +105,10 @@ class LocalCatalog:
         return held
 
     def go_back(self) -> None:
-        """Take a new generation with the next save: an older step was restored meanwhile."""
+        """Hold no generation, and take a new one with the next save.
+
+        For when an older step was restored meanwhile, or nothing is saved any more.
+        """
         if self._generation:
             self._storage.let_go(_claim(self._generation))
         self._generation = 0

@@ -123,6 +123,12 @@ class AsyncCheckpointWriter:
             raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
         self.check_for_errors()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no save is in flight."""
+        with self._idle:
+            return self._in_flight == 0
+
     def settle(self) -> None:
         """Return once no save is in flight, whatever became of them."""
         self._check_process()

@@ -358,6 +358,8 @@ class CheckpointManager:
         finally:
             if self._coordinated is not None:
                 self._coordinated.close()
+            if self._local is not None and self._writer.idle:
+                self._local.go_back()  # others may remove what this process left unfinished
             owned, self._owned = self._owned, None
             if owned is not None:
                 owned.close()
