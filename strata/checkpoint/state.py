@@ -30,6 +30,9 @@ Json = Any
 RESERVED_NAMES: Final = frozenset({"__metadata__"})
 """safetensors keeps this name for itself."""
 
+MAX_DEPTH: Final = 128
+"""How deep containers lie in each other; the JSON, three times as deep, can then be read anywhere."""
+
 _CLASSES: Final[dict[type, str]] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _CONTAINERS: Final[dict[str, Callable[[list[tuple[Any, Any]]], Any]]] = {
     "dict": dict,
@@ -61,6 +64,12 @@ class Flat:
             return {"b": self._add_bytes(key, value)}
         if id(value) in self._open:
             raise CheckpointError(f"{key} contains itself")
+        if len(self._open) >= MAX_DEPTH:
+            raise CheckpointError(
+                f"{key if len(key) <= 200 else f'{key[:200]}…'} lies {MAX_DEPTH} containers deep,"
+                " and no deeper ones can be saved",
+                hint="flatten the state: a list of parts, say, instead of parts within parts",
+            )
         self._open.add(id(value))
         try:
             return self._add_container(key, value)

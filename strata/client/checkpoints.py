@@ -29,6 +29,7 @@ from strata.checkpoint.reader import Loaded, load
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_retention import retain
 from strata.core.records import CheckpointState, CheckpointType
@@ -184,8 +185,7 @@ class CheckpointManager:
     def _request(
         self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
     ) -> SaveRequest:
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**12:
-            raise InvalidArgument(f"step {step!r} is not a number from 0 on")
+        step, epoch = integer("step", step, below=10**12), integer("epoch", epoch, below=2**63)
         if checkpoint_type is not CheckpointType.FULL:
             raise CheckpointError(
                 f"this release saves {CheckpointType.FULL.name} checkpoints only, not"

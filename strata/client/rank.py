@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from google.protobuf.message import Message
 
+from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
 from strata.client.session import Session
@@ -206,9 +207,16 @@ class RankClient:
 
         `BarrierTimeout` names who was missing `timeout_s` after the first arrival, and
         `BarrierBroken` who died: for all ranks alike, and the round is over. `Unavailable` is
-        local: no outcome could be learned. Call again, and it is the same round.
+        local: no outcome could be learned. Call again, and it is the same round. `InvalidArgument`
+        for what could never be carried.
         """
-        return self._loop.call(self._barrier(name, payload or b"", tuple(ranks or ()), timeout_s))
+        checked = (
+            arguments.barrier_name(name),
+            arguments.payload(payload),
+            arguments.ranks(ranks, self.world_size),
+            arguments.timeout(timeout_s),
+        )
+        return self._loop.call(self._barrier(*checked))
 
     async def _barrier(
         self, name: str, payload: bytes, ranks: tuple[int, ...], timeout_s: float | None
@@ -227,7 +235,7 @@ class RankClient:
                     round=self._seat.rounds.next_round(name),
                     ranks=[self.rank],
                     payloads=[payload] if payload else (),
-                    participants=sorted(set(ranks)),
+                    participants=ranks,
                     timeout_ms=0 if timeout_s is None else max(1, round(1000 * timeout_s)),
                     phases=[self._seat.phase] if self._seat.phase else (),
                 )
@@ -251,8 +259,11 @@ class RankClient:
     def progress(self, step: int, phase: str = "") -> None:
         """Say which step this rank is at, and what it does; sent soon, without waiting.
 
-        Shown to people, and named when others wait for this rank.
+        Shown to people, and named when others wait for this rank. Of `phase` 200 characters count,
+        and control characters become "?".
         """
+        step = arguments.integer("step", step, below=2**63)
+        phase = arguments.phase(phase)
         self._check_current()
         self._seat.phase = phase
         told = RankProgress(rank=self.rank, step=step, phase=phase)

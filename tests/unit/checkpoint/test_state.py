@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from strata.checkpoint import rng
 from strata.checkpoint.snapshot import Arena, take_snapshot
-from strata.checkpoint.state import Flat, unflatten
+from strata.checkpoint.state import MAX_DEPTH, Flat, unflatten
 from strata.checkpoint.tensors import build
 from strata.errors import CheckpointCorrupt, CheckpointError
 
@@ -194,3 +195,22 @@ def test_random_generators_go_on_where_they_were() -> None:
     expected = random.random(), np.random.rand(), torch.rand(1).item()
     rng.restore(states)
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def nested(depth: int, kind: Callable[[Any], Any]) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = kind(value)
+    return value
+
+
+@pytest.mark.parametrize("kind", [lambda v: {"a": v}, lambda v: [v], lambda v: (v,)])
+def test_what_is_nested_too_deeply_is_an_error_that_names_the_path(kind: Callable[[Any], Any]) -> None:
+    deepest = nested(MAX_DEPTH, kind)
+    tree = json.loads(json.dumps(Flat().add("s", deepest)))
+    assert unflatten(tree, lambda name: name) == deepest
+    for depth in (MAX_DEPTH + 1, 100_000):
+        with pytest.raises(CheckpointError, match=r"s\.(a|0)\.") as error:
+            Flat().add("s", nested(depth, kind))
+        assert error.value.hint
+        assert len(error.value.message) < 400

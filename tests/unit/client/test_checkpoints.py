@@ -284,6 +284,8 @@ def test_no_other_type_is_saved_under_a_fulls_name(manager: CheckpointManager, k
 
 
 def test_arguments_of_the_wrong_kind_are_refused(manager: CheckpointManager) -> None:
+    with pytest.raises(InvalidArgument, match="epoch"):
+        manager.save(b"", 1, epoch="x")  # type: ignore[arg-type]  # on purpose
     for step in (-1, 1.5, True, "7", 10**12):
         with pytest.raises(InvalidArgument, match="step"):
             manager.save(b"", step)  # type: ignore[arg-type]  # on purpose
@@ -293,6 +295,12 @@ def test_arguments_of_the_wrong_kind_are_refused(manager: CheckpointManager) -> 
         manager.save_state([1], 1)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(InvalidArgument, match="metadata"):
         manager.save(b"", 1, metadata={"a": 1})  # type: ignore[dict-item]  # on purpose
+
+
+def test_numpys_integers_are_numbers(manager: CheckpointManager) -> None:
+    info = manager.save(b"x", np.int64(7), epoch=np.int32(1))  # type: ignore[arg-type]  # on purpose
+    assert info.wait(LIMIT_S).committed
+    assert (manager.all_steps(), manager.all_checkpoints()[0].epoch) == ([7], 1)
 
 
 def test_bytes_and_states_are_not_taken_for_each_other(manager: CheckpointManager) -> None:

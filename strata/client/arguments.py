@@ -1,0 +1,87 @@
+"""What callers hand in, as what the protocol carries; `InvalidArgument` with a hint for the rest."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import unicodedata
+from collections.abc import Iterable
+from typing import Final
+
+from strata.errors import InvalidArgument
+
+MAX_PHASE_CHARS: Final = 200
+MAX_TIMEOUT_S: Final = 1e9
+
+_UNPRINTED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Control and format characters, lone surrogates, line and paragraph separators."""
+
+
+def integer(what: str, value: object, *, below: int, hint: str = "pass a whole number") -> int:
+    """Return `value` as a plain integer from 0 to `below` - 1; NumPy's are taken as well."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what has no __index__ is the TypeError
+    except TypeError:
+        raise InvalidArgument(f"{what} is {_shown(value)}, not a number from 0 on", hint=hint) from None
+    if isinstance(value, bool) or not 0 <= number < below:
+        raise InvalidArgument(f"{what} {_shown(value)} is not a number from 0 to {below - 1}", hint=hint)
+    return number
+
+
+def timeout(value: object) -> float | None:
+    """Return a timeout in seconds, finite and above 0; None for none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"timeout_s is {_shown(value)}, not a number", hint="pass seconds, such as 5.0")
+    seconds = float(value)
+    if not math.isfinite(seconds) or not 0 < seconds <= MAX_TIMEOUT_S:
+        raise InvalidArgument(
+            f"timeout_s is {seconds:g}; it must be above 0 and at most {MAX_TIMEOUT_S:g}",
+            hint="leave it out to wait without an end",
+        )
+    return seconds
+
+
+def barrier_name(value: object) -> str:
+    """Return the name of a barrier; whether it is well formed is for the coordinator to say."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidArgument(f"a barrier's name is {_shown(value)}, not a line of text", hint='"ready", say')
+    return value
+
+
+def payload(value: object) -> bytes:
+    """Return what a rank brings to a barrier; nothing for None."""
+    if value is None:
+        return b""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidArgument(
+            f"a payload is bytes, not {type(value).__name__}", hint='encode text first: text.encode("utf-8")'
+        )
+    return bytes(value)
+
+
+def ranks(value: object, world_size: int) -> tuple[int, ...]:
+    """Return ranks of a world, each once and in order; none for None."""
+    if value is None:
+        return ()
+    hint = f"pass a list of ranks from 0 to {world_size - 1}, such as [0, 1]"
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"ranks is {_shown(value)}, not a list of numbers", hint=hint)
+    return tuple(sorted({integer("a rank", one, below=world_size, hint=hint) for one in value}))
+
+
+def phase(value: object) -> str:
+    """Return a phase as people are shown it: one line of at most 200 characters."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"a phase is text, not {type(value).__name__}", hint='"evaluate", say')
+    cut = value[:MAX_PHASE_CHARS]
+    if cut.isprintable():
+        return cut
+    return "".join("?" if unicodedata.category(c) in _UNPRINTED else c for c in cut)
+
+
+def _shown(value: object) -> str:
+    text = "a number too large" if isinstance(value, int) and value.bit_length() > 256 else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
