@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
 
 FAILING_PATIENCE_S: Final = 5.0
+_CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
+_COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
+_STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -275,7 +278,10 @@ class CheckpointManager:
                 log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
                 corrupt = corrupt or error
         if corrupt is not None:
-            raise corrupt
+            raise CheckpointCorrupt(
+                f"none of the checkpoints is good; of the newest: {corrupt.message}",
+                hint=f"{_CORRUPT_HINT}; without a copy, another storage path begins from nothing",
+            ) from corrupt
         return None
 
     def _find(self, step: int) -> CheckpointMetadata:
@@ -285,7 +291,9 @@ class CheckpointManager:
         if good:
             return good[-1]
         if any(c.state is CheckpointState.CORRUPT for c in at_step):
-            raise CheckpointCorrupt(f"step {step} is corrupt: {at_step[-1].reason}")
+            raise CheckpointCorrupt(
+                f"step {step} is corrupt: {at_step[-1].reason}", hint=self._corrupt_hint()
+            )
         raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {_steps(known)}")
 
     def _read(self, checkpoint: CheckpointMetadata) -> Loaded:
@@ -296,15 +304,21 @@ class CheckpointManager:
                 " of it",
                 hint="give every rank, on every host, the storage path it was saved to",
             )
-        loaded = load(
-            self._storage, folder, manifest_digest=checkpoint.manifest_digest, rank=self._catalog.rank
-        )
+        try:
+            loaded = load(
+                self._storage, folder, manifest_digest=checkpoint.manifest_digest, rank=self._catalog.rank
+            )
+        except CheckpointCorrupt as error:
+            raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
         if self._coordinated is not None and not self._storage.exists(f"{folder}/{MARKER}"):
             try:  # whoever committed it may have died before it was marked
                 write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
             except StorageError as error:
                 log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
         return loaded
+
+    def _corrupt_hint(self) -> str:
+        return _COORDINATED_HINT if self._coordinated is not None else _STANDALONE_HINT
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
         """What is saved from now on follows from this checkpoint, also when newer ones exist."""

@@ -156,8 +156,9 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before_loudly(
         assert "step 40 is corrupt" in errors[1]
         assert "is missing" in errors[1]
         for step in (40, 60):
-            with pytest.raises(CheckpointCorrupt):
+            with pytest.raises(CheckpointCorrupt) as corrupt:
                 manager.restore(state, step=step)
+            assert "without a step" in corrupt.value.hint
         manager.save_state(state, 30)
         manager.wait_until_finished(LIMIT_S)
         assert manager.latest_step() == 30
@@ -167,8 +168,9 @@ def test_training_never_begins_from_nothing_because_all_are_corrupt(tmp_path: Pa
     with CheckpointManager(tmp_path) as manager:
         manager.save_state({"a": np.ones(4)}, 20)
     flip(images(tmp_path)[0])
-    with CheckpointManager(tmp_path) as manager, pytest.raises(CheckpointCorrupt):
+    with CheckpointManager(tmp_path) as manager, pytest.raises(CheckpointCorrupt) as corrupt:
         manager.restore({"a": np.ones(4)})
+    assert "from a copy" in corrupt.value.hint
 
 
 def test_what_does_not_fit_is_an_error_and_no_reason_to_take_an_older_one(tmp_path: Path) -> None:

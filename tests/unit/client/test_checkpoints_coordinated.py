@@ -213,11 +213,22 @@ def test_one_rank_alone_does_not_fall_back(cluster: Cluster, tmp_path: Path) -> 
         save(ranks, 20, w=np.ones(4))
         save(ranks, 40, w=np.ones(4))
     image = max(tmp_path.glob("job/*/rank-00001.safetensors"))
-    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    copy = image.read_bytes()
+    image.write_bytes(copy[:-1] + b"?")
     with managers(cluster, tmp_path, restore=True) as ranks:
-        with pytest.raises(CheckpointCorrupt, match="rank-00001"):
+        with pytest.raises(CheckpointCorrupt, match="rank-00001") as error:
             ranks[1].restore({"w": np.zeros(4)})
+        assert "from a copy" in error.value.hint
+        assert "a job of another name" in error.value.hint
         assert ranks[0].restore({"w": np.zeros(4)}) is not None
+    image.write_bytes(copy)
+    with managers(cluster, tmp_path, restore=True) as ranks:
+        assert ranks[1].restore({"w": np.zeros(4)}) is not None, "the hint's first way out"
+    other = Cluster(a=1).port(0)
+    other.job = "other"
+    with CheckpointManager(tmp_path, client=other) as manager:
+        assert manager.restore({"w": np.zeros(4)}) is None, "the hint's second way out"
+        save([manager], 10)
 
 
 def test_going_back_by_hand_stops_saving_in_this_generation(cluster: Cluster, tmp_path: Path) -> None:
