@@ -315,6 +315,9 @@ class RankClient:
 
         For a lone trainer that holds nothing of the old generation (no process group, no state of
         other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
+
+        It waits for that world, and logs a warning when it has to: call it after `StaleGeneration`.
+        `Unavailable` when there is none after `timeout_s`; the rank is then what it was.
         """
         if not self._seat.owns_member:
             raise Refused(
@@ -324,6 +327,15 @@ class RankClient:
         self._loop.call(self._rejoin(timeout_s))
 
     async def _rejoin(self, timeout_s: float) -> None:
+        update = self._session.world
+        newest = update.world.generation if update is not None else 0
+        if update is None or newest <= self.generation or not update.HasField("place"):
+            log.warning(
+                "no place in a world newer than generation %d yet (the world is at %d); waiting up to %g s",
+                self.generation,
+                newest,
+                timeout_s,
+            )
         try:
             async with asyncio.timeout(timeout_s):
                 self._seat.place = await placed(
@@ -334,7 +346,10 @@ class RankClient:
                     after=self.generation,
                 )
         except TimeoutError:
-            raise Unavailable(f"no newer world with a place here within {timeout_s:g} s") from None
+            raise Unavailable(
+                f"no world newer than generation {self.generation} has a place here within {timeout_s:g} s",
+                hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
+            ) from None
         self._seat.rounds = RoundBook()
 
     # -- the end

@@ -165,6 +165,22 @@ async def test_a_newer_world_makes_every_call_stale_until_it_is_joined() -> None
 
 
 @in_virtual_time()
+async def test_rejoining_says_that_it_waits_only_when_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    async with rank_client() as (r, client):
+        client._session._observer = client._seat.watcher
+        r.serving.world(2, rank=1)
+        await asyncio.sleep(0.01)
+        await client._rejoin(10)
+        assert not caplog.records
+        with pytest.raises(errors.Unavailable, match="newer than generation 2") as error:
+            await client._rejoin(10)
+        assert "StaleGeneration" in error.value.hint
+        assert "waiting up to 10 s" in caplog.text
+        assert (client.generation, client.rank) == (2, 1)
+        client.check()
+
+
+@in_virtual_time()
 async def test_a_refused_arrival_does_not_count() -> None:
     async with rank_client() as (r, client):
         with pytest.raises(errors.QuotaExceeded):
