@@ -18,7 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from strata.checkpoint.digest import Bytes
-from strata.checkpoint.sink import ObjectMissing, OnStep, checked_name, unobserved
+from strata.checkpoint.sink import NotAnObject, ObjectMissing, OnStep, checked_name, unobserved
 from strata.errors import StorageError
 
 _HINTS = {
@@ -279,6 +279,8 @@ def _as_storage_error(verb: str, path: Path) -> Iterator[None]:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ObjectMissing(f"cannot {verb} {path}: {error.strerror}") from error
+    except IsADirectoryError as error:
+        raise NotAnObject(f"cannot {verb} {path}: it is a folder") from error
     except OSError as error:
         hint = _HINTS.get(error.errno or 0)
         raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error

@@ -20,7 +20,7 @@ from strata.checkpoint.manifest import (
     as_corrupt,
     read_document,
 )
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.errors import CheckpointCorrupt
 
 NAME: Final = "COMMIT"
@@ -113,6 +113,8 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
         data = storage.read(name)
     except ObjectMissing:
         return None
+    except NotAnObject as error:
+        raise CheckpointCorrupt(error.message) from error
     marker = Marker.from_bytes(data, what=name)
     manifest = read_manifest(storage, folder, marker.manifest_digest)
     read_rank_manifests(storage, folder, manifest)
@@ -124,6 +126,8 @@ def _read(storage: Storage, name: str) -> bytes:
         return storage.read(name)
     except ObjectMissing as error:
         raise CheckpointCorrupt(f"{name} is missing") from error
+    except NotAnObject as error:
+        raise CheckpointCorrupt(error.message) from error
 
 
 def _check_size(storage: Storage, name: str, size_bytes: int) -> None:

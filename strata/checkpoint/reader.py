@@ -17,7 +17,7 @@ from strata.checkpoint.digest import chunks, digest
 from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.restoring import Saved
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.checkpoint.snapshot import allocate
 from strata.checkpoint.state import Json, children, join
 from strata.errors import CheckpointCorrupt
@@ -85,6 +85,8 @@ def _read_exactly(storage: Storage, name: str, offset: int, buffer: memoryview) 
         count = storage.read_into(name, offset, buffer)
     except ObjectMissing as error:
         raise CheckpointCorrupt(f"{name} is missing") from error
+    except NotAnObject as error:
+        raise CheckpointCorrupt(error.message) from error
     if count != len(buffer):
         raise CheckpointCorrupt(f"{name} ends after {offset + count} bytes")
 

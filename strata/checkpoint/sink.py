@@ -1,7 +1,8 @@
 """Where bytes go and come from: `Sink` for one object, `Storage` for a folder of them.
 
 Names are relative, with `/` between their parts. An object appears under its name whole and
-durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is no such object.
+durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is no such object, and
+`NotAnObject` when there is something else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ class ObjectMissing(StorageError):
     """No object has that name."""
 
     code = "OBJECT_MISSING"
+
+
+class NotAnObject(StorageError):
+    """Something else than an object has that name: a folder, say."""
+
+    code = "NOT_AN_OBJECT"
 
 
 class Sink(Protocol):

@@ -164,6 +164,23 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before_loudly(
         assert manager.latest_step() == 30
 
 
+@pytest.mark.parametrize("name", [MARKER, "manifest.json", "rank-00000.json", "rank-00000.safetensors"])
+def test_a_folder_in_the_place_of_a_file_is_corruption(tmp_path: Path, name: str) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (20, 40):
+            manager.save_state({"a": step}, step)
+    (file,) = tmp_path.glob(f"step-*40-gen-*/{name}")
+    file.unlink()
+    file.mkdir()
+    state: dict[str, Any] = {"a": None}
+    with CheckpointManager(tmp_path) as manager:
+        found = manager.restore(state)
+        assert found is not None
+        assert (found.step, state) == (20, {"a": 20})
+        with pytest.raises(CheckpointCorrupt, match=name.replace(".", r"\.")):
+            manager.restore(state, step=40)
+
+
 def test_training_never_begins_from_nothing_because_all_are_corrupt(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         manager.save_state({"a": np.ones(4)}, 20)
