@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strata.v1.members_pb2 import Registration
 from strata.v1.worlds_pb2 import World, WorldMember
 
 OURS = "STRATA_"
@@ -85,9 +84,3 @@ def rank_environment(
             }
         )
     return environment
-
-
-def describe(registration: Registration) -> str:
-    """Return in words who joins what."""
-    slots = f"{registration.slots} rank{'s' if registration.slots != 1 else ''}"
-    return f"{registration.worker_id} ({slots}) joins job {registration.job}"

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from strata import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,10 +37,6 @@ EXISTING = [
 ]
 """What DESIGN promises and exists now; a later feature adds its names here with itself."""
 
-there_is_a_facade = pytest.mark.skipif(
-    not (ROOT / "strata" / "__init__.py").exists(), reason="strata/__init__.py does not exist yet"
-)
-
 
 def python(code: str) -> str:
     done = subprocess.run(
@@ -52,12 +46,10 @@ def python(code: str) -> str:
     return done.stdout
 
 
-@there_is_a_facade
 def test_public_names_are_importable() -> None:
     python(f"from strata import {', '.join(EXISTING)}")
 
 
-@there_is_a_facade
 def test_importing_strata_imports_no_grpc() -> None:
     # gRPC must see GRPC_ENABLE_FORK_SUPPORT=0 before it is imported (forked DataLoader workers)
     heavy = ["grpc", "google.protobuf", "torch", "numpy"]

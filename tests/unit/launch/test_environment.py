@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from strata.launch.environment import Place, describe, rank_environment
-from strata.v1.members_pb2 import Registration
+from strata.launch.environment import Place, rank_environment
 from strata.v1.worlds_pb2 import RestorePoint, World, WorldMember
 
 
@@ -79,8 +78,3 @@ def test_the_point_to_restore_from_is_json() -> None:
 def test_ranks_are_global_numbers() -> None:
     assert list(place().ranks) == [4, 5, 6, 7, 8, 9, 10, 11]
     assert place().generation == 5
-
-
-def test_a_registration_in_words() -> None:
-    assert describe(Registration(worker_id="n", slots=1, job="j")) == "n (1 rank) joins job j"
-    assert describe(Registration(worker_id="n", slots=8, job="j")) == "n (8 ranks) joins job j"
