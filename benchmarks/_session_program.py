@@ -43,8 +43,10 @@ class Bare(SessionsServicer):
     ) -> None:
         while (up := await context.read()) is not grpc.aio.EOF:
             if up.HasField("call"):
-                reply = session_pb2.Reply(id=up.call.id, get_world=self.world)
-                await context.write(session_pb2.Down(reply=reply))
+                down = session_pb2.Down()
+                down.reply.id = up.call.id
+                down.reply.get_world.CopyFrom(self.world)
+                await context.write(down)
             elif up.HasField("hello"):
                 await context.write(session_pb2.Down(welcome=session_pb2.Welcome(incarnation=1)))
 

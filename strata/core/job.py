@@ -26,7 +26,7 @@ from strata.core.view import Entry, View
 class World:
     """The head of a world with its members, in the order of their group ranks."""
 
-    __slots__ = ("_by_worker", "head", "members")
+    __slots__ = ("__weakref__", "_by_worker", "head", "members")
 
     def __init__(self, head: WorldHead, members: tuple[Member, ...]) -> None:
         self.head = head

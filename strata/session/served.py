@@ -227,7 +227,8 @@ class _Serving:
         self._reply(call_id, reply)
 
     def _reply(self, call_id: int, reply: session_pb2.Reply) -> None:
-        down = session_pb2.Down(reply=reply)
+        down = session_pb2.Down()
+        down.reply.CopyFrom(reply)  # in half the time of the constructor, which goes through bytes
         size = down.ByteSize()
         if size > MAX_MESSAGE_BYTES - 16:  # its id is still to come
             why = f"the answer has {size} bytes, a message at most {MAX_MESSAGE_BYTES}"

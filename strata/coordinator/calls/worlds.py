@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from strata.coordinator.calls.datasets import shards_of
 from strata.coordinator.calls.dispatch import Answer
@@ -20,6 +21,8 @@ class WorldCalls:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
+        self._answers: WeakKeyDictionary[World, worlds_pb2.GetWorldResponse] = WeakKeyDictionary()
+        """What is said of the members of a world, made once for each: thousands may ask."""
 
     def table(self) -> Mapping[str, Answer]:
         return {
@@ -35,9 +38,14 @@ class WorldCalls:
         world = job.world()
         if world is None:
             return worlds_pb2.GetWorldResponse()
-        return worlds_pb2.GetWorldResponse(
-            world=wire.world_message(job, world.head), members=map(wire.place_message, world.members)
-        )
+        answer = self._answers.get(world)
+        if answer is None:
+            answer = worlds_pb2.GetWorldResponse(members=map(wire.place_message, world.members))
+            self._answers[world] = answer
+        response = worlds_pb2.GetWorldResponse()
+        response.CopyFrom(answer)
+        response.world.CopyFrom(wire.world_message(job, world.head))
+        return response
 
     async def list_jobs(self, _request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
         names = job_names(self._context.mirror.view, self._context.keys)
