@@ -6,7 +6,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
-SOURCES := $(wildcard strata examples benchmarks tests scripts)
+SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
 
 .PHONY: help test check demo bench proto fmt clean distclean ready etcd \
   format lint types floors generated house

@@ -1,0 +1,258 @@
+"""The ground truth: every event of etcd, in order, without gaps.
+
+    python -m strata_chaos.observer --etcd a:2379,b:2379,c:2379 --history observer.jsonl
+
+It follows the cluster's prefix from a revision on (`--start-revision 1`: from the beginning of a fresh
+etcd) and records each event, and what the key was before. Reconnecting resumes after the last event
+seen. If etcd has compacted what is missing, an `observer.gap` says so, and no verdict is drawn across
+it. Started again on its own file it goes on where it was.
+
+Beside the events it reads the leader key, linearizably, about twice a second: `observer.sample`. A
+sample also tells when: what is above its revision was committed after it began (`t0`), what is not
+above it was committed before it ended (`t1`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from strata.core.store import Compacted
+from strata.core.txn import Event, Range, RangeResult, prefix_end, read_prefix
+from strata.errors import StrataError, Unavailable
+from strata.etcd import EtcdStore
+from strata_chaos.history import History, HistoryWriter, Outcome, Record
+
+SAMPLE_S: Final = 0.5
+RETRY_S: Final = 0.5
+CLIENT: Final = "observer"
+
+
+@dataclass(slots=True)
+class Seen:
+    """How far the record goes, and which keys there are now: (create_revision, mod_revision)."""
+
+    revision: int = 0
+    keys: dict[str, tuple[int, int]] = field(default_factory=dict)
+    at_revision: set[str] = field(default_factory=set)
+    """The keys already recorded of `revision` itself: an observer may die between two of them."""
+
+    def take(self, key: str, mod_revision: int, create_revision: int | None) -> dict[str, int] | None:
+        """Note an event; return what the key was before. No `create_revision` is a deletion."""
+        before = self.keys.get(key)
+        if mod_revision > self.revision:
+            self.revision, self.at_revision = mod_revision, set()
+        self.at_revision.add(key)
+        if create_revision is None:
+            self.keys.pop(key, None)
+        else:
+            self.keys[key] = (create_revision, mod_revision)
+        return None if before is None else {"create_revision": before[0], "mod_revision": before[1]}
+
+    def knows(self, event: Event) -> bool:
+        revision = event.kv.mod_revision
+        return revision < self.revision or (revision == self.revision and event.kv.key in self.at_revision)
+
+
+class Observer:
+    """Writes what it sees of one cluster's keys. `clock` is CLOCK_BOOTTIME in seconds."""
+
+    def __init__(
+        self, store: EtcdStore, writer: HistoryWriter, *, prefix: str, seen: Seen, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._prefix = prefix
+        self._clock = clock
+        self._pid = os.getpid()
+        self.seen = seen
+
+    async def run(self, start_revision: int) -> None:
+        """Record until cancelled. `start_revision` 0 begins with a list of what is there now."""
+        self._note("observer.started", prefix=self._prefix, start_revision=start_revision)
+        if start_revision == 0 and not self.seen.revision:
+            await self._list("start")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sample())
+            tasks.create_task(self._follow(max(start_revision, self.seen.revision, 1)))
+
+    async def _follow(self, revision: int) -> None:
+        while True:
+            try:
+                # at the last revision itself: of that one only a part may have been recorded
+                watch = self._store.watch(self._prefix, prefix_end(self._prefix), start_revision=revision)
+                async with watch:
+                    async for batch in watch:
+                        self._record([event for event in batch.events if not self.seen.knows(event)])
+            except Compacted as gap:
+                self._note("observer.gap", after=self.seen.revision, oldest=gap.compact_revision)
+                await self._list("gap")
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+            revision = max(1, self.seen.revision)
+
+    def _record(self, events: list[Event]) -> None:
+        now = self._clock()
+        records = []
+        for event in events:
+            kv = event.kv
+            prev = self.seen.take(kv.key, kv.mod_revision, None if event.deleted else kv.create_revision)
+            result: dict[str, Any] = {
+                "revision": kv.mod_revision,
+                "key": kv.key,
+                "type": "delete" if event.deleted else "put",
+                "value": None if event.deleted else kv.value.decode(errors="replace"),
+                "prev": prev,
+                "lease": kv.lease,
+            }
+            if not event.deleted:
+                result |= {"create_revision": kv.create_revision}
+            records.append(self._line("etcd.event", now, now, {}, result))
+        if records:
+            self._writer.write(*records)
+
+    async def _list(self, why: str) -> None:
+        """Record everything there is now; what is known of keys begins anew."""
+        t0 = self._clock()
+        found: RangeResult | None = None
+        while found is None:
+            try:
+                found = await self._store.read(read_prefix(self._prefix))
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+        now = self._clock()
+        self.seen.revision = found.revision
+        self.seen.keys = {kv.key: (kv.create_revision, kv.mod_revision) for kv in found.kvs}
+        self.seen.at_revision = set(self.seen.keys)
+        listed = [
+            self._line(
+                "etcd.listed",
+                t0,
+                now,
+                {"why": why},
+                {
+                    "revision": kv.mod_revision,
+                    "create_revision": kv.create_revision,
+                    "key": kv.key,
+                    "value": kv.value.decode(errors="replace"),
+                    "lease": kv.lease,
+                },
+            )
+            for kv in found.kvs
+        ]
+        end = self._line("observer.listed", t0, now, {"why": why}, {"revision": found.revision})
+        self._writer.write(*listed, end)
+
+    async def _sample(self) -> None:
+        key = f"{self._prefix}leader"
+        while True:
+            t0 = self._clock()
+            try:
+                found = await self._store.read(Range(key=key))
+            except StrataError as error:
+                self._note("observer.unreachable", error=error.message)
+            else:
+                kv = found.kvs[0] if found.kvs else None
+                result = {
+                    "revision": found.revision,
+                    "epoch": kv.create_revision if kv is not None else 0,
+                    "leader": kv.value.decode(errors="replace") if kv is not None else None,
+                }
+                self._writer.write(self._line("observer.sample", t0, self._clock(), {}, result))
+            await asyncio.sleep(SAMPLE_S)
+
+    def _note(self, op: str, **args: Any) -> None:
+        now = self._clock()
+        self._writer.write(self._line(op, now, now, args, {}))
+
+    def _line(self, op: str, t0: float, t1: float, args: dict[str, Any], result: dict[str, Any]) -> Record:
+        return Record(
+            client=CLIENT,
+            process=self._pid,
+            op=op,
+            t0=t0,
+            t1=t1,
+            args=args,
+            outcome=Outcome.OK,
+            result=result,
+        )
+
+
+def seen_in(path: Path) -> Seen:
+    """Return how far the record in a file goes; nothing is seen where there is none."""
+    seen = Seen()
+    if not path.exists():
+        return seen
+    for record in History(path):
+        result = record.result
+        if record.op == "observer.listed":
+            seen.revision = max(seen.revision, result["revision"])
+        elif record.op == "etcd.listed":
+            seen.take(result["key"], result["revision"], result["create_revision"])
+        elif record.op == "etcd.event":
+            seen.take(result["key"], result["revision"], result.get("create_revision"))
+    return seen
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="strata_chaos.observer")
+    parser.add_argument("--etcd", required=True, help="etcd's endpoints: a:2379,b:2379")
+    parser.add_argument("--cluster", default="default")
+    parser.add_argument("--history", required=True, type=Path)
+    parser.add_argument("--start-revision", type=int, default=1, help="0: begin with a list of what is there")
+    return parser.parse_args(argv)
+
+
+async def connected(endpoints: list[str]) -> EtcdStore:
+    """Return a store once etcd answers."""
+    while True:
+        try:
+            return await EtcdStore.connect(endpoints)
+        except Unavailable:
+            await asyncio.sleep(RETRY_S)
+
+
+async def observe(options: argparse.Namespace) -> None:
+    """Record until SIGTERM."""
+    path: Path = options.history
+    seen = seen_in(path)
+    current = asyncio.current_task()
+    assert current is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, current.cancel)
+    with HistoryWriter(path) as writer:
+        async with await connected(options.etcd.split(",")) as store:
+            observer = Observer(
+                store,
+                writer,
+                prefix=f"/strata/v1/{options.cluster}/",
+                seen=seen,
+                clock=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+            )
+            await observer.run(options.start_revision)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the observer; exit with 0 on SIGTERM, with 3 when it cannot go on."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    code = 0
+    try:
+        with contextlib.suppress(asyncio.CancelledError):  # SIGTERM
+            asyncio.run(observe(options))
+    except* StrataError as errors:
+        sys.stderr.write(f"the observer ends: {errors.exceptions[0]}\n")
+        code = 3
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Barriers: a world of K members that holds one round after the other, with payloads.
+
+All ranks of a generation follow one plan, which seed and generation decide: rounds of everybody,
+rounds of a subset, rounds with a slow member, and rounds whose time is too short for it. A payload
+says whose it is and for which step of the plan, so that it occurs once in the whole run.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from strata.client import RankClient
+from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError, Unavailable
+from strata_chaos.workloads import joining
+from strata_chaos.workloads.program import Options, Stop, Workload, main
+from strata_chaos.workloads.recording import Recorder
+
+PAUSE_S: Final = 0.02
+SLOW_S: Final = 0.4
+HURRY_S: Final = 0.25
+"""The time of a round that its slow member is bound to miss."""
+PATIENCE_S: Final = 20.0
+BROKEN_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One round of the plan: the same in every rank."""
+
+    name: str
+    ranks: tuple[int, ...]
+    slow: int | None
+    timeout_s: float
+
+
+def step_of(options: Options, generation: int, index: int, world_size: int) -> Step:
+    """Return what all ranks of this generation do next."""
+    rng = options.rng("step", generation, index)
+    everybody = tuple(range(world_size))
+    kind = rng.random()
+    slow = rng.randrange(world_size)
+    if kind < 0.2 and world_size > 2:
+        ranks = tuple(sorted(rng.sample(everybody, rng.randrange(2, world_size))))
+        return Step(name="some-" + "-".join(map(str, ranks)), ranks=ranks, slow=None, timeout_s=PATIENCE_S)
+    if kind < 0.3:
+        return Step(name="slow", ranks=everybody, slow=slow, timeout_s=PATIENCE_S)
+    if kind < 0.35:
+        return Step(name="hurry", ranks=everybody, slow=slow, timeout_s=HURRY_S)
+    return Step(name="all", ranks=everybody, slow=None, timeout_s=PATIENCE_S)
+
+
+def client(options: Options, recorder: Recorder, stop: Stop) -> None:
+    """Join, and hold the rounds of one generation after the other."""
+    while not stop.is_set():
+        rank = joining.join(options, recorder, stop)
+        if rank is None:
+            return
+        going = True
+        while going and not stop.is_set():
+            try:
+                hold_rounds(options, recorder, stop, rank)
+            except StaleGeneration:
+                going = joining.rejoin(options, recorder, stop, rank)
+            except StrataError:
+                going = False  # its session is over for good: a new one begins
+
+
+def hold_rounds(options: Options, recorder: Recorder, stop: Stop, rank: RankClient) -> None:
+    """Hold the rounds of this generation, until it is stale or the session is over."""
+    index = 0
+    while not stop.wait(PAUSE_S):
+        index += 1
+        step = step_of(options, rank.generation, index, rank.world_size)
+        if rank.rank not in step.ranks:
+            rank.check()
+            continue
+        if step.slow == rank.rank:
+            stop.wait(SLOW_S)
+        payload = f"{rank.generation}/{index}/{rank.rank}/{os.getpid()}".encode()
+        if hold(options, recorder, stop, rank, step, index, payload) is None:
+            await_newer_world(stop, rank)
+
+
+def hold(
+    options: Options,
+    recorder: Recorder,
+    stop: Stop,
+    rank: RankClient,
+    step: Step,
+    index: int,
+    payload: bytes,
+) -> bool | None:
+    """Arrive until an outcome is known: released, not released, or (None) broken by a death."""
+    while not stop.is_set():
+        try:
+            with recorder.operation(
+                "barrier",
+                announce=True,
+                job=options.job,
+                worker=options.worker,
+                incarnation=rank.incarnation,
+                generation=rank.generation,
+                rank=rank.rank,
+                index=index,
+                name=step.name,
+                ranks=list(step.ranks),
+                payload=base64.b64encode(payload).decode(),
+            ) as running:
+                got = rank.barrier(step.name, payload, ranks=step.ranks, timeout_s=step.timeout_s)
+                running.result["payloads"] = {
+                    str(of): base64.b64encode(brought).decode() for of, brought in sorted(got.items())
+                }
+            return True
+        except BarrierTimeout:
+            return False
+        except BarrierBroken:
+            return None
+        except Unavailable:
+            rank.check()  # the same round once more, unless all is over
+    return False
+
+
+def await_newer_world(stop: Stop, rank: RankClient) -> None:
+    """Return after a while, or raise what has become of this generation."""
+    for _ in range(int(BROKEN_WAIT_S / PAUSE_S)):
+        rank.check()
+        if stop.wait(PAUSE_S):
+            return
+
+
+WORKLOAD: Final = Workload(name="barriers", clients=4, client=client)
+
+if __name__ == "__main__":
+    sys.exit(main(WORKLOAD))

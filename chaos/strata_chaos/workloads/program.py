@@ -1,0 +1,291 @@
+"""What every workload program does: parse its arguments, keep its clients running, end in good order.
+
+A workload is one program with two parts. The *parent* starts the client processes and starts a dead
+one again (after a pause, as a new process: a new boot with its own history file), until SIGTERM. A
+*client* is the same program with `--client N --life M`; it uses the public library and records.
+Killing clients is a fault like any other: they ask for it by their `process.started` lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from strata.client import CoordinatorClient
+from strata.errors import NotFound, StrataError, Unavailable
+from strata.launch.children import Child
+from strata.v1.worlds_pb2 import JobSpec
+from strata_chaos.history import HistoryWriter
+from strata_chaos.workloads.recording import Recorder
+
+POLL_S: Final = 0.1
+STOP_S: Final = 15.0
+"""How long the clients may take to end in good order."""
+NEVER: Final = 1_000_000
+
+
+def boottime_s() -> float:
+    """Return the machine's time, which goes on while a process is frozen."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line of a workload."""
+
+    endpoints: str
+    job: str
+    history: Path
+    seed: int
+    clients: int
+    storage: Path
+    client: int | None = None
+    life: int = 0
+
+    @property
+    def worker(self) -> str:
+        """The id of this client as a member."""
+        return f"{self.job}-{self.client}"
+
+    def rng(self, *parts: object) -> random.Random:
+        """Return the random source that this seed and these parts decide, the same in every process."""
+        return random.Random("/".join(map(str, (self.seed, *parts))))
+
+    def file(self, name: str) -> Path:
+        """Return the history file of one process of this workload."""
+        return self.history.with_name(f"{self.history.stem}.{name}.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One program: its name, how many clients it has, and what each does.
+
+    `client` runs in a client process until `Stop` is set; what it raises ends the process, and the
+    parent starts another. `founder` creates the job first. `upkeep` runs in the parent.
+    """
+
+    name: str
+    clients: int
+    client: Callable[[Options, Recorder, Stop], None]
+    min_workers: Callable[[int], int] | None = lambda clients: clients
+    extra: tuple[str, ...] = ()
+    upkeep: Callable[[Fleet], None] | None = None
+
+
+class Stop:
+    """Set by SIGTERM; then `at_end`'s call is made, from the main thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._end: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait so long, or until it is set; return whether it is."""
+        return self._event.wait(timeout_s)
+
+    def at_end(self, call: Callable[[], None] | None) -> None:
+        """Have `call`, in the place of an earlier one, end what the client's thread waits for."""
+        self._end = call
+
+    def end(self) -> None:
+        """Make the call, if there is one."""
+        if self._end is not None:
+            with contextlib.suppress(StrataError):  # nobody to tell; the process ends anyway
+                self._end()
+
+
+def parse(workload: Workload, argv: Sequence[str]) -> Options:
+    """Return the options of a command line; exits with 2 when it is wrong."""
+    parser = argparse.ArgumentParser(prog=f"strata_chaos.workloads.{workload.name}")
+    parser.add_argument("--endpoints", required=True, help="the coordinators: a:50051,b:50051")
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--history", required=True, type=Path, help="FILE.jsonl; clients write beside it")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=workload.clients)
+    parser.add_argument("--storage", type=Path, help="where checkpoints go; default: beside the history")
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    history: Path = given.history.absolute()
+    return Options(
+        endpoints=given.endpoints,
+        job=given.job,
+        history=history,
+        seed=given.seed,
+        clients=given.clients,
+        storage=(given.storage or history.with_name(f"storage-{given.job}")).absolute(),
+        client=given.client,
+        life=given.life,
+    )
+
+
+def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
+    """Run the parent or a client, as the arguments say; return the exit code."""
+    options = parse(workload, sys.argv[1:] if argv is None else argv)
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if options.client is None:
+        with HistoryWriter(options.history) as writer:
+            recorder = Recorder(writer, client=workload.name, clock=boottime_s)
+            return Fleet(workload, options, recorder, stop).run()
+    return _client(workload, options, stop)
+
+
+def _client(workload: Workload, options: Options, stop: Stop) -> int:
+    """Run one client in a thread of its own, so that SIGTERM finds the main thread free."""
+    name = f"{options.client}-{options.life}"
+    codes: list[int] = []
+    with HistoryWriter(options.file(name)) as writer:
+        recorder = Recorder(writer, client=f"{workload.name}.{options.client}", clock=boottime_s)
+        recorder.started("member", worker=options.worker, job=options.job)
+
+        def work() -> None:
+            try:
+                workload.client(options, recorder, stop)
+                codes.append(0)
+            except StrataError as error:
+                recorder.note("client.failed", type=type(error).__name__, message=error.message)
+                codes.append(1)
+            finally:
+                done.set()
+
+        done = threading.Event()
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        while not done.wait(POLL_S) and not stop.is_set():
+            pass
+        if stop.is_set():
+            stop.end()
+            done.wait(STOP_S / 3)
+            recorder.note("process.ending", pid=os.getpid())
+    return codes[0] if codes else 0
+
+
+class Fleet:
+    """The parent of the client processes."""
+
+    def __init__(self, workload: Workload, options: Options, recorder: Recorder, stop: Stop) -> None:
+        self.workload = workload
+        self.options = options
+        self.recorder = recorder
+        self.stop = stop
+        self.children: dict[int, Child] = {}
+        self._lives: dict[int, int] = {}
+        self._due: dict[int, float] = {}
+        self._rng = options.rng("fleet")
+
+    def run(self) -> int:
+        """Keep every client running until SIGTERM; return 0."""
+        self.recorder.note(
+            "workload.started", name=self.workload.name, job=self.options.job, seed=self.options.seed
+        )
+        if self.workload.min_workers is not None and not found_job(
+            self.options, self.recorder, self.stop, self.workload.min_workers(self.options.clients)
+        ):
+            return 0
+        for number in range(self.options.clients):
+            self.start(number)
+        while not self.stop.wait(POLL_S):
+            self._keep()
+            if self.workload.upkeep is not None:
+                self.workload.upkeep(self)
+        self._end()
+        return 0
+
+    def start(self, number: int, *, life: int | None = None) -> Child:
+        """Start a process of client `number`."""
+        life = self._lives.get(number, 0) + 1 if life is None else life
+        self._lives[number] = max(life, self._lives.get(number, 0))
+        child = self.spawn(number, life)
+        self.children[number] = child
+        return child
+
+    def spawn(self, number: int, life: int) -> Child:
+        """Return a new process of client `number` that nobody keeps running."""
+        options = self.options
+        argv = [sys.executable, "-m", f"strata_chaos.workloads.{self.workload.name}"]
+        argv += ["--endpoints", options.endpoints, "--job", options.job, "--history", str(options.history)]
+        argv += ["--seed", str(options.seed), "--clients", str(options.clients)]
+        argv += ["--storage", str(options.storage), "--client", str(number), "--life", str(life)]
+        log = options.history.with_name("logs") / f"{options.history.stem}.log"
+        return Child.start(argv, name=f"{self.workload.name}-{number}", log=log)
+
+    def next_life(self, number: int) -> int:
+        """Return a number for another process of this client, used once."""
+        self._lives[number] = self._lives.get(number, 0) + 1
+        return self._lives[number]
+
+    def _keep(self) -> None:
+        now = self.recorder.clock()
+        for number, child in list(self.children.items()):
+            code = child.poll()
+            if code is not None:
+                self.recorder.note(
+                    "process.ended", pid=child.pid, code=code, worker=f"{self.options.job}-{number}"
+                )
+                del self.children[number]
+                self._due[number] = now + self._rng.uniform(0.2, 2.0)
+        for number, due in list(self._due.items()):
+            if now >= due:
+                del self._due[number]
+                self.start(number)
+
+    def _end(self) -> None:
+        for child in self.children.values():
+            child.ask_to_stop()
+        deadline = time.monotonic() + STOP_S
+        for child in self.children.values():
+            code = child.stop(max(0.1, deadline - time.monotonic()))
+            self.recorder.note("process.ended", pid=child.pid, code=code)
+        self.recorder.note("workload.ended", name=self.workload.name)
+
+
+def found_job(options: Options, recorder: Recorder, stop: Stop, min_workers: int) -> bool:
+    """Create the job with limits that faults cannot exhaust; False when told to stop before.
+
+    A job ends after three generations in a row that failed without a checkpoint, which is what a
+    chaos run does all day. So a member that only brings the spec comes first, and leaves.
+    """
+    spec = JobSpec(
+        min_workers=min_workers,
+        max_workers=options.clients,
+        settle_s=0.3,
+        max_fruitless_generations=NEVER,
+    )
+    worker = f"{options.job}-founder"
+    with CoordinatorClient.connect(options.endpoints, job=options.job) as client:
+        while not stop.is_set():
+            try:
+                with recorder.operation("member.register", worker=worker, job=options.job) as running:
+                    answer = client.register(worker_id=worker, spec=spec)
+                    running.result["incarnation"] = answer.incarnation
+                break
+            except Unavailable:
+                continue
+        while not stop.is_set():
+            try:
+                with recorder.operation("member.leave", announce=True, worker=worker, job=options.job):
+                    client.leave(worker_id=worker)
+                return True
+            except NotFound:
+                return True  # a try before this one did it
+            except Unavailable:
+                continue
+    return False
