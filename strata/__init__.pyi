@@ -24,11 +24,13 @@ from strata.errors import JobFailed as JobFailed
 from strata.errors import NotFound as NotFound
 from strata.errors import NotLeader as NotLeader
 from strata.errors import OutcomeUnknown as OutcomeUnknown
+from strata.errors import PermissionDenied as PermissionDenied
 from strata.errors import QuotaExceeded as QuotaExceeded
 from strata.errors import Refused as Refused
 from strata.errors import StaleGeneration as StaleGeneration
 from strata.errors import StaleIncarnation as StaleIncarnation
 from strata.errors import StorageError as StorageError
 from strata.errors import StrataError as StrataError
+from strata.errors import Unauthenticated as Unauthenticated
 from strata.errors import Unavailable as Unavailable
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse

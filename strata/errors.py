@@ -68,6 +68,19 @@ class QuotaExceeded(Refused):
     code = "QUOTA_EXCEEDED"
 
 
+class Unauthenticated(Refused):
+    """The server wants to know who calls, and was not told, or not convincingly."""
+
+    code = "UNAUTHENTICATED"
+    default_hint = "set tls.cert_file and tls.key_file, or auth.token_file"
+
+
+class PermissionDenied(Refused):
+    """Who calls is known, and may not do that."""
+
+    code = "PERMISSION_DENIED"
+
+
 class StaleGeneration(Refused):
     """The caller belongs to a generation that has ended."""
 

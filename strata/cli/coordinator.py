@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
 from strata.config import CoordinatorConfig
 
 
@@ -33,6 +34,14 @@ def coordinator(
         bool | None,
         typer.Option("--insecure", help="Serve plaintext on an address that is not loopback."),
     ] = None,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert_file: TlsCertFile = None,
+    tls_key_file: TlsKeyFile = None,
+    accepted_tokens_file: Annotated[
+        Path | None,
+        typer.Option("--accepted-tokens-file", help="Hashes of tokens to accept, by `strata tokens add`."),
+    ] = None,
+    token_file: TokenFile = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or plain.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
 ) -> None:
@@ -49,7 +58,12 @@ def coordinator(
         "replica": replica,
         "cluster": cluster,
         "detect_s": detect_s,
-        "insecure": insecure,
+        "credentials.ca_file": tls_ca_file,
+        "credentials.cert_file": tls_cert_file,
+        "credentials.key_file": tls_key_file,
+        "credentials.token_file": token_file,
+        "credentials.insecure": insecure,
+        "accepted_tokens_file": accepted_tokens_file,
         "log.format": log_format,
     }
     serve(CoordinatorConfig.load(flags=flags, env=os.environ, path=config))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
 from strata.errors import ConfigError
 
@@ -96,17 +97,27 @@ class CoordinatorConfig:
         doc="the address that others connect to, by default the one listened at",
         env="STRATA_ADVERTISE",
     )
-    insecure: bool = setting(
-        "coordinator.insecure",
-        default=False,
-        doc="serve plaintext on an address that is not loopback",
-        env="STRATA_INSECURE",
+    accepted_tokens_file: Path | None = setting(
+        "auth.accepted_tokens_file",
+        default=None,
+        doc="hashes of the tokens that are accepted instead of certificates, mode 0600",
     )
     detect_s: float = setting(
         "detect_s", default=5.0, doc="how fast a frozen or lost member is found, in seconds"
     )
+    credentials: Credentials = field(default_factory=Credentials)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def serves_tls(self) -> bool:
+        """Whether the port speaks TLS."""
+        return self.credentials.cert_file is not None
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether callers are asked who they are."""
+        return self.serves_tls or self.accepted_tokens_file is not None
 
     def __post_init__(self) -> None:
         host, _port = split_address("coordinator.listen", self.listen)
@@ -118,10 +129,21 @@ class CoordinatorConfig:
             raise ConfigError(
                 f"others cannot connect to {host}", hint="set coordinator.advertise to host:port"
             )
-        if not self.insecure and not is_loopback(host):
+        if self.serves_tls and self.credentials.ca_file is None and self.accepted_tokens_file is None:
+            raise ConfigError(
+                "the coordinator has a certificate, but no way to know its callers",
+                hint="set tls.ca_file, or auth.accepted_tokens_file",
+            )
+        if self.credentials.ca_file is not None and not self.serves_tls:
+            raise ConfigError(
+                "tls.ca_file without a certificate of our own: the port would be plaintext",
+                hint="set tls.cert_file and tls.key_file",
+            )
+        if not self.serves_tls and not self.credentials.insecure and not is_loopback(host):
             raise ConfigError(
                 f"{self.listen} is not a loopback address, and what is served there is plaintext",
-                hint="listen on 127.0.0.1, or pass --insecure in a network that you trust",
+                hint="set tls.cert_file, tls.key_file and tls.ca_file, listen on 127.0.0.1, or pass"
+                " --insecure in a network that you trust",
             )
 
     @classmethod

@@ -24,7 +24,7 @@ C = TypeVar("C")
 FILES: Final = (Path("strata.toml"), Path("/etc/strata/strata.toml"))
 """Where a file is looked for when none is named: the first that exists counts, alone."""
 
-SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s"})
+SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s", "insecure"})
 """What may stand at the top of the file: facts that more than one command reads."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strata.config.coordinator import LogConfig
+from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
 from strata.errors import ConfigError
 
@@ -55,6 +56,7 @@ class RunConfig:
         doc="from SIGTERM to SIGKILL for ranks of a generation that has ended",
     )
     resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
+    credentials: Credentials = field(default_factory=Credentials)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:

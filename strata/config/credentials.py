@@ -1,0 +1,51 @@
+"""How this process proves who it is, and whom it trusts: the same names for servers and clients."""
+
+# ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strata.config.loading import load, read_file, setting
+from strata.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a client shows and whom it believes; a coordinator is a client of its peers.
+
+    The files are read again for every connection, so that they may be replaced at any time.
+    """
+
+    ca_file: Path | None = setting(
+        "tls.ca_file", default=None, doc="the authority that signs the other side's certificate"
+    )
+    cert_file: Path | None = setting("tls.cert_file", default=None, doc="our certificate")
+    key_file: Path | None = setting("tls.key_file", default=None, doc="its private key, mode 0600")
+    token_file: Path | None = setting(
+        "auth.token_file", default=None, doc="file with the token that we show, mode 0600"
+    )
+    insecure: bool = setting(
+        "insecure", default=False, doc="speak plaintext on addresses that are not loopback"
+    )
+
+    def __post_init__(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ConfigError(
+                "tls.cert_file and tls.key_file need each other", hint="set both, or neither of them"
+            )
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether an endpoint without a scheme is spoken to with TLS."""
+        return self.ca_file is not None or self.cert_file is not None
+
+    @classmethod
+    def load(
+        cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
+    ) -> Credentials:
+        """Return what flags, environment and the file at `path` or its default say."""
+        body, name = read_file(path)
+        return load(cls, flags=flags, env=env, file=body, file_name=name)

@@ -1,0 +1,218 @@
+"""Who may do what: roles, identities, and one table with every RPC.
+
+An identity comes from a certificate (the URI in its SAN) or from a token. `RULES` says for each
+method which roles may call it, and whether a member may do so for itself only. `refusal` reads the
+table; it is the only judge, for unary calls, sessions and what they carry, peers and watches.
+
+An identity of None is a replica's that authenticates nobody: plaintext on loopback, or --insecure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+from strata.core.ids import checked_id
+from strata.errors import InvalidArgument, PermissionDenied, StrataError, Unauthenticated
+
+SCHEME: Final = "strata"
+_JOB: Final = "job"
+"""In the place of a role: a URI that limits the certificate to a job."""
+
+
+class Role(StrEnum):
+    """What an identity is for."""
+
+    COORDINATOR = "coordinator"
+    """A replica: links to its peers, and relays what it has already checked."""
+    MEMBER = "member"
+    """A supervisor or a lone trainer: acts for itself, in its jobs."""
+    OPERATOR = "operator"
+    """A person or a program that administers: reads everything, changes what no member owns."""
+    VIEWER = "viewer"
+    """Reads."""
+    ETCD = "etcd"
+    """An etcd member; may do nothing here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Somebody that was authenticated. `jobs` empty: every job of the cluster."""
+
+    cluster: str
+    role: Role
+    id: str
+    jobs: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.id}"
+
+    @property
+    def uri(self) -> str:
+        """The URI of a certificate's SAN."""
+        return f"{SCHEME}://{self.cluster}/{self.role}/{self.id}"
+
+    @property
+    def job_uris(self) -> tuple[str, ...]:
+        """The URIs that limit a certificate to jobs."""
+        return tuple(f"{SCHEME}://{self.cluster}/{_JOB}/{job}" for job in sorted(self.jobs))
+
+
+def parse_identity(uris: list[str]) -> Identity:
+    """Return the identity that the URIs of a certificate name; `Unauthenticated` if not exactly one.
+
+    URIs of other schemes are somebody else's and are passed over.
+    """
+    found: list[Identity] = []
+    jobs: set[tuple[str, str]] = set()
+    for uri in uris:
+        if not uri.lower().startswith(f"{SCHEME}:"):
+            continue
+        cluster, kind, name = _parts(uri)
+        if kind == _JOB:
+            jobs.add((cluster, name))
+        else:
+            found.append(Identity(cluster=cluster, role=_role(kind, uri), id=name))
+    if len(found) != 1:
+        what = "no identity" if not found else f"{len(found)} identities"
+        raise Unauthenticated(
+            f"the certificate names {what}: it needs one URI {SCHEME}://<cluster>/<role>/<id>",
+            hint="make it with `strata certs issue`",
+        )
+    (one,) = found
+    if any(cluster != one.cluster for cluster, _job in jobs):
+        raise Unauthenticated(
+            f"the certificate of {one.uri} names a job of another cluster",
+            hint="make it with `strata certs issue`",
+        )
+    return Identity(cluster=one.cluster, role=one.role, id=one.id, jobs=frozenset(job for _, job in jobs))
+
+
+def _parts(uri: str) -> tuple[str, str, str]:
+    """Return cluster, role and id, taken literally: nothing in them is encoded."""
+    try:
+        found = urlsplit(uri)
+        kind, slash, name = found.path.removeprefix("/").partition("/")
+        plain = not (found.query or found.fragment or "?" in uri or "#" in uri)
+        if found.scheme != SCHEME or not slash or not plain or not found.path.startswith("/"):
+            raise ValueError("its form is another")
+        return checked_id("cluster", found.netloc), kind, checked_id("role's id", name)
+    except (ValueError, InvalidArgument) as error:
+        raise Unauthenticated(
+            f"{uri[:200]!r} in the certificate is not {SCHEME}://<cluster>/<role>/<id>: {error}",
+            hint="make it with `strata certs issue`",
+        ) from None
+
+
+def _role(kind: str, uri: str) -> Role:
+    try:
+        return Role(kind)
+    except ValueError:
+        raise Unauthenticated(
+            f"{uri[:200]!r} in the certificate: there is no role {kind[:40]!r}",
+            hint=f"roles are {', '.join(Role)}",
+        ) from None
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Who may call a method. `own_worker`: a member only for the worker whose id it has."""
+
+    roles: frozenset[Role]
+    own_worker: bool = False
+
+
+_C, _M, _O, _V = Role.COORDINATOR, Role.MEMBER, Role.OPERATOR, Role.VIEWER
+_READ: Final = Rule(roles=frozenset({_C, _M, _O, _V}))
+_OWN: Final = Rule(roles=frozenset({_C, _M}), own_worker=True)
+_OWN_OR_OPERATE: Final = Rule(roles=frozenset({_C, _M, _O}), own_worker=True)
+_JOB_OR_OPERATE: Final = Rule(roles=frozenset({_C, _M, _O}))
+_PEERS: Final = Rule(roles=frozenset({_C}))
+
+RULES: Final[Mapping[str, Rule]] = {
+    "Admin.GetStatus": _READ,
+    "Barriers.WaitBarrier": _OWN,
+    "Barriers.ListBarriers": _READ,
+    "Checkpoints.BeginCheckpoint": _OWN,
+    "Checkpoints.AckCheckpoint": _OWN,
+    "Checkpoints.SealCheckpoint": _OWN,
+    "Checkpoints.AbortCheckpoint": _OWN_OR_OPERATE,
+    "Checkpoints.GetCheckpoint": _READ,
+    "Checkpoints.ListCheckpoints": _READ,
+    "Checkpoints.PinCheckpoint": _JOB_OR_OPERATE,
+    "Checkpoints.UnpinCheckpoint": _JOB_OR_OPERATE,
+    "Checkpoints.DeleteCheckpoint": _JOB_OR_OPERATE,
+    "Datasets.RegisterDataset": _JOB_OR_OPERATE,
+    "Datasets.GetAssignment": _READ,
+    "Datasets.ListDatasets": _READ,
+    "Members.Register": _OWN,
+    "Members.Heartbeat": _OWN,
+    "Members.Leave": _OWN_OR_OPERATE,
+    "Members.ListMembers": _READ,
+    "Peers.Link": _PEERS,
+    "Recovery.GetRecovery": _READ,
+    "Sessions.Session": _OWN,
+    "Watch.Watch": _READ,
+    "Worlds.GetJob": _READ,
+    "Worlds.GetWorld": _READ,
+    "Worlds.ListJobs": _READ,
+}
+"""Every method of `strata.v1`; a test compares it with the protos. What is absent, nobody may."""
+
+
+def call_name(method: str) -> str:
+    """Return the name of a unary method as `Call` in session.proto has it: `begin_checkpoint`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.rpartition(".")[2]).lower()
+
+
+METHODS: Final[Mapping[str, str]] = {call_name(method): method for method in RULES}
+"""Every method by the name of its call."""
+
+
+def refusal(
+    identity: Identity | None,
+    method: str,
+    *,
+    cluster: str,
+    job: str | None = None,
+    worker: str | None = None,
+) -> StrataError | None:
+    """Return why `identity` may not call `method` ("Worlds.GetJob"), or None if it may.
+
+    `job` is the job that the request names, None when its kind names none; so is `worker`, the
+    worker that it speaks for. A request that should name a worker and names none ("") is refused.
+    """
+    if identity is None:
+        return None
+    if identity.cluster != cluster:
+        return PermissionDenied(
+            f"{identity.uri} belongs to cluster {identity.cluster}, this is {cluster}",
+            hint="check the endpoints, and --cluster where the certificate was made",
+        )
+    rule = RULES.get(method)
+    if rule is None or identity.role not in rule.roles:
+        may = ", ".join(sorted(rule.roles)) if rule is not None else "nobody"
+        return PermissionDenied(
+            f"{identity} may not call {method}", hint=f"the roles that may: {may}; see docs/security.md"
+        )
+    if identity.role is _C:
+        return None
+    if identity.jobs and job is not None and job not in identity.jobs:
+        return PermissionDenied(
+            f"{identity} may not act in job {job[:128] or '(none)'}",
+            hint=f"it is limited to {', '.join(sorted(identity.jobs))}",
+        )
+    if identity.role is _M and rule.own_worker and worker != identity.id:
+        named = f"worker {worker[:128]!r}" if worker else "a request that names no worker"
+        return PermissionDenied(
+            f"{identity} may not speak for {named}",
+            hint=f"a member speaks only for itself: its worker id is {identity.id}",
+        )
+    return None

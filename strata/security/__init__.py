@@ -1,0 +1,1 @@
+"""Who somebody is, as files say it: certificates, tokens, and why a handshake failed."""

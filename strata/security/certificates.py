@@ -1,0 +1,319 @@
+"""A small certificate authority: its key, and the certificates that it signs.
+
+    <ca folder>/    ca.pem ca-key.pem cluster
+    <leaf folder>/  cert.pem key.pem ca.pem
+
+Keys are readable by their owner only, and so are the folders. A leaf names its identity as a URI
+(`strata.core.authority`) and, for whoever serves, its hosts. Keys are ECDSA P-256.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from strata.core.authority import SCHEME, Identity, Role, parse_identity
+from strata.core.ids import checked_id
+from strata.errors import ConfigError, InvalidArgument, StrataError
+from strata.security.private import private_folder, write_private, write_public
+
+CA, CA_KEY, CERT, KEY, CLUSTER = "ca.pem", "ca-key.pem", "cert.pem", "key.pem", "cluster"
+CA_DAYS: Final = 3650
+LEAF_DAYS: Final = 365
+SKEW: Final = dt.timedelta(minutes=5)
+"""How far another host's clock may be behind the one that signs."""
+SERVING: Final = frozenset({Role.COORDINATOR, Role.ETCD})
+
+_PEM: Final = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What `strata certs show` tells of a certificate."""
+
+    subject: str
+    issuer: str
+    serial: str
+    authority: bool
+    identity: Identity | None
+    hosts: tuple[str, ...]
+    not_before: dt.datetime
+    not_after: dt.datetime
+    fingerprint: str
+
+    def days_left(self, now: dt.datetime) -> float:
+        """Return how many days it still counts; negative when it has expired."""
+        return (self.not_after - now) / dt.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """An authority on disk; make one with `create`, find one with `open`."""
+
+    folder: Path
+    cluster: str
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def create(
+        cls, folder: Path, *, cluster: str, now: dt.datetime, days: float = CA_DAYS, force: bool = False
+    ) -> Authority:
+        """Make an authority for `cluster` in `folder`; with `force` one that is there is lost.
+
+        `ConfigError` when there is one already: every certificate it signed would be refused.
+        """
+        _checked("cluster", cluster)
+        _check_days(days)
+        _refuse_files(folder, (CA, CA_KEY), force, "every certificate it signed would be refused")
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name(f"Strata authority of {cluster}")
+        certificate = (
+            _builder(name, name, key.public_key(), now, days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(sign=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        private_folder(folder)
+        write_private(folder / CA_KEY, _key_pem(key))
+        write_public(folder / CA, certificate.public_bytes(_PEM))
+        write_public(folder / CLUSTER, f"{cluster}\n".encode())
+        return cls(folder=folder, cluster=cluster, certificate=certificate, key=key)
+
+    @classmethod
+    def open(cls, folder: Path) -> Authority:
+        """Return the authority in `folder`; `ConfigError` says what is missing or wrong."""
+        hint = f"make one: strata certs ca --out {folder} --cluster NAME"
+        try:
+            certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+            key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+            cluster = (folder / CLUSTER).read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} holds no authority: {error.filename}: {error.strerror}", hint=hint
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{folder} holds no authority: {error}", hint=hint) from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise ConfigError(f"{folder / CA_KEY} is not the key of {folder / CA}", hint=hint)
+        return cls(folder=folder, cluster=_checked("cluster", cluster), certificate=certificate, key=key)
+
+    def issue(
+        self,
+        out: Path,
+        *,
+        role: Role,
+        id: str,  # noqa: A002  # the word of the command line and of the URI
+        hosts: Iterable[str] = (),
+        jobs: Iterable[str] = (),
+        now: dt.datetime,
+        days: float = LEAF_DAYS,
+        force: bool = False,
+    ) -> Described:
+        """Write `cert.pem`, `key.pem` and `ca.pem` below `out`; with `force` over older ones.
+
+        A certificate of a role that serves names 127.0.0.1, ::1 and localhost besides `hosts`.
+        `ConfigError` for files that are there, an authority that has expired, a name that cannot
+        be one.
+        """
+        identity = Identity(
+            cluster=self.cluster,
+            role=role,
+            id=_checked("role's id", id),
+            jobs=frozenset(_checked("job", job) for job in jobs),
+        )
+        if identity.jobs and role in SERVING:
+            raise ConfigError(f"a {role} belongs to no job", hint="leave --job out")
+        _check_days(days)
+        _refuse_files(out, (CERT, KEY), force, "whoever uses them would speak with the new ones")
+        if now > self.certificate.not_valid_after_utc:
+            raise ConfigError(
+                f"the authority in {self.folder} expired on {self.certificate.not_valid_after_utc:%Y-%m-%d}",
+                hint=f"make a new one: strata certs ca --out {self.folder} --cluster {self.cluster} --force",
+            )
+        names = dict.fromkeys((*(("localhost", "127.0.0.1", "::1") if role in SERVING else ()), *hosts))
+        alternatives: list[x509.GeneralName] = [_host(name) for name in names]
+        uris = (identity.uri, *identity.job_uris)
+        alternatives += [x509.UniformResourceIdentifier(uri) for uri in uris]
+        key = ec.generate_private_key(ec.SECP256R1())
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if role in SERVING:
+            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        certificate = (
+            _builder(
+                _name(f"{role}:{id}"),
+                self.certificate.subject,
+                key.public_key(),
+                now,
+                days,
+                latest=self.certificate.not_valid_after_utc,
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(sign=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(issuer_key, critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        private_folder(out)
+        # Whoever reads between two of these writes finds a pair that does not match, refuses it
+        # and reads again; each file by itself is always whole.
+        write_private(out / KEY, _key_pem(key))
+        write_public(out / CERT, certificate.public_bytes(_PEM))
+        write_public(out / CA, self.certificate.public_bytes(_PEM))
+        return _described(certificate)
+
+    def renew(self, out: Path, *, now: dt.datetime, days: float | None = None) -> Described:
+        """Replace the certificate in `out` by one of the same identity and hosts, with a new key.
+
+        Without `days` it counts as long as the old one did.
+        """
+        old = describe(out / CERT)
+        if old.identity is None or old.identity.cluster != self.cluster:
+            raise ConfigError(
+                f"{out / CERT} is no certificate of cluster {self.cluster}",
+                hint="make one with strata certs issue",
+            )
+        span = (old.not_after - old.not_before - SKEW) / dt.timedelta(days=1)
+        return self.issue(
+            out,
+            role=old.identity.role,
+            id=old.identity.id,
+            hosts=old.hosts,
+            jobs=old.identity.jobs,
+            now=now,
+            days=span if days is None else days,
+            force=True,
+        )
+
+
+def describe(path: Path) -> Described:
+    """Return what the first certificate in a file says; `ConfigError` when there is none."""
+    try:
+        return _described(x509.load_pem_x509_certificate(path.read_bytes()))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a certificate in PEM form: {error}") from None
+
+
+def _described(certificate: x509.Certificate) -> Described:
+    hosts: list[str] = []
+    uris: list[str] = []
+    authority = False
+    for extension in certificate.extensions:
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            hosts += extension.value.get_values_for_type(x509.DNSName)
+            hosts += [str(ip) for ip in extension.value.get_values_for_type(x509.IPAddress)]
+            uris += extension.value.get_values_for_type(x509.UniformResourceIdentifier)
+        elif isinstance(extension.value, x509.BasicConstraints):
+            authority = extension.value.ca
+    identity = None
+    if any(uri.startswith(f"{SCHEME}:") for uri in uris):
+        try:
+            identity = parse_identity(uris)
+        except StrataError as error:
+            raise ConfigError(error.message, hint=error.hint) from None
+    return Described(
+        subject=certificate.subject.rfc4514_string(),
+        issuer=certificate.issuer.rfc4514_string(),
+        serial=f"{certificate.serial_number:x}",
+        authority=authority,
+        identity=identity,
+        hosts=tuple(hosts),
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+# -- inside -----------------------------------------------------------------------------------
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    now: dt.datetime,
+    days: float,
+    *,
+    latest: dt.datetime | None = None,
+) -> x509.CertificateBuilder:
+    """A leaf ends with its authority at the latest: it would be refused after that anyway."""
+    end = now + dt.timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(end if latest is None else min(end, latest))
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _usage(*, sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        pass
+    if not name or not name.isascii() or any(c.isspace() or c in "/:,@" for c in name):
+        raise ConfigError(
+            f"{name!r} is not a host's name or address", hint="--host takes one name or address, no port"
+        )
+    return x509.DNSName(name)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def _checked(what: str, value: str) -> str:
+    try:
+        return checked_id(what, value)
+    except InvalidArgument as error:
+        raise ConfigError(error.message, hint=error.hint) from None
+
+
+def _check_days(days: float) -> None:
+    if not 0 < days <= 36500:
+        raise ConfigError(f"a certificate cannot count for {days:g} days", hint="--days takes 1 to 36500")
+
+
+def _refuse_files(folder: Path, names: Iterable[str], force: bool, why: str) -> None:
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if there and not force:
+        raise ConfigError(
+            f"{folder} already holds {' and '.join(there)}: {why}", hint="pass --force to replace"
+        )

@@ -1,0 +1,63 @@
+"""Files that only their owner may read: written whole, and refused when others can read them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from strata.errors import ConfigError
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its owner may enter; one that exists is made so."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def write_private(path: Path, body: bytes) -> None:
+    """Put a file with mode 0600 in place at once: nobody ever reads half of it, or more than he may."""
+    _write(path, body, 0o600)
+
+
+def write_public(path: Path, body: bytes) -> None:
+    """Put a file with mode 0644 in place at once."""
+    _write(path, body, 0o644)
+
+
+def read_private(path: Path, what: str) -> bytes:
+    """Return a file's bytes; `ConfigError` when it cannot be read, or others than its owner can."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{what} {path} is not a plain file")
+            if mode & 0o077:
+                raise ConfigError(
+                    f"{what} {path} can be read by others: its mode is {stat.S_IMODE(mode):04o}",
+                    hint=f"chmod 600 {path}",
+                )
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from None
+
+
+def _write(path: Path, body: bytes, mode: int) -> None:
+    try:
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
