@@ -10,13 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from strata.errors import BarrierBroken, BarrierTimeout, Refused
-from strata.v1.barriers_pb2 import (
-    BARRIER_RESULT_BROKEN,
-    BARRIER_RESULT_RELEASED,
-    BARRIER_RESULT_TIMED_OUT,
-    BarrierOutcome,
-)
+from strata.v1.barriers_pb2 import BarrierOutcome
+from strata.wire.barriers import check_released
 
 
 class RoundBook:
@@ -56,13 +51,5 @@ class RoundBook:
 
 def payloads_of(outcome: BarrierOutcome) -> dict[int, bytes]:
     """Return what the ranks brought, by rank; raise how the round ended unless it was released."""
-    missing = [f"rank {rank}" for rank in outcome.missing]
-    match outcome.result:
-        case x if x == BARRIER_RESULT_RELEASED:
-            return dict(outcome.payloads)
-        case x if x == BARRIER_RESULT_TIMED_OUT:
-            raise BarrierTimeout(f"barrier {outcome.name!r}: {outcome.reason}", missing=missing)
-        case x if x == BARRIER_RESULT_BROKEN:
-            raise BarrierBroken(f"barrier {outcome.name!r}: {outcome.reason}", missing=missing)
-        case _:
-            raise Refused(f"barrier {outcome.name!r} ended in a way this version does not know")
+    check_released(outcome)
+    return dict(outcome.payloads)

@@ -51,13 +51,15 @@ class Service:
         self.peers.on_ready = self._tell_peers_everything
         self.keeper = Keeper(context)
         registrar = Registrar(context, self.keeper)
+        unary = UnaryMembers(context, self.keeper, registrar, ranks, self._board, relay=self.peers.heartbeat)
+        self._barrier_calls = BarrierCalls(context, ranks, self.barriers)
         self.calls = Calls(
             context.mirror,
             CatalogCalls(context).table(),
             WorldCalls(context).table(),
             DatasetCalls(context).table(),
-            UnaryMembers(context, self.keeper, registrar, ranks, self._board).table(),
-            BarrierCalls(context, ranks, self.barriers).table(),
+            unary.table(),
+            self._barrier_calls.table(),
         )
         house = House(
             context=context,
@@ -69,7 +71,9 @@ class Service:
         )
         self.sessions = Sessions(house, self.keeper, registrar)
         self.watches = Watches(context)
-        self._peer_handler = PeerHandler(context, arrivals=self._forwarded, progress=self._told)
+        self._peer_handler = PeerHandler(
+            context, arrivals=self._forwarded, progress=self._told, heartbeat=unary.heard
+        )
         self._leave = context.mirror.subscribe(
             Fanout(
                 context,
@@ -104,6 +108,7 @@ class Service:
         """Send every member elsewhere, and declare none of them dead for going."""
         self.keeper.stop()
         self.sessions.move_all(self.peers.ready_addresses(), "this replica stops")
+        self._barrier_calls.part()
         self.watches.stop()
         self._peer_handler.close_all()
 

@@ -22,6 +22,9 @@ ChannelOptions = tuple[tuple[str, int], ...]
 MIN_DETECT_S = 0.5
 """Below it a garbage collection or a busy core is a death."""
 
+MAX_HEARTBEAT_S = 2.0
+"""However long `detect_s`: a client whose replica is gone must be heard elsewhere before `orphan_s`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
@@ -85,7 +88,7 @@ class Timing:
             reconnect_grace_s=grace_s,
             keepalive_time_s=time_s,
             keepalive_timeout_s=timeout_s,
-            heartbeat_s=detect_s / 5,
+            heartbeat_s=min(detect_s / 5, MAX_HEARTBEAT_S),
             newcomer_hold_s=detect_s,
         )
 

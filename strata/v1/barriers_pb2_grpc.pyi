@@ -34,7 +34,11 @@ class BarriersStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BarriersAsyncStub: ...
     WaitBarrier: _grpc.UnaryUnaryMultiCallable[_barriers_pb2.WaitBarrierRequest, _barriers_pb2.WaitBarrierResponse]
-    """Arrives and returns once the round has an outcome. A retry arrives again at the same round."""
+    """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+    timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
+    missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
+    with the same round, at any replica. The arrival stands also when the call is given up.
+    """
     ListBarriers: _grpc.UnaryUnaryMultiCallable[_barriers_pb2.ListBarriersRequest, _barriers_pb2.ListBarriersResponse]
 
 @_typing.type_check_only
@@ -43,7 +47,11 @@ class BarriersAsyncStub(BarriersStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WaitBarrier: _aio.UnaryUnaryMultiCallable[_barriers_pb2.WaitBarrierRequest, _barriers_pb2.WaitBarrierResponse]  # type: ignore[assignment]
-    """Arrives and returns once the round has an outcome. A retry arrives again at the same round."""
+    """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+    timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
+    missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
+    with the same round, at any replica. The arrival stands also when the call is given up.
+    """
     ListBarriers: _aio.UnaryUnaryMultiCallable[_barriers_pb2.ListBarriersRequest, _barriers_pb2.ListBarriersResponse]  # type: ignore[assignment]
 
 class BarriersServicer(metaclass=_abc_1.ABCMeta):
@@ -55,7 +63,11 @@ class BarriersServicer(metaclass=_abc_1.ABCMeta):
         request: _barriers_pb2.WaitBarrierRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_barriers_pb2.WaitBarrierResponse, _abc.Awaitable[_barriers_pb2.WaitBarrierResponse]]:
-        """Arrives and returns once the round has an outcome. A retry arrives again at the same round."""
+        """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
+        timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
+        missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
+        with the same round, at any replica. The arrival stands also when the call is given up.
+        """
 
     @_abc_1.abstractmethod
     def ListBarriers(

@@ -26,7 +26,7 @@ from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 from strata.v1 import worlds_pb2 as strata_dot_v1_dot_worlds__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17strata/v1/members.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\x1a\x16strata/v1/worlds.proto\"\xbe\x01\n\x0cRegistration\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12 \n\x04spec\x18\x08 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x13\n\x0bincarnation\x18\t \x01(\x03\x12\x0e\n\x06resume\x18\n \x01(\x08\"a\n\x0fRegisterRequest\x12-\n\x0cregistration\x18\x01 \x01(\x0b\x32\x17.strata.v1.Registration\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"{\n\x10RegisterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x10\n\x08\x64\x65tect_s\x18\x02 \x01(\x01\x12\x1f\n\x05world\x18\x03 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"v\n\x10HeartbeatRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x1f\n\x05token\x18\x05 \x01(\x0b\x32\x10.strata.v1.Token\"U\n\x11HeartbeatResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"d\n\x0cLeaveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"0\n\rLeaveResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"I\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x03\"\xb7\x01\n\x06Member\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x05\x12\x11\n\tserved_by\x18\x07 \x01(\t\x12\x0f\n\x07standby\x18\x08 \x01(\x08\x12&\n\x05ranks\x18\t \x03(\x0b\x32\x17.strata.v1.RankProgress\"B\n\x12ListMembersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"Z\n\x13ListMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.strata.v1.Member\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token2\xa0\x02\n\x07Members\x12\x43\n\x08Register\x12\x1a.strata.v1.RegisterRequest\x1a\x1b.strata.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.strata.v1.HeartbeatRequest\x1a\x1c.strata.v1.HeartbeatResponse\x12:\n\x05Leave\x12\x17.strata.v1.LeaveRequest\x1a\x18.strata.v1.LeaveResponse\x12L\n\x0bListMembers\x12\x1d.strata.v1.ListMembersRequest\x1a\x1e.strata.v1.ListMembersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17strata/v1/members.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\x1a\x16strata/v1/worlds.proto\"\xbe\x01\n\x0cRegistration\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12 \n\x04spec\x18\x08 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x13\n\x0bincarnation\x18\t \x01(\x03\x12\x0e\n\x06resume\x18\n \x01(\x08\"a\n\x0fRegisterRequest\x12-\n\x0cregistration\x18\x01 \x01(\x0b\x32\x17.strata.v1.Registration\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x90\x01\n\x10RegisterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x10\n\x08\x64\x65tect_s\x18\x02 \x01(\x01\x12\x1f\n\x05world\x18\x03 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x12\x13\n\x0bheartbeat_s\x18\x05 \x01(\x01\"\xb2\x01\n\x10HeartbeatRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x1f\n\x05token\x18\x05 \x01(\x0b\x32\x10.strata.v1.Token\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.strata.v1.RankProgress\"\xb6\x01\n\x11HeartbeatResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12%\n\x05place\x18\x03 \x01(\x0b\x32\x16.strata.v1.WorldMember\x12\"\n\x05phase\x18\x04 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x05 \x01(\t\"\xad\x01\n\x15ReportRankExitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x06 \x01(\x05\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1f\n\x05token\x18\x08 \x01(\x0b\x32\x10.strata.v1.Token\"9\n\x16ReportRankExitResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"d\n\x0cLeaveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"0\n\rLeaveResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"I\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x03\"\xb7\x01\n\x06Member\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x05\x12\x11\n\tserved_by\x18\x07 \x01(\t\x12\x0f\n\x07standby\x18\x08 \x01(\x08\x12&\n\x05ranks\x18\t \x03(\x0b\x32\x17.strata.v1.RankProgress\"B\n\x12ListMembersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"Z\n\x13ListMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.strata.v1.Member\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token2\xf7\x02\n\x07Members\x12\x43\n\x08Register\x12\x1a.strata.v1.RegisterRequest\x1a\x1b.strata.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.strata.v1.HeartbeatRequest\x1a\x1c.strata.v1.HeartbeatResponse\x12U\n\x0eReportRankExit\x12 .strata.v1.ReportRankExitRequest\x1a!.strata.v1.ReportRankExitResponse\x12:\n\x05Leave\x12\x17.strata.v1.LeaveRequest\x1a\x18.strata.v1.LeaveResponse\x12L\n\x0bListMembers\x12\x1d.strata.v1.ListMembersRequest\x1a\x1e.strata.v1.ListMembersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +37,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTRATION']._serialized_end=277
   _globals['_REGISTERREQUEST']._serialized_start=279
   _globals['_REGISTERREQUEST']._serialized_end=376
-  _globals['_REGISTERRESPONSE']._serialized_start=378
-  _globals['_REGISTERRESPONSE']._serialized_end=501
-  _globals['_HEARTBEATREQUEST']._serialized_start=503
-  _globals['_HEARTBEATREQUEST']._serialized_end=621
-  _globals['_HEARTBEATRESPONSE']._serialized_start=623
-  _globals['_HEARTBEATRESPONSE']._serialized_end=708
-  _globals['_LEAVEREQUEST']._serialized_start=710
-  _globals['_LEAVEREQUEST']._serialized_end=810
-  _globals['_LEAVERESPONSE']._serialized_start=812
-  _globals['_LEAVERESPONSE']._serialized_end=860
-  _globals['_RANKPROGRESS']._serialized_start=862
-  _globals['_RANKPROGRESS']._serialized_end=935
-  _globals['_MEMBER']._serialized_start=938
-  _globals['_MEMBER']._serialized_end=1121
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=1123
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=1189
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1191
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1281
-  _globals['_MEMBERS']._serialized_start=1284
-  _globals['_MEMBERS']._serialized_end=1572
+  _globals['_REGISTERRESPONSE']._serialized_start=379
+  _globals['_REGISTERRESPONSE']._serialized_end=523
+  _globals['_HEARTBEATREQUEST']._serialized_start=526
+  _globals['_HEARTBEATREQUEST']._serialized_end=704
+  _globals['_HEARTBEATRESPONSE']._serialized_start=707
+  _globals['_HEARTBEATRESPONSE']._serialized_end=889
+  _globals['_REPORTRANKEXITREQUEST']._serialized_start=892
+  _globals['_REPORTRANKEXITREQUEST']._serialized_end=1065
+  _globals['_REPORTRANKEXITRESPONSE']._serialized_start=1067
+  _globals['_REPORTRANKEXITRESPONSE']._serialized_end=1124
+  _globals['_LEAVEREQUEST']._serialized_start=1126
+  _globals['_LEAVEREQUEST']._serialized_end=1226
+  _globals['_LEAVERESPONSE']._serialized_start=1228
+  _globals['_LEAVERESPONSE']._serialized_end=1276
+  _globals['_RANKPROGRESS']._serialized_start=1278
+  _globals['_RANKPROGRESS']._serialized_end=1351
+  _globals['_MEMBER']._serialized_start=1354
+  _globals['_MEMBER']._serialized_end=1537
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=1539
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=1605
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=1607
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=1697
+  _globals['_MEMBERS']._serialized_start=1700
+  _globals['_MEMBERS']._serialized_end=2075
 # @@protoc_insertion_point(module_scope)

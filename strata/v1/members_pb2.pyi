@@ -107,8 +107,11 @@ class RegisterResponse(_message.Message):
     DETECT_S_FIELD_NUMBER: _builtins.int
     WORLD_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     detect_s: _builtins.float
+    heartbeat_s: _builtins.float
+    """How often Heartbeat is due. After detect_s of silence the worker counts as dead."""
     @_builtins.property
     def world(self) -> _worlds_pb2.World: ...
     @_builtins.property
@@ -120,10 +123,11 @@ class RegisterResponse(_message.Message):
         detect_s: _builtins.float = ...,
         world: _worlds_pb2.World | None = ...,
         token: _common_pb2.Token | None = ...,
+        heartbeat_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_s", b"detect_s", "incarnation", b"incarnation", "token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detect_s", b"detect_s", "heartbeat_s", b"heartbeat_s", "incarnation", b"incarnation", "token", b"token", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,12 +142,20 @@ class HeartbeatRequest(_message.Message):
     BOOT_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
     incarnation: _builtins.int
+    generation: _builtins.int
+    """What the worker's ranks of this generation do, if it cares to say; shown to people, and named
+    when others wait for them.
+    """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
     def __init__(
         self,
         *,
@@ -152,10 +164,12 @@ class HeartbeatRequest(_message.Message):
         boot: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
+        generation: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "incarnation", b"incarnation", "job", b"job", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "generation", b"generation", "incarnation", b"incarnation", "job", b"job", "ranks", b"ranks", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,25 +181,99 @@ class HeartbeatResponse(_message.Message):
 
     WORLD_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    PHASE_REASON_FIELD_NUMBER: _builtins.int
+    phase: _worlds_pb2.JobPhase.ValueType
+    phase_reason: _builtins.str
     @_builtins.property
     def world(self) -> _worlds_pb2.World:
         """The current world, so that a simple client learns of a new generation."""
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def place(self) -> _worlds_pb2.WorldMember:
+        """This worker's place in it (absent: a standby), and whether the job still goes on."""
+
     def __init__(
         self,
         *,
         world: _worlds_pb2.World | None = ...,
         token: _common_pb2.Token | None = ...,
+        place: _worlds_pb2.WorldMember | None = ...,
+        phase: _worlds_pb2.JobPhase.ValueType = ...,
+        phase_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class ReportRankExitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    generation: _builtins.int
+    rank: _builtins.int
+    code: _builtins.int
+    """The process's exit code, or minus the signal that ended it."""
+    reason: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "generation", b"generation", "incarnation", b"incarnation", "job", b"job", "rank", b"rank", "reason", b"reason", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRankExitRequest: _TypeAlias = ReportRankExitRequest  # noqa: Y015
+
+@_typing.final
+class ReportRankExitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRankExitResponse: _TypeAlias = ReportRankExitResponse  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):

@@ -45,6 +45,11 @@ class MembersStub(object):
                 request_serializer=strata_dot_v1_dot_members__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_members__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.ReportRankExit = channel.unary_unary(
+                '/strata.v1.Members/ReportRankExit',
+                request_serializer=strata_dot_v1_dot_members__pb2.ReportRankExitRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_members__pb2.ReportRankExitResponse.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/strata.v1.Members/Leave',
                 request_serializer=strata_dot_v1_dot_members__pb2.LeaveRequest.SerializeToString,
@@ -69,7 +74,14 @@ class MembersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Proves that a worker registered by Register is alive; due well within detect_s.
+        """Proves that a worker registered by Register is alive; due every heartbeat_s, to any replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportRankExit(self, request, context):
+        """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,6 +111,11 @@ def add_MembersServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=strata_dot_v1_dot_members__pb2.HeartbeatRequest.FromString,
                     response_serializer=strata_dot_v1_dot_members__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'ReportRankExit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportRankExit,
+                    request_deserializer=strata_dot_v1_dot_members__pb2.ReportRankExitRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_members__pb2.ReportRankExitResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -166,6 +183,33 @@ class Members(object):
             '/strata.v1.Members/Heartbeat',
             strata_dot_v1_dot_members__pb2.HeartbeatRequest.SerializeToString,
             strata_dot_v1_dot_members__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportRankExit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Members/ReportRankExit',
+            strata_dot_v1_dot_members__pb2.ReportRankExitRequest.SerializeToString,
+            strata_dot_v1_dot_members__pb2.ReportRankExitResponse.FromString,
             options,
             channel_credentials,
             insecure,

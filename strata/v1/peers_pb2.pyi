@@ -28,24 +28,28 @@ class PeerUp(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     ARRIVALS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___PeerHello: ...
     @_builtins.property
     def arrivals(self) -> Global___PeerArrivals: ...
     @_builtins.property
     def progress(self) -> Global___PeerProgress: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___PeerHeartbeat: ...
     def __init__(
         self,
         *,
         hello: Global___PeerHello | None = ...,
         arrivals: Global___PeerArrivals | None = ...,
         progress: Global___PeerProgress | None = ...,
+        heartbeat: Global___PeerHeartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "hello", b"hello", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "hello", b"hello", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "arrivals", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "arrivals", "progress", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -132,26 +136,63 @@ class PeerProgress(_message.Message):
 Global___PeerProgress: _TypeAlias = PeerProgress  # noqa: Y015
 
 @_typing.final
+class PeerHeartbeat(_message.Message):
+    """A heartbeat that came to the sender, of a member that the receiver serves as its key says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    BOOT_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    job: _builtins.str
+    worker_id: _builtins.str
+    boot: _builtins.str
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        job: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        boot: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "id", b"id", "incarnation", b"incarnation", "job", b"job", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerHeartbeat: _TypeAlias = PeerHeartbeat  # noqa: Y015
+
+@_typing.final
 class PeerDown(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
     TICK_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___PeerWelcome: ...
     @_builtins.property
     def tick(self) -> Global___PeerTick: ...
+    @_builtins.property
+    def heard(self) -> Global___PeerHeard: ...
     def __init__(
         self,
         *,
         welcome: Global___PeerWelcome | None = ...,
         tick: Global___PeerTick | None = ...,
+        heard: Global___PeerHeard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "message", b"message", "tick", b"tick", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "heard"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -181,6 +222,32 @@ class PeerWelcome(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeerWelcome: _TypeAlias = PeerWelcome  # noqa: Y015
+
+@_typing.final
+class PeerHeard(_message.Message):
+    """Answers the heartbeat of that id: whether the member is served here, and counts as alive from now
+    on for another detect_s.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    served: _builtins.bool
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        served: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "served", b"served"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerHeard: _TypeAlias = PeerHeard  # noqa: Y015
 
 @_typing.final
 class PeerTick(_message.Message):

@@ -9,7 +9,7 @@ from strata.core.barriers import Arrival, BarrierKey, OpenRound, outcome_payload
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
 from strata.core.view import Entry
-from strata.errors import StrataError
+from strata.errors import BarrierBroken, BarrierTimeout, Refused, StrataError
 from strata.v1 import barriers_pb2, session_pb2
 from strata.wire import status
 from strata.wire.enums import RESULTS
@@ -78,6 +78,20 @@ def outcome_message(
         payloads=outcome_payloads(job, outcome),
         revision=outcome.mod_revision,
     )
+
+
+def check_released(outcome: barriers_pb2.BarrierOutcome) -> None:
+    """Return if the round was released; else raise how it ended, with who was missing."""
+    missing = [f"rank {rank}" for rank in outcome.missing]
+    match outcome.result:
+        case x if x == barriers_pb2.BARRIER_RESULT_RELEASED:
+            return
+        case x if x == barriers_pb2.BARRIER_RESULT_TIMED_OUT:
+            raise BarrierTimeout(f"barrier {outcome.name!r}: {outcome.reason}", missing=missing)
+        case x if x == barriers_pb2.BARRIER_RESULT_BROKEN:
+            raise BarrierBroken(f"barrier {outcome.name!r}: {outcome.reason}", missing=missing)
+        case _:
+            raise Refused(f"barrier {outcome.name!r} ended in a way this version does not know")
 
 
 def refused_message(

@@ -1,7 +1,7 @@
 """Links between replicas: each opens one to every other, and sends on it what its members said.
 
-Up go arrivals and progress; down comes a tick every 500 ms that says whether that replica is
-ready. A peer counts as ready while its last tick said so and is younger than a second: only such
+Up go arrivals, progress, and heartbeats of members that the other side serves; down come answers to
+heartbeats, and a tick every 500 ms that says whether that replica is ready. A peer counts as ready while its last tick said so and is younger than a second: only such
 ones are forwarded to, and only they stand in the order of writers.
 
 Who is dialled follows from `P/replicas/`. Both sides say which instance they are, and the one that
@@ -11,6 +11,7 @@ accepts looks the other up in the view: a process of another cluster, or of anot
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
@@ -37,6 +38,8 @@ LONGEST_PAUSE_S: Final = 1.0
 HELLO_S: Final = 2.0
 SILENT_S: Final = 3.0
 """A link without a tick for so long is opened anew."""
+HEARD_S: Final = 1.0
+"""How long a peer may take to answer a heartbeat, before its member is taken over from it."""
 
 
 class _Peer:
@@ -51,6 +54,8 @@ class _Peer:
         self.ticked_at = float("-inf")
         self.silence: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+        self.heartbeats: dict[int, asyncio.Future[bool]] = {}
+        """Those on their way, by id."""
 
 
 class Peers:
@@ -62,6 +67,7 @@ class Peers:
         self._peers: dict[InstanceId, _Peer] = {}
         self._ready: dict[InstanceId, str] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._ids = itertools.count(1)
         self.on_ready: Callable[[], None] = lambda: None
         """Called whenever the set of ready peers changed."""
 
@@ -84,6 +90,26 @@ class Peers:
             link = self._peers[instance].link
             if link is not None:
                 link.send(message)
+
+    async def heartbeat(self, instance: InstanceId, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
+        """Pass a heartbeat on; tell whether that peer serves the member and heard it.
+
+        False when it does not, is not ready, or gives no answer in time: then it counts for nothing.
+        """
+        peer = self._peers.get(instance)
+        if peer is None or peer.link is None or instance not in self._ready:
+            return False
+        heartbeat.id = next(self._ids)
+        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        peer.heartbeats[heartbeat.id] = heard
+        peer.link.send(PeerUp(heartbeat=heartbeat))
+        try:
+            async with asyncio.timeout(HEARD_S):
+                return await heard
+        except TimeoutError:
+            return False
+        finally:
+            peer.heartbeats.pop(heartbeat.id, None)
 
     # -- who there is
 
@@ -153,6 +179,10 @@ class Peers:
             down = await self._next(peer, link, SILENT_S)
             if down.HasField("tick"):
                 self._ticked(peer, down.tick.ready)
+            elif down.HasField("heard"):
+                heard = peer.heartbeats.get(down.heard.id)
+                if heard is not None and not heard.done():
+                    heard.set_result(down.heard.served)
 
     async def _next(self, peer: _Peer, link: Link[PeerDown, PeerUp], limit_s: float) -> PeerDown:
         try:
@@ -188,6 +218,9 @@ class Peers:
 
     def _quiet(self, peer: _Peer) -> None:
         peer.link = None
+        for heard in peer.heartbeats.values():
+            if not heard.done():
+                heard.set_result(False)
         if peer.silence is not None:
             peer.silence.cancel()
             peer.silence = None
@@ -203,10 +236,13 @@ class PeerHandler:
         *,
         arrivals: Callable[[Iterable[barriers_pb2.Arrival]], None],
         progress: Callable[[peers_pb2.PeerProgress], None],
+        heartbeat: Callable[[peers_pb2.PeerHeartbeat], bool],
     ) -> None:
+        """`heartbeat` tells whether the member is served here, and now counts as alive."""
         self._context = context
         self._arrivals = arrivals
         self._progress = progress
+        self._heartbeat = heartbeat
         self._links: set[Link[PeerUp, PeerDown]] = set()
 
     def close_all(self) -> None:
@@ -255,6 +291,9 @@ class PeerHandler:
                     self._arrivals(up.arrivals.arrivals)
                 case "progress":
                     self._progress(up.progress)
+                case "heartbeat":
+                    served = self._heartbeat(up.heartbeat)
+                    link.send(PeerDown(heard=peers_pb2.PeerHeard(id=up.heartbeat.id, served=served)))
                 case _:
                     pass  # of a newer version
 

@@ -1,21 +1,32 @@
-"""Barriers for clients without a session: WaitBarrier is the arrival (PROTOCOLS 5.8)."""
+"""Barriers for clients without a session: WaitBarrier is the arrival (PROTOCOLS 5.8).
+
+The arrival is forwarded and kept like any other, so it makes no difference to which replica the
+call goes, or whether that one is still there when the round ends. Only the answer is bound to the
+call: it ends after `WAIT_S`, or when its replica stops, as `Unavailable`, and is then made again
+for the same round, as long as the barrier takes. An arrival for a finished round gets its outcome.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.ranks import RankIndexes
-from strata.core.barriers import BarrierKey
+from strata.core.barriers import Arrival, BarrierKey
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
-from strata.errors import Refused, StrataError
+from strata.errors import NotFound, Refused, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import barriers_pb2 as pb
 from strata.wire import barriers as wire
+
+WAIT_S: Final = 30.0
+"""How long one call waits. Not for ever: a proxy or a client that is gone in silence would leave
+calls behind, and a client that hears nothing cannot tell a long barrier from a lost answer."""
 
 
 class _Call:
@@ -40,24 +51,72 @@ class BarrierCalls:
         self._context = context
         self._ranks = ranks
         self._barriers = barriers
+        self._waiting: dict[_Call, BarrierKey] = {}
 
     def table(self) -> Mapping[str, Answer]:
         return {"wait_barrier": self.wait, "list_barriers": self.list}
 
+    def part(self) -> None:
+        """Send every waiting call elsewhere: this replica stops."""
+        for call, key in self._waiting.items():
+            call.refused(key, (), Unavailable("this replica stops", hint=_AGAIN))
+
     async def wait(self, request: pb.WaitBarrierRequest) -> pb.WaitBarrierResponse:
-        """Return the outcome, whatever it is. A caller that goes away has arrived all the same."""
+        """Return the outcome once the round is released; raise how else it ended.
+
+        `Unavailable` while it is open. A caller that goes away has arrived all the same.
+        """
         arrival = wire.arrival(request.arrival)
-        index = self._ranks.of(arrival.job)
-        if index is not None and index.head.generation == arrival.generation:
-            mine = index.ranks(request.worker_id, request.incarnation)
-            if not all(rank in mine for rank in arrival.ranks):
-                raise Refused(f"{request.worker_id[:128]} does not run all of these ranks: {arrival.ranks}")
+        await self._check(request, arrival)
         call = _Call()
+        self._waiting[call] = arrival.key
         self._barriers.arrive(arrival, call)
         try:
-            return pb.WaitBarrierResponse(outcome=await call.ended)
+            async with asyncio.timeout(WAIT_S):
+                outcome = await call.ended
+        except TimeoutError:
+            raise Unavailable(f"{arrival.key} is still open", hint=_AGAIN) from None
         finally:
+            del self._waiting[call]
             self._barriers.forget(call, arrival.job)
+        wire.check_released(outcome)
+        return pb.WaitBarrierResponse(outcome=outcome)
+
+    async def _check(self, request: pb.WaitBarrierRequest, arrival: Arrival) -> None:
+        """Return if the caller may arrive for these ranks; a refusal comes from a fresh view (2.2)."""
+        if self._refusal(request, arrival) is not None:
+            await self._context.mirror.fresh()
+            refusal = self._refusal(request, arrival)
+            if refusal is not None:
+                raise refusal
+
+    def _refusal(self, request: pb.WaitBarrierRequest, arrival: Arrival) -> StrataError | None:
+        worker, incarnation = request.worker_id, request.incarnation
+        job = self._job(arrival.job)
+        if not job.exists:
+            return NotFound(f"no job {arrival.job} exists", hint="a job begins with its first member")
+        index = self._ranks.of(arrival.job)
+        if index is None or index.head.generation < arrival.generation:
+            return Refused(f"{arrival.key}: there is no such generation yet", hint="ask for the world first")
+        if index.head.generation > arrival.generation:
+            return None  # the round's own end, or that of its generation, is the answer
+        mine = index.ranks(worker, incarnation)
+        if all(rank in mine for rank in arrival.ranks):
+            return None
+        entry = job.worker(worker)
+        if entry is None:
+            return NotFound(f"{worker[:128]} is not registered (any more)", hint="register again")
+        if entry.create_revision != incarnation:
+            return StaleIncarnation(
+                f"{worker[:128]} is incarnation {entry.create_revision} now, not {incarnation}"
+            )
+        return Refused(
+            f"{worker[:128]} does not run all of these ranks: {arrival.ranks}",
+            hint="a member arrives for its own ranks only",
+        )
+
+    def _job(self, name: str) -> JobView:
+        return JobView(self._context.mirror.view, self._context.keys.job(name))
 
     async def list(self, request: pb.ListBarriersRequest) -> pb.ListBarriersResponse:
         now_ms = asyncio.get_running_loop().time() * 1000
@@ -66,6 +125,9 @@ class BarrierCalls:
             open=[wire.open_message(open_round, now_ms) for open_round in self._barriers.open(request.job)],
             recent=list(_outcomes(job)),
         )
+
+
+_AGAIN: Final = "call again with the same round, at any replica"
 
 
 def _outcomes(job: JobView) -> Iterator[pb.BarrierOutcome]:

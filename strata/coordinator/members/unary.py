@@ -1,13 +1,20 @@
 """Members without a session: Register, then a Heartbeat well within `detect_s` (PROTOCOLS 5.8).
 
 A client that falls silent for `detect_s` has lost its transport, and the keeper does what it does
-for a broken stream. A heartbeat that comes to another replica hands the member over to it.
+for a broken stream.
+
+A heartbeat may come to any replica, so that a client can spread its calls. One that serves another
+replica's member passes it on, and says "alive" only when that one has heard it: whoever answers
+for itself might be believed while the serving replica counts `detect_s` of silence. When that one
+is not there, does not answer or knows nothing of the member, the heartbeat is a hand-over (5.2): a
+guarded write, after which the key names this replica. So a heartbeat that was answered has reached
+the replica in `served_by`, whichever way it came.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
@@ -16,16 +23,20 @@ from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.progress import ProgressBoard
 from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.registrar import Registrar
-from strata.core.ids import BootId, WorkerId, checked_id
+from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
-from strata.core.members import Registration, check_registration, decide_leave
+from strata.core.members import Registration, check_registration, decide_leave, decide_rank_exit
 from strata.core.records import Worker
 from strata.core.view import Entry
 from strata.errors import NotFound, StaleIncarnation, StrataError
 from strata.v1 import members_pb2 as pb
-from strata.v1 import worlds_pb2
+from strata.v1 import peers_pb2, worlds_pb2
 from strata.wire import members as wire
 from strata.wire import worlds as world_wire
+from strata.wire.enums import PHASES
+
+Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
+"""Passes a heartbeat on to another replica; tells whether that one serves the member and heard it."""
 
 
 class HeartbeatTransport:
@@ -73,17 +84,21 @@ class UnaryMembers:
         registrar: Registrar,
         ranks: RankIndexes,
         board: ProgressBoard,
+        *,
+        relay: Relay,
     ) -> None:
         self._context = context
         self._keeper = keeper
         self._registrar = registrar
         self._ranks = ranks
         self._board = board
+        self._relay = relay
 
     def table(self) -> Mapping[str, Answer]:
         return {
             "register": self.register,
             "heartbeat": self.heartbeat,
+            "report_rank_exit": self.report_rank_exit,
             "leave": self.leave,
             "list_members": self.list_members,
         }
@@ -93,18 +108,67 @@ class UnaryMembers:
         check_registration(registration)
         job = checked_id("job", request.registration.job)
         incarnation = await self._attended(job, registration)
+        timing = self._context.timing
         return pb.RegisterResponse(
-            incarnation=incarnation, detect_s=self._context.timing.detect_s, world=self._world(job)
+            incarnation=incarnation,
+            detect_s=timing.detect_s,
+            heartbeat_s=timing.heartbeat_s,
+            world=self._world(job),
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        transport = self._keeper.find(request.job, request.worker_id, request.boot)
-        if transport is None or transport.incarnation != request.incarnation:
+        heartbeat = peers_pb2.PeerHeartbeat(
+            job=request.job,
+            worker_id=request.worker_id,
+            boot=request.boot,
+            incarnation=request.incarnation,
+        )
+        if not self.heard(heartbeat) and not await self._heard_elsewhere(heartbeat):
             entry = await self._registered(request)
             await self._attended(request.job, _registration(entry))
-        elif isinstance(transport, HeartbeatTransport):
+        index = self._ranks.of(request.job)
+        place = None if index is None else index.place(request.worker_id, request.incarnation)
+        if index is not None and index.head.generation == request.generation:
+            mine = index.ranks(request.worker_id, request.incarnation)
+            said = [progress for progress in request.ranks if progress.rank in mine]
+            self._board.note(request.job, request.generation, said, own=True)
+        phase, reason = world_wire.phase_of(job_view(self._context, request.job))
+        return pb.HeartbeatResponse(
+            world=self._world(request.job),
+            place=None if place is None else world_wire.place_message(place),
+            phase=PHASES[phase],
+            phase_reason=reason,
+        )
+
+    def heard(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
+        """Tell whether this incarnation has a transport here; one of heartbeats has been heard now.
+
+        The transport is proof enough, however old the view: only this replica could have written
+        a key that names it, and it did so for this transport.
+        """
+        transport = self._keeper.find(heartbeat.job, heartbeat.worker_id, heartbeat.boot)
+        if transport is None or transport.incarnation != heartbeat.incarnation:
+            return False
+        if isinstance(transport, HeartbeatTransport):
             transport.touch()
-        return pb.HeartbeatResponse(world=self._world(request.job))
+        return True
+
+    async def report_rank_exit(self, request: pb.ReportRankExitRequest) -> pb.ReportRankExitResponse:
+        worker, keys = WorkerId(request.worker_id), self._context.keys.job(request.job)
+        await existing_job(self._context, request.job)
+        await self._context.executor.settle(
+            lambda view: decide_rank_exit(
+                JobView(view, keys),
+                worker,
+                request.incarnation,
+                request.generation,
+                request.rank,
+                request.code,
+                request.reason,
+            ),
+            coalesce=True,
+        )
+        return pb.ReportRankExitResponse()
 
     async def leave(self, request: pb.LeaveRequest) -> pb.LeaveResponse:
         worker, keys = WorkerId(request.worker_id), self._context.keys.job(request.job)
@@ -139,6 +203,15 @@ class UnaryMembers:
         transport.incarnation = entry.create_revision
         transport.touch()
         return entry.create_revision
+
+    async def _heard_elsewhere(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
+        """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""
+        entry = job_view(self._context, heartbeat.job).worker(heartbeat.worker_id)
+        if entry is None or entry.record.served_by == self._context.instance:
+            return False
+        if (entry.record.boot, entry.create_revision) != (heartbeat.boot, heartbeat.incarnation):
+            return False
+        return await self._relay(entry.record.served_by, heartbeat)
 
     async def _registered(self, request: pb.HeartbeatRequest) -> Entry[Worker]:
         """Return the key that the caller holds, from a view that is fresh."""

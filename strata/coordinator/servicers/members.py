@@ -24,6 +24,12 @@ class MembersServicer(Base):
         response: pb.HeartbeatResponse = await answer(self._calls, "heartbeat", request, context)
         return response
 
+    async def ReportRankExit(
+        self, request: pb.ReportRankExitRequest, context: Any
+    ) -> pb.ReportRankExitResponse:
+        response: pb.ReportRankExitResponse = await answer(self._calls, "report_rank_exit", request, context)
+        return response
+
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
         response: pb.LeaveResponse = await answer(self._calls, "leave", request, context)
         return response

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
-from strata.errors import Conflict, NotFound, Refused, StaleIncarnation
+from strata.coordinator.calls.barriers import WAIT_S
+from strata.core.job import JobView
+from strata.errors import (
+    BarrierBroken,
+    BarrierTimeout,
+    Conflict,
+    NotFound,
+    Refused,
+    StaleGeneration,
+    StaleIncarnation,
+    StrataError,
+    Unavailable,
+)
+from strata.testing.serving import peer_door
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
@@ -49,8 +64,12 @@ class Client:
         response: members_pb2.HeartbeatResponse = await self.call(replica, "heartbeat", request)
         return response
 
-    async def wait(self, replica: str, rank: int, round_: int = 1) -> barriers_pb2.BarrierOutcome:
-        arrival = barriers_pb2.Arrival(job="job", name="b", generation=1, round=round_, ranks=[rank])
+    async def wait(
+        self, replica: str, rank: int, round_: int = 1, *, generation: int = 1, timeout_ms: int = 0
+    ) -> barriers_pb2.BarrierOutcome:
+        arrival = barriers_pb2.Arrival(
+            job="job", name="b", generation=generation, round=round_, ranks=[rank], timeout_ms=timeout_ms
+        )
         response = await self.call(
             replica,
             "wait_barrier",
@@ -60,6 +79,20 @@ class Client:
         )
         outcome: barriers_pb2.BarrierOutcome = response.outcome
         return outcome
+
+
+async def beat(client: Client, *replicas: str) -> None:
+    """Say that the client is alive, to one replica after the other, until cancelled."""
+    for replica in itertools.cycle(replicas):
+        await asyncio.sleep(1)
+        await client.heartbeat(replica)
+
+
+async def refused(call: Awaitable[object]) -> StrataError:
+    """Return the error that a call ends with."""
+    with pytest.raises(StrataError) as caught:
+        await call
+    return caught.value
 
 
 async def until_gone(c: Cluster, worker: str) -> float:
@@ -86,21 +119,109 @@ async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death() -> None
 
 
 @in_virtual_time()
-async def test_a_heartbeat_at_another_replica_is_a_hand_over() -> None:
+async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serves() -> None:
     async with cluster(members=1) as c:
         client = Client(c, "w0")
         await client.register("r1")
-        for replica in ("r2", "r3", "r1", "r2") * 5:
-            await asyncio.sleep(2)
-            await client.heartbeat(replica)
+        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+        before = c["r1"].view.revision
+        for replica in ("r2", "r3") * 10:
+            await asyncio.sleep(DETECT_S * 0.9)
+            heard = await client.heartbeat(replica)
+            assert (heard.place.worker_id, heard.phase) == ("w0", worlds_pb2.JOB_PHASE_RUNNING)
+        entry = c.worker("w0")
+        assert entry is not None
+        assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r1-1")
+        assert entry.mod_revision <= before, "no heartbeat costs a write"
+        silent = asyncio.get_running_loop().time()
+        assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
+        with pytest.raises(NotFound):
+            await client.heartbeat("r3")
+
+
+@in_virtual_time()
+async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+
+        def served_by() -> str:
+            entry = c.worker("w0")
+            assert entry is not None
+            assert entry.create_revision == client.incarnation
+            return entry.record.served_by
+
+        c.partition("r1", "r2")  # r2 does not reach it
+        await asyncio.sleep(2)
+        await client.heartbeat("r2")
+        assert served_by() == "instance-r2-2"
+        c.heal("r1", "r2")
+        await c.ready()
+        for link in c.board.links("r3", peer_door("r2")):
+            link.stall()  # it may be frozen: nothing is heard of it, and it still counts as ready
+        began = asyncio.get_running_loop().time()
+        await client.heartbeat("r3")
+        assert asyncio.get_running_loop().time() - began < 1.2
+        assert served_by() == "instance-r3-3"
+        c["r3"].kill()
+        await asyncio.sleep(1)
+        await client.heartbeat("r1")
+        assert served_by() == "instance-r1-1"
+        for _ in range(5):
+            await asyncio.sleep(3)
+            await client.heartbeat("r2")
+        assert served_by() == "instance-r1-1"
+
+
+@in_virtual_time()
+async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        transport = c["r1"].service.keeper.find("job", "w0", client.boot)
+        assert transport is not None
+        c["r1"].service.keeper.lose(transport)
+        await client.heartbeat("r2")
         entry = c.worker("w0")
         assert entry is not None
         assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r2-2")
-        c["r2"].kill()
-        await asyncio.sleep(1)
-        await client.heartbeat("r3")
-        await asyncio.sleep(3)
-        assert c.worker("w0") is not None
+
+
+@in_virtual_time()
+async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+        ranks = [
+            members_pb2.RankProgress(rank=0, step=7, phase="train"),
+            members_pb2.RankProgress(rank=1, step=1, phase="not its own"),
+        ]
+        request = members_pb2.HeartbeatRequest(
+            job="job",
+            worker_id="w0",
+            boot=client.boot,
+            incarnation=client.incarnation,
+            generation=1,
+            ranks=ranks,
+        )
+        await client.call("r2", "heartbeat", request)
+        (member,) = (
+            await client.call("r2", "list_members", members_pb2.ListMembersRequest(job="job"))
+        ).members
+        assert [(r.rank, r.step, r.phase) for r in member.ranks] == [(0, 7, "train")]
+        report = members_pb2.ReportRankExitRequest(
+            job="job", worker_id="w0", incarnation=client.incarnation, generation=1, rank=0
+        )
+        report.rank = 1
+        with pytest.raises(Refused, match="does not run rank 1"):
+            await client.call("r3", "report_rank_exit", report)
+        report.rank = 0
+        for replica in ("r3", "r1"):
+            await client.call(replica, "report_rank_exit", report)
+        await c["r2"].see(lambda view: view.get(JOB.phase) is not None)
+        heard = await client.heartbeat("r2")
+        assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
 
 
 @in_virtual_time()
@@ -109,12 +230,7 @@ async def test_a_name_taken_is_refused_and_a_place_taken_is_stale() -> None:
         client = Client(c, "w0")
         await client.register("r1")
 
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(1)
-                await client.heartbeat("r1")
-
-        beating = c.tasks.create_task(beat())
+        beating = c.tasks.create_task(beat(client, "r1"))
         with pytest.raises(Conflict):
             await Client(c, "w0", "another").register("r2")
         beating.cancel()
@@ -136,6 +252,14 @@ async def test_a_session_and_a_call_meet_at_a_barrier() -> None:
         mine = 1 - place.first_rank
         with pytest.raises(Refused, match="does not run"):
             await client.wait("r3", place.first_rank)
+        with pytest.raises(Refused, match="no such generation yet"):
+            await client.wait("r3", mine, generation=2)
+        with pytest.raises(NotFound, match="not registered"):
+            await Client(c, "stranger").wait("r3", mine)
+        client.incarnation += 1
+        with pytest.raises(StaleIncarnation):
+            await client.wait("r3", mine)
+        client.incarnation -= 1
         waiting = c.tasks.create_task(client.wait("r3", mine))
         await asyncio.sleep(1)
         member.arrive([place.first_rank])
@@ -147,6 +271,57 @@ async def test_a_session_and_a_call_meet_at_a_barrier() -> None:
         await member.outcome(2)
         assert (await client.wait("r2", mine, 2)).round == 2, "a retry gets the same round's outcome"
         await client.heartbeat("r1")
+
+
+@in_virtual_time()
+async def test_a_barrier_longer_than_a_call_and_than_its_replica() -> None:
+    async with cluster(members=2) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        member = await c.member("w1").connect("r2")
+        theirs = (await member.world()).place.first_rank
+        clock = asyncio.get_running_loop().time
+        beating = c.tasks.create_task(beat(client, "r1", "r2"))
+        for replica in ("r1", "r3"):
+            began = clock()
+            with pytest.raises(Unavailable, match="still open"):
+                await client.wait(replica, 1 - theirs)
+            assert clock() - began == pytest.approx(WAIT_S, abs=0.1)
+        waiting = c.tasks.create_task(client.wait("r3", 1 - theirs))
+        await asyncio.sleep(1)
+        c["r3"].kill()
+        waiting.cancel()
+        member.arrive([theirs])
+        assert (await client.wait("r1", 1 - theirs)).result == barriers_pb2.BARRIER_RESULT_RELEASED
+        waiting = c.tasks.create_task(refused(client.wait("r2", 1 - theirs, 2)))
+        await asyncio.sleep(1)
+        began = clock()
+        c["r2"].service.part()
+        assert isinstance(await waiting, Unavailable)
+        assert clock() == began, "a replica that stops keeps nobody waiting"
+        beating.cancel()
+
+
+@in_virtual_time()
+async def test_how_else_a_round_can_end_is_an_error() -> None:
+    async with cluster(members=2) as c:
+        clients = [Client(c, f"w{i}") for i in range(2)]
+        for client in clients:
+            await client.register("r1")
+        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+        world = await clients[0].call("r1", "get_world", worlds_pb2.GetWorldRequest(job="job"))
+        rank = {m.worker_id: m.first_rank for m in world.members}
+        late = await refused(clients[0].wait("r2", rank["w0"], timeout_ms=500))
+        assert isinstance(late, BarrierTimeout)
+        assert list(late.missing) == [f"rank {rank['w1']}"]
+        assert type(await refused(clients[1].wait("r3", rank["w1"], timeout_ms=500))) is BarrierTimeout
+        waiting = c.tasks.create_task(refused(clients[0].wait("r1", rank["w0"], 2)))
+        await asyncio.sleep(1)
+        leave = members_pb2.LeaveRequest(job="job", worker_id="w1", incarnation=clients[1].incarnation)
+        await clients[1].call("r2", "leave", leave)
+        assert type(await waiting) in {BarrierBroken, StaleGeneration}
+        await c["r3"].see(lambda view: JobView(view, JOB).head().record.generation > 1)  # type: ignore[union-attr]  # there is one
+        assert type(await refused(clients[0].wait("r3", rank["w0"], 3))) is StaleGeneration
 
 
 @in_virtual_time()
