@@ -293,11 +293,11 @@ async def test_a_barrier_longer_than_a_call_and_than_its_replica() -> None:
         waiting.cancel()
         member.arrive([theirs])
         assert (await client.wait("r1", 1 - theirs)).result == barriers_pb2.BARRIER_RESULT_RELEASED
-        waiting = c.tasks.create_task(refused(client.wait("r2", 1 - theirs, 2)))
+        sent_away = c.tasks.create_task(refused(client.wait("r2", 1 - theirs, 2)))
         await asyncio.sleep(1)
         began = clock()
         c["r2"].service.part()
-        assert isinstance(await waiting, Unavailable)
+        assert isinstance(await sent_away, Unavailable)
         assert clock() == began, "a replica that stops keeps nobody waiting"
         beating.cancel()
 
