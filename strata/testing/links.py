@@ -1,43 +1,57 @@
-"""Links in memory: what `strata.wire.streams` is over gRPC, between two coroutines of one loop.
+"""Links in memory: what `strata.wire.streams` is over gRPC, between coroutines of one loop.
 
     board = Switchboard()
     board.listen("b", serve, tasks.create_task)      # serve(link) runs for each that dials
     async with board.dial("a", "b") as link: ...
     board.cut("a", "b")                              # every link between them breaks, none is made
+    board.reject("a", "b")                           # likewise, by resets and refusals
+    board.block("a", "b")                            # what a sends to b goes nowhere, in silence
 
 What holds of the real ones holds here: order; the end that dialled learns of a break by
 `Unavailable`, the other one by None; what was sent before a clean end arrives, what was on its way
-at a break may not. Messages are copied, as a wire would.
+at a break may not. Messages are copied, as a wire would. An end whose other side does not answer
+(blocked, or frozen as a `Process`) breaks within `keepalive_s`, as HTTP/2 pings would find it.
+
+An address is `host` or `host/door`; blocks and delays go by hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
 
 from strata.errors import StrataError, Unavailable
+from strata.testing.processes import BETWEEN, Process, current
 
 Serve = Callable[["MemoryLink"], Coroutine[Any, Any, None]]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+CONNECT_S = 2.0
+"""How long a dial waits for somebody who does not answer, as `strata.client.channel` does."""
 
 
 class MemoryLink:
     """One end of a link; made by `pair`. `stalled`: this end reads nothing, as if frozen."""
 
-    def __init__(self, *, dialled: bool, delay_s: float, outbox_limit: int) -> None:
+    def __init__(self, *, dialled: bool, delay_s: Callable[[], float], outbox_limit: int) -> None:
         self.other: MemoryLink = self
         self.closed = False
+        self.process = current()
         self._dialled = dialled
         self._delay_s = delay_s
         self._limit = outbox_limit
         self._inbox: deque[Message] = deque()
         self._coming = 0
-        self._way: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._way: deque[tuple[float, Callable[[Any], None], Any]] = deque()
+        self._blocked = False
         self._over = False
         self._error: StrataError | None = None
         self._wake: asyncio.Future[None] | None = None
@@ -82,30 +96,62 @@ class MemoryLink:
 
     # -- faults
 
-    def break_off(self) -> None:
-        """Lose the transport: both ends learn of it now, messages on their way are lost."""
+    def break_off(self, error: StrataError | None = None) -> None:
+        """Lose the transport: both ends learn of it now, messages on their way are lost.
+
+        Without an `error` it was ended or reset.
+        """
         for end in (self, self.other):
-            end._end(Unavailable("the connection broke"))
+            end._end(error or Unavailable("the connection was reset"))
+
+    def give_up(self) -> None:
+        """Lose the transport at this end; the other one learns of it as far as it can be reached."""
+        self._end(Unavailable("the other side does not answer pings"))
+        self._way.clear()
+        self._later(self.other._end, Unavailable("the connection was reset"))
 
     def stall(self, stalled: bool = True) -> None:
         """Stop reading, or go on."""
         self._stalled = stalled
         self._rouse()
 
+    def block(self, blocked: bool) -> None:
+        """Let what this end sends go nowhere for now, or go on: what was kept arrives then."""
+        was, self._blocked = self._blocked, blocked
+        if was and not blocked and self._way:
+            self._arm()
+
+    @property
+    def over(self) -> bool:
+        """Whether this end knows that the link has ended."""
+        return self._over or self.closed
+
     # -- inside
 
     def _later(self, act: Callable[[Any], None], argument: Any) -> None:
         """Do it to the other end once the way there is over, in order."""
-        self._way.append((act, argument))
+        due = asyncio.get_running_loop().time() + self._delay_s()
+        if self._way:
+            due = max(due, self._way[-1][0])
+        self._way.append((due, act, argument))
+        if len(self._way) == 1 and not self._blocked:
+            self._arm()
+
+    def _arm(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._delay_s:
-            loop.call_later(self._delay_s, self._arrive)  # equal times have no order of their own
+        due = self._way[0][0]
+        if due <= loop.time():
+            loop.call_soon(self._arrive, context=BETWEEN)
         else:
-            loop.call_soon(self._arrive)
+            loop.call_at(due, self._arrive, context=BETWEEN)
 
     def _arrive(self) -> None:
-        act, argument = self._way.popleft()
-        act(argument)
+        now = asyncio.get_running_loop().time()
+        while self._way and not self._blocked and self._way[0][0] <= now:
+            _due, act, argument = self._way.popleft()
+            act(argument)
+        if self._way and not self._blocked:
+            self._arm()
 
     def _take(self, message: Message) -> None:
         self._coming -= 1
@@ -124,71 +170,226 @@ class MemoryLink:
             self._wake.set_result(None)
 
 
-def pair(*, delay_s: float = 0.0, outbox_limit: int = 4096) -> tuple[MemoryLink, MemoryLink]:
+def pair(
+    *, delay_s: float | Callable[[], float] = 0.0, outbox_limit: int = 4096
+) -> tuple[MemoryLink, MemoryLink]:
     """Return the two ends of a new link: the one that dialled, and the one that accepted."""
-    dialled = MemoryLink(dialled=True, delay_s=delay_s, outbox_limit=outbox_limit)
-    accepted = MemoryLink(dialled=False, delay_s=delay_s, outbox_limit=outbox_limit)
+    delay = delay_s if callable(delay_s) else lambda: delay_s
+    dialled = MemoryLink(dialled=True, delay_s=delay, outbox_limit=outbox_limit)
+    accepted = MemoryLink(dialled=False, delay_s=delay, outbox_limit=outbox_limit)
     dialled.other, accepted.other = accepted, dialled
     return dialled, accepted
 
 
-class Switchboard:
-    """Who listens where, and which links there are."""
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    serve: Serve
+    spawn: Spawn
+    context: Context
+    process: Process | None
 
-    def __init__(self, *, delay_s: float = 0.0) -> None:
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """One link there is. The accepting end is `link.other`."""
+
+    caller: str
+    callee: str
+    link: MemoryLink
+
+    def ends(self) -> tuple[tuple[str, MemoryLink, str], ...]:
+        """Return each end with its host, and the host of the other one."""
+        here, there = host_of(self.caller), host_of(self.callee)
+        return (here, self.link, there), (there, self.link.other, here)
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address, which may name a door of it."""
+    return address.partition("/")[0]
+
+
+class Switchboard:
+    """Who listens where, which links there are, and what lies between.
+
+    `lag_s(sender, receiver)` is how much longer than `delay_s` a message takes between two hosts.
+    """
+
+    def __init__(
+        self, *, delay_s: float = 0.0, keepalive_s: float = 4.0, rng: random.Random | None = None
+    ) -> None:
         self.delay_s = delay_s
-        self._listeners: dict[str, tuple[Serve, Spawn]] = {}
-        self._links: set[tuple[str, str, MemoryLink]] = set()
+        self.lag_s: Callable[[str, str], float] = lambda _sender, _receiver: 0.0
+        self._keepalive_s = keepalive_s
+        self._rng = rng or random.Random(0)
+        self._listeners: dict[str, _Listener] = {}
+        self._links: dict[_Entry, None] = {}
         self._cut: set[frozenset[str]] = set()
+        self._rejected: set[frozenset[str]] = set()
+        self._blocked: set[tuple[str, str]] = set()
+        self._watched: set[int] = set()
+        self._changed = asyncio.Event()
 
     def listen(self, address: str, serve: Serve, spawn: Spawn) -> None:
-        """Serve whoever dials `address`."""
-        self._listeners[address] = (serve, spawn)
+        """Serve whoever dials `address`, as a part of the program that calls this."""
+        self._listeners[address] = _Listener(serve, spawn, copy_context(), self._watch(current()))
+        self._change()
 
     def hang_up(self, address: str) -> None:
         """Listen there no more, and break every link of that address, in either direction."""
         self._listeners.pop(address, None)
         self._break(lambda caller, callee: address in {caller, callee})
+        self._change()
 
-    def cut(self, one: str, other: str) -> None:
-        """Break the links between two addresses and let none be made."""
+    # -- faults
+
+    def cut(self, one: str, other: str) -> int:
+        """Break the links between two addresses and let none be made, as if nothing came through.
+
+        Return how many broke.
+        """
         self._cut.add(frozenset({one, other}))
-        self._break(lambda caller, callee: {caller, callee} == {one, other})
+        silence = Unavailable("no answer came in time")
+        return self._break(lambda caller, callee: {caller, callee} == {one, other}, silence)
+
+    def reject(self, one: str, other: str) -> int:
+        """Reset the links between two addresses and refuse new ones, as a firewall's REJECT does.
+
+        Return how many broke.
+        """
+        self._rejected.add(frozenset({one, other}))
+        return self._break(lambda caller, callee: {caller, callee} == {one, other})
 
     def mend(self, one: str, other: str) -> None:
         """Let links between two addresses be made again."""
         self._cut.discard(frozenset({one, other}))
+        self._rejected.discard(frozenset({one, other}))
+
+    def answers(self, caller: str, callee: str) -> bool | None:
+        """Tell what a plain connect meets: somebody who listens, a refusal, or (None) nothing.
+
+        A kernel accepts for a program that is frozen.
+        """
+        if frozenset({caller, callee}) in self._cut or not self.is_open(host_of(caller), host_of(callee)):
+            return None
+        return callee in self._listeners and frozenset({caller, callee}) not in self._rejected
+
+    def block(self, sender: str, receiver: str) -> None:
+        """Let what one host sends to the other go nowhere, in silence, until `unblock`."""
+        self._blocked.add((sender, receiver))
+        self._change()
+
+    def unblock(self, sender: str, receiver: str) -> None:
+        """Let it through again; a link that has not been given up loses nothing."""
+        self._blocked.discard((sender, receiver))
+        self._change()
 
     def links(self, caller: str, callee: str) -> list[MemoryLink]:
         """Return the dialling ends of the links from `caller` to `callee`."""
-        return [link for one, other, link in self._links if (one, other) == (caller, callee)]
+        return [e.link for e in self._links if (e.caller, e.callee) == (caller, callee)]
+
+    def between(self, one: str, other: str) -> list[MemoryLink]:
+        """Return the dialling ends of the links between two hosts, whichever dialled."""
+        hosts = {one, other}
+        return [e.link for e in self._links if {host_of(e.caller), host_of(e.callee)} == hosts]
+
+    def is_open(self, one: str, other: str) -> bool:
+        """Tell whether both hosts can reach each other, as far as the way between them goes."""
+        return (one, other) not in self._blocked and (other, one) not in self._blocked
+
+    # -- connecting
 
     @asynccontextmanager
     async def dial(self, caller: str, callee: str) -> AsyncIterator[MemoryLink]:
         """Have a link to whoever listens at `callee`; `Unavailable` when nobody does."""
         await asyncio.sleep(self.delay_s)
-        found = self._listeners.get(callee)
-        if found is None or frozenset({caller, callee}) in self._cut:
-            raise Unavailable(f"{callee}: connection refused")
-        serve, spawn = found
-        dialled, accepted = pair(delay_s=self.delay_s)
-        entry = (caller, callee, dialled)
-        self._links.add(entry)
+        listener = await self._reached(caller, callee)
+        entry = self._connect(caller, callee, listener)
+        try:
+            yield entry.link
+        finally:
+            entry.link.close()
+            self._sweep()
+
+    def _connect(self, caller: str, callee: str, listener: _Listener) -> _Entry:
+        here, there = host_of(caller), host_of(callee)
+        dialled, accepted = pair()
+        dialled._delay_s = lambda: self.delay_s + self.lag_s(here, there)
+        accepted._delay_s = lambda: self.delay_s + self.lag_s(there, here)
+        self._watch(dialled.process)
+        accepted.process = listener.process
+        entry = _Entry(caller, callee, dialled)
+        self._links[entry] = None
 
         async def served() -> None:
             try:
-                await serve(accepted)
+                await listener.serve(accepted)
             finally:
                 accepted.close()
+                self._sweep()
 
-        _task = spawn(served())
+        _task = listener.context.copy().run(listener.spawn, served())
+        return entry
+
+    async def _reached(self, caller: str, callee: str) -> _Listener:
+        """Return who listens there, once it answers."""
         try:
-            yield dialled
-        finally:
-            self._links.discard(entry)
-            dialled.close()
+            async with asyncio.timeout(CONNECT_S):
+                while True:
+                    found = self._listeners.get(callee)
+                    answers = found is None or found.process is None or not found.process.frozen
+                    if answers and self.is_open(host_of(caller), host_of(callee)):
+                        break
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable(f"{callee} did not answer within {CONNECT_S:g} s") from None
+        if found is None or not self.answers(caller, callee):
+            raise Unavailable(f"{callee}: connection refused")
+        return found
 
-    def _break(self, which: Callable[[str, str], bool]) -> None:
-        for caller, callee, link in tuple(self._links):
-            if which(caller, callee):
-                link.break_off()
+    # -- inside
+
+    def _watch(self, process: Process | None) -> Process | None:
+        if process is not None and id(process) not in self._watched:
+            self._watched.add(id(process))
+            process.watch(self._change)
+        return process
+
+    def _change(self) -> None:
+        """Look at every link again: who reaches whom has changed."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        loop = asyncio.get_running_loop() if self._links else None
+        for entry in self._links:
+            for here, end, there in entry.ends():
+                end.block((here, there) in self._blocked)
+                if loop is not None and not self._hears(here, end, there):
+                    wait_s = self._keepalive_s * self._rng.uniform(0.625, 1.0)
+                    loop.call_later(wait_s, self._ping, entry, context=BETWEEN)
+
+    def _hears(self, here: str, end: MemoryLink, there: str) -> bool:
+        """Tell whether the pings of this end are answered."""
+        return self.is_open(here, there) and not (end.other.process is not None and end.other.process.frozen)
+
+    def _ping(self, entry: _Entry) -> None:
+        """Give up the ends whose pings are not answered, unless their own program is frozen."""
+        for here, end, there in entry.ends():
+            frozen = end.process is not None and end.process.frozen
+            if not end.over and not frozen and not self._hears(here, end, there):
+                end.give_up()
+
+    def _sweep(self) -> None:
+        """Forget the links of which both ends know that they are over."""
+        for entry in [e for e in self._links if e.link.over and e.link.other.over]:
+            del self._links[entry]
+
+    def _break(self, which: Callable[[str, str], bool], error: StrataError | None = None) -> int:
+        broken = 0
+        for entry in self._there():
+            if which(entry.caller, entry.callee):
+                entry.link.break_off(error)
+                broken += 1
+        self._sweep()
+        return broken
+
+    def _there(self) -> Iterator[_Entry]:
+        yield from [e for e in self._links if not e.link.over or not e.link.other.over]

@@ -12,6 +12,7 @@ from strata.errors import StrataError, Unavailable
 from strata.testing.memory_watch import MemoryWatch
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call, Fate, Kind, Network, PromptNetwork
+from strata.testing.processes import BETWEEN
 
 if TYPE_CHECKING:
     from strata.testing.memory_store import MemoryStore
@@ -57,6 +58,12 @@ class MemoryClient:
         self.cut_off = False
         for watch in self._watches:
             watch.catch_up()
+
+    def break_watches(self) -> int:
+        """End every watch as etcd may at any time; return how many there were."""
+        for watch in self._watches:
+            watch.fail(self._unavailable("the watch was cancelled"))
+        return len(self._watches)
 
     async def close(self) -> None:
         """Drop the connection: calls in flight and watches end with `Unavailable`.
@@ -185,6 +192,7 @@ class MemoryClient:
 def _after(delay_s: float, action: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     if delay_s > 0:
-        loop.call_later(delay_s, action)
+        loop.call_later(delay_s, action, context=BETWEEN)
     else:
-        loop.call_soon(action)  # in the order of asking, which timers of one moment do not keep
+        # in the order of asking, which timers of one moment do not keep
+        loop.call_soon(action, context=BETWEEN)

@@ -21,6 +21,7 @@ from strata.testing import txn_limits
 from strata.testing.memory_client import MemoryClient
 from strata.testing.mvcc import Revision, State
 from strata.testing.network import Network
+from strata.testing.processes import BETWEEN
 
 MAX_LEASE_TTL_S: Final = 9_000_000_000
 _FIRST_LEASE: Final = 0x1000
@@ -39,6 +40,7 @@ class MemoryStore:
         self._next_lease = _FIRST_LEASE
         self._ttl_s: dict[int, int] = {}
         self._deadline: dict[int, float] = {}
+        self._leases_held = False
         self._subscribers: list[Callable[[Revision], None]] = []
 
     def client(
@@ -61,6 +63,29 @@ class MemoryStore:
         if written is not None:
             for subscriber in tuple(self._subscribers):
                 subscriber(written)
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def hold_leases(self) -> None:
+        """Let no lease end, as while etcd has no leader."""
+        self._leases_held = True
+
+    def release_leases(self) -> None:
+        """Have a leader again: every lease begins anew, as in etcd."""
+        self._leases_held = False
+        for lease_id in self._ttl_s:
+            self._renew(lease_id)
+
+    def drop_keys_of(self, lease_id: int) -> int:
+        """Delete the keys of a lease and answer its keepalives all the same; return how many.
+
+        etcd has had such bugs (etcd#14758, #15247).
+        """
+        dropped = len(self.state.leased.get(lease_id, ()))
+        if dropped:
+            self._publish(self.state.drop_lease(lease_id))
+            self.state.leased[lease_id] = set()
+        return dropped
 
     # -- the calls, each in one instant ----------------------------------------------------------
 
@@ -88,7 +113,8 @@ class MemoryStore:
         self._ttl_s[lease.id] = lease.ttl_s
         self.state.leased[lease.id] = set()
         self._renew(lease.id)
-        asyncio.get_running_loop().call_at(self._deadline[lease.id], self._expire, lease.id)
+        loop = asyncio.get_running_loop()
+        loop.call_at(self._deadline[lease.id], self._expire, lease.id, context=BETWEEN)
         return lease
 
     def keep_alive(self, lease_id: int) -> int:
@@ -112,7 +138,9 @@ class MemoryStore:
         if deadline is None:
             return  # it was revoked
         loop = asyncio.get_running_loop()
-        if loop.time() < deadline:
-            loop.call_at(deadline, self._expire, lease_id)
+        if self._leases_held:
+            loop.call_later(1.0, self._expire, lease_id, context=BETWEEN)
+        elif loop.time() < deadline:
+            loop.call_at(deadline, self._expire, lease_id, context=BETWEEN)
         else:
             self.revoke(lease_id)

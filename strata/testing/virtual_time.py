@@ -8,19 +8,26 @@ I/O and there are no threads in it: both are refused.
 
 The seed decides the order of timers that are due at the same moment, for which asyncio promises
 none: every timer is late by less than a microsecond. Callbacks that are ready keep asyncio's order.
-The same seed gives the same run as long as the code under test does not depend on the order of
-sets or on object ids.
+The same seed gives the same run as long as the code under test does not depend on object ids, nor,
+from one process to the next, on the hashes of strings (PYTHONHASHSEED). Sets of tasks, of which
+asyncio is full, keep one order: a task's hash is its number.
+
+A program that is frozen (`strata.testing.processes`) has its callbacks kept until it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
+import itertools
 import random
 from asyncio import BaseEventLoop, TimerHandle
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar, TypeVarTuple, Unpack
+
+from strata.testing.processes import process_of
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -39,6 +46,43 @@ class VirtualTimeOverError(RuntimeError):
     """The program went on beyond the time it was given."""
 
 
+class _Gated(asyncio.Handle):
+    """A callback that waits while its program is frozen."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = process_of(self._context)  # type: ignore[attr-defined]  # asyncio's own
+        if process is not None and process.frozen:
+            process.hold(self)
+        else:
+            super()._run()
+
+
+class _GatedTimer(TimerHandle):
+    """The same for a timer."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = process_of(self._context)  # type: ignore[attr-defined]  # asyncio's own
+        if process is not None and process.frozen:
+            process.hold(self)
+        else:
+            super()._run()
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number: sets of tasks have one order in every run."""
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
+        self._number = number  # before the task is put into asyncio's own set
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualTimeLoop(BaseEventLoop):
     """An event loop in virtual time; most callers want `run` or `in_virtual_time`."""
 
@@ -49,6 +93,10 @@ class VirtualTimeLoop(BaseEventLoop):
         self._chance = random.Random(seed)
         # BaseEventLoop asks this for I/O events whenever it has run what was ready.
         self._selector = _Jump(self)
+        numbers = itertools.count(1)
+        self.set_task_factory(
+            lambda loop, coroutine, **options: _NumberedTask(next(numbers), coroutine, loop=loop, **options)
+        )
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
@@ -63,7 +111,18 @@ class VirtualTimeLoop(BaseEventLoop):
     ) -> TimerHandle:
         """As asyncio's; the seed orders what is due at the same moment."""
         late = self._chance.random() * TIE_BREAK_S
-        return super().call_at(when + late, callback, *args, context=context)
+        timer = _GatedTimer(when + late, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # as BaseEventLoop does
+        timer._scheduled = True  # type: ignore[attr-defined]  # so that a cancelled one is swept up
+        return timer
+
+    def _call_soon(
+        self, callback: Callable[..., object], args: tuple[object, ...], context: Context | None
+    ) -> asyncio.Handle:
+        """As BaseEventLoop's, which `call_soon` and `call_soon_threadsafe` go through."""
+        handle = _Gated(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]  # as BaseEventLoop does
+        return handle
 
     def run_in_executor(self, *_args: object, **_options: object) -> NoReturn:
         """Refuse: a thread would run in real time."""

@@ -245,3 +245,40 @@ def test_a_short_lease_is_lengthened_as_etcd_does(asked: int, granted: int) -> N
         assert MemoryStore().grant(asked).ttl_s == granted
 
     check()
+
+
+@in_virtual_time()
+async def test_a_watch_may_be_cancelled_at_any_time() -> None:
+    store = MemoryStore()
+    client = store.client()
+    async with client.watch("k", None, start_revision=1) as batches:
+        store.execute(put())
+        assert client.break_watches() == 1
+        assert (await anext(batches)).revision == store.state.head, "what was on its way arrives"
+        with pytest.raises(Unavailable):
+            await anext(batches)
+
+
+@in_virtual_time()
+async def test_leases_begin_anew_when_etcd_has_a_leader_again() -> None:
+    store = MemoryStore()
+    lease = store.grant(3)
+    store.execute(Txn(success=(Put(key="k", value=b"", lease=lease.id),)))
+    store.hold_leases()
+    await asyncio.sleep(10)
+    assert value(store) is not None
+    store.release_leases()
+    await asyncio.sleep(2.9)
+    assert value(store) is not None
+    await asyncio.sleep(1.2)
+    assert value(store) is None
+
+
+@in_virtual_time()
+async def test_a_lease_may_lose_its_keys_and_be_renewed_all_the_same() -> None:
+    store = MemoryStore()
+    lease = store.grant(3)
+    store.execute(Txn(success=(Put(key="k", value=b"", lease=lease.id),)))
+    assert store.drop_keys_of(lease.id) == 1
+    assert value(store) is None
+    assert store.keep_alive(lease.id) == 3

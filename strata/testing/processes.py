@@ -1,0 +1,84 @@
+"""Several programs in one event loop, each of which can be frozen as by SIGSTOP.
+
+    replica = Process("r1")
+    replica.start(main(), tasks=tasks)
+    replica.freeze(); ...; replica.thaw()
+
+Whatever a program starts (tasks, timers, callbacks) belongs to it, because asyncio hands its
+context on. While it is frozen nothing of it runs and the clock goes on; then all that fell due runs
+at once, in order. What lies between programs (links, the store) runs in `BETWEEN` and freezes with
+nobody. Only a `VirtualTimeLoop` honours this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Final
+
+BETWEEN: Final = Context()
+"""The context of what belongs to no program: pass it to `call_soon` and `call_at`."""
+
+
+class Process:
+    """One program; `frozen` while it is stopped. `held` counts the callbacks that had to wait."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frozen = False
+        self.held = 0
+        self.task: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Handle] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    def start(self, main: Coroutine[Any, Any, None], *, tasks: asyncio.TaskGroup) -> None:
+        """Run `main` as this program, owned by `tasks`."""
+        context = copy_context()
+        context.run(_current.set, self)
+        self.task = tasks.create_task(main, name=self.name, context=context)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not ended, frozen or not."""
+        return self.task is not None and not self.task.done()
+
+    def freeze(self) -> None:
+        """Run nothing of this program until `thaw`."""
+        if not self.frozen:
+            self.frozen = True
+            self._tell()
+
+    def thaw(self) -> None:
+        """Go on: what fell due meanwhile runs now, in order."""
+        if self.frozen:
+            self.frozen = False
+            waiting, self._waiting = self._waiting, []
+            asyncio.get_running_loop()._ready.extend(waiting)  # type: ignore[attr-defined]  # a VirtualTimeLoop's
+            self._tell()
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        """Keep a callback that is due until `thaw`."""
+        self.held += 1
+        self._waiting.append(handle)
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` whenever the program is frozen or goes on."""
+        self._watchers.append(watcher)
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
+
+
+_current: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current() -> Process | None:
+    """Return the program that the caller is a part of."""
+    return _current.get()
+
+
+def process_of(context: Context) -> Process | None:
+    """Return the program that this context belongs to."""
+    return context.get(_current)
