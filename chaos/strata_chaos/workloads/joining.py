@@ -8,7 +8,7 @@ from typing import Final
 
 import strata
 from strata.client import RankClient
-from strata.errors import StrataError, Unavailable
+from strata.errors import Refused, StrataError, Unavailable
 from strata_chaos.workloads.program import Options, Stop
 from strata_chaos.workloads.recording import Recorder
 
@@ -27,8 +27,11 @@ def placed(client: RankClient) -> dict[str, object]:
     }
 
 
-def join(options: Options, recorder: Recorder, stop: Stop, *, min_workers: int = 1) -> RankClient | None:
-    """Return a client with a place in a world, however long that takes; None when told to stop."""
+def join(options: Options, recorder: Recorder, stop: Stop, *, once: bool = False) -> RankClient | None:
+    """Return a client with a place in a world, however long that takes; None when told to stop.
+
+    `once`: also None when it is refused, because another process of this name lives.
+    """
     while not stop.is_set():
         try:
             with recorder.operation(
@@ -38,12 +41,13 @@ def join(options: Options, recorder: Recorder, stop: Stop, *, min_workers: int =
                     options.endpoints,
                     job=options.job,
                     worker_id=options.worker,
-                    min_workers=min_workers,
                     max_workers=options.clients,
                     timeout_s=JOIN_S,
                 )
                 running.result.update(placed(client))
-        except StrataError:
+        except StrataError as error:
+            if once and isinstance(error, Refused):
+                return None
             stop.wait(PAUSE_S)
         else:
             stop.at_end(partial(leave, options, recorder, client))

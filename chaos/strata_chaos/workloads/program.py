@@ -54,8 +54,13 @@ class Options:
 
     @property
     def worker(self) -> str:
-        """The id of this client as a member."""
-        return f"{self.job}-{self.client}"
+        """The id of this client as a member; that of a rank's supervisor is in its environment."""
+        return os.environ.get("STRATA_WORKER_ID") or f"{self.job}-{self.client}"
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this client is one of the job's members."""
+        return self.client is not None and self.client < self.clients
 
     def rng(self, *parts: object) -> random.Random:
         """Return the random source that this seed and these parts decide, the same in every process."""
@@ -71,14 +76,15 @@ class Workload:
     """One program: its name, how many clients it has, and what each does.
 
     `client` runs in a client process until `Stop` is set; what it raises ends the process, and the
-    parent starts another. `founder` creates the job first. `upkeep` runs in the parent.
+    parent starts another. With `min_workers` the job is created first. Numbers from `clients` on are
+    `extra` processes that are no members, readers say. `upkeep` runs in the parent, now and then.
     """
 
     name: str
     clients: int
     client: Callable[[Options, Recorder, Stop], None]
     min_workers: Callable[[int], int] | None = lambda clients: clients
-    extra: tuple[str, ...] = ()
+    extra: int = 0
     upkeep: Callable[[Fleet], None] | None = None
 
 
@@ -154,7 +160,7 @@ def _client(workload: Workload, options: Options, stop: Stop) -> int:
     codes: list[int] = []
     with HistoryWriter(options.file(name)) as writer:
         recorder = Recorder(writer, client=f"{workload.name}.{options.client}", clock=boottime_s)
-        recorder.started("member", worker=options.worker, job=options.job)
+        recorder.started("member" if options.is_member else "reader", worker=options.worker, job=options.job)
 
         def work() -> None:
             try:
@@ -189,7 +195,7 @@ class Fleet:
         self.children: dict[int, Child] = {}
         self._lives: dict[int, int] = {}
         self._due: dict[int, float] = {}
-        self._rng = options.rng("fleet")
+        self.rng = options.rng("fleet")
 
     def run(self) -> int:
         """Keep every client running until SIGTERM; return 0."""
@@ -200,7 +206,7 @@ class Fleet:
             self.options, self.recorder, self.stop, self.workload.min_workers(self.options.clients)
         ):
             return 0
-        for number in range(self.options.clients):
+        for number in range(self.options.clients + self.workload.extra):
             self.start(number)
         while not self.stop.wait(POLL_S):
             self._keep()
@@ -241,7 +247,7 @@ class Fleet:
                     "process.ended", pid=child.pid, code=code, worker=f"{self.options.job}-{number}"
                 )
                 del self.children[number]
-                self._due[number] = now + self._rng.uniform(0.2, 2.0)
+                self._due[number] = now + self.rng.uniform(0.2, 2.0)
         for number, due in list(self._due.items()):
             if now >= due:
                 del self._due[number]

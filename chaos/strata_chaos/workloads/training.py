@@ -1,0 +1,52 @@
+"""A training: `strata run` on several nodes, whose ranks meet at barriers and save checkpoints.
+
+Each client process is a node's supervisor. The ranks are `training_rank`, plain Python, and are
+replaced by the supervisors whenever the world changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+from strata.launch.children import Child
+from strata_chaos.workloads.program import STOP_S, Options, Stop, Workload, main
+from strata_chaos.workloads.recording import Recorder
+
+SLOTS: Final = 2
+LOOK_S: Final = 0.2
+
+
+def client(options: Options, recorder: Recorder, stop: Stop) -> None:
+    """Run a node's supervisor, and another one when it ends."""
+    life = 0
+    while not stop.is_set():
+        life += 1
+        child = supervisor(options, life)
+        recorder.note(
+            "process.started", pid=child.pid, role="supervisor", worker=options.worker, job=options.job
+        )
+        while child.poll() is None and not stop.wait(LOOK_S):
+            pass
+        code = child.stop(STOP_S / 3) if stop.is_set() else child.join()
+        recorder.note("process.ended", pid=child.pid, code=code, worker=options.worker)
+        stop.wait(LOOK_S)
+
+
+def supervisor(options: Options, life: int) -> Child:
+    """Start `strata run` with the ranks of this node."""
+    command = [sys.executable, "-m", "strata", "run", "--endpoints", options.endpoints]
+    command += ["--job", options.job, "--worker-id", options.worker, "--slots", str(SLOTS)]
+    command += ["--min-workers", str(options.clients), "--log-format", "json", "--"]
+    command += [sys.executable, "-m", "strata_chaos.workloads.training_rank"]
+    command += ["--history", str(options.file(f"{options.client}-{options.life}.{life}"))]
+    command += ["--storage", str(options.storage), "--seed", str(options.seed)]
+    log = options.history.with_name("logs") / f"{options.history.stem}-{options.client}.log"
+    return Child.start(command, name=options.worker, log=log, env=dict(os.environ))
+
+
+WORKLOAD: Final = Workload(name="training", clients=2, client=client)
+
+if __name__ == "__main__":
+    sys.exit(main(WORKLOAD))

@@ -1,0 +1,95 @@
+"""One rank of `training`: restores, meets the others at every step, saves every few steps."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import strata
+from strata.client import RankClient
+from strata.errors import BarrierTimeout, StrataError, Unavailable
+from strata_chaos.history import HistoryWriter
+from strata_chaos.workloads import checkpoints
+from strata_chaos.workloads.program import Options, Stop, boottime_s
+from strata_chaos.workloads.recording import Recorder
+
+STEP_S: Final = 0.05
+TIMEOUT_S: Final = 20.0
+
+
+def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
+    """Train for ever: the supervisor ends this process when its generation is over."""
+    stop = Stop()
+    with checkpoints.managed(options, rank) as manager:
+        step = checkpoints.restore(options, recorder, manager, rank)
+        while True:
+            time.sleep(STEP_S)
+            step += 1
+            rank.progress(step, "train")
+            meet(options, recorder, rank, step)
+            if step % checkpoints.STEPS == 0:
+                checkpoints.save(options, recorder, stop, manager, rank, step)
+
+
+def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> None:
+    """Hold the step's barrier, again as long as its outcome is unknown."""
+    payload = f"{rank.generation}/{step}/{rank.rank}/{os.getpid()}".encode()
+    while True:
+        try:
+            with recorder.operation(
+                "barrier",
+                announce=True,
+                job=options.job,
+                worker=options.worker,
+                incarnation=rank.incarnation,
+                generation=rank.generation,
+                rank=rank.rank,
+                index=step,
+                name="step",
+                ranks=list(range(rank.world_size)),
+                payload=base64.b64encode(payload).decode(),
+            ) as running:
+                got = rank.barrier("step", payload, timeout_s=TIMEOUT_S)
+                running.result["payloads"] = {
+                    str(of): base64.b64encode(brought).decode() for of, brought in sorted(got.items())
+                }
+            return
+        except (Unavailable, BarrierTimeout):
+            continue
+
+
+def main() -> int:
+    """Run as the rank that the environment names; any error of Strata ends it with 1."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--history", required=True, type=Path)
+    parser.add_argument("--storage", required=True, type=Path)
+    parser.add_argument("--seed", required=True, type=int)
+    given = parser.parse_args()
+    path = given.history.with_name(f"{given.history.stem}.{os.getpid()}.jsonl")
+    with HistoryWriter(path) as writer:
+        recorder = Recorder(writer, client=f"training.{os.environ.get('RANK', '')}", clock=boottime_s)
+        recorder.started("rank", worker=os.environ.get("STRATA_WORKER_ID", ""))
+        try:
+            with strata.connect() as rank:
+                options = Options(
+                    endpoints="",
+                    job=rank.job,
+                    history=path,
+                    seed=given.seed,
+                    clients=rank.world_size,
+                    storage=given.storage,
+                )
+                train(options, recorder, rank)
+        except StrataError as error:
+            recorder.note("client.failed", type=type(error).__name__, message=error.message)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

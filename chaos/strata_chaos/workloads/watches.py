@@ -1,0 +1,118 @@
+"""Relayed watches: readers that follow a job's keys through the replicas, and resume elsewhere.
+
+The members hold barriers, so that there is something to see. A reader opens a watch at one replica
+after the other, each time from its last token, and records every message as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import sys
+from typing import Any, Final
+
+from strata.client.channel import connected
+from strata.client.endpoints import Endpoint, parse_endpoints
+from strata.core.timing import Timing
+from strata.errors import StrataError
+from strata.v1.common_pb2 import Token
+from strata.v1.watch_pb2 import WatchRequest, WatchResponse
+from strata.v1.watch_pb2_grpc import WatchStub
+from strata.wire.status import translated
+from strata_chaos.workloads import barriers
+from strata_chaos.workloads.program import Options, Stop, Workload, main
+from strata_chaos.workloads.recording import Recorder
+
+PAUSE_S: Final = 0.1
+STAY_S: Final = (2.0, 15.0)
+"""How long a reader stays at one replica before it moves on by itself."""
+PREFIXES: Final = ("", "barriers/", "w")
+
+
+def client(options: Options, recorder: Recorder, stop: Stop) -> None:
+    """Hold barriers as a member; numbers beyond the members watch."""
+    if options.is_member:
+        barriers.client(options, recorder, stop)
+    else:
+        asyncio.run(follow(options, recorder, stop))
+
+
+async def follow(options: Options, recorder: Recorder, stop: Stop) -> None:
+    """Watch at one replica after the other until told to stop."""
+    rng = options.rng("watch", options.client, options.life)
+    prefix = PREFIXES[(options.client or 0) % len(PREFIXES)]
+    endpoints = parse_endpoints(options.endpoints)
+    token = Token()
+    stream = 0
+    while not stop.is_set():
+        stream += 1
+        endpoint = rng.choice(endpoints)
+        try:
+            with recorder.operation(
+                "watch",
+                announce=True,
+                job=options.job,
+                prefix=prefix,
+                stream=stream,
+                endpoint=str(endpoint),
+                resume=token.revision if token.uid else None,
+                uid=token.uid,
+            ):
+                await watch(options, recorder, stop, endpoint, prefix, token, stream, rng)
+        except StrataError:
+            await asyncio.sleep(PAUSE_S)
+
+
+async def watch(
+    options: Options,
+    recorder: Recorder,
+    stop: Stop,
+    endpoint: Endpoint,
+    prefix: str,
+    token: Token,
+    stream: int,
+    rng: random.Random,
+) -> None:
+    """Record one stream, and keep its token, until it breaks, it is time to move on, or all ends."""
+    async with connected(endpoint, timing=Timing.derive()) as channel:
+        stub: Any = WatchStub(channel)
+        with translated(str(endpoint)):
+            call = stub.Watch(WatchRequest(job=options.job, prefix=prefix, token=token))
+            try:
+                async with asyncio.timeout(rng.uniform(*STAY_S)):
+                    async for response in call:
+                        record(recorder, response, stream)
+                        if response.HasField("token"):
+                            token.CopyFrom(response.token)
+                        if stop.is_set():
+                            return
+            except TimeoutError:
+                return
+            finally:
+                call.cancel()
+
+
+def record(recorder: Recorder, response: WatchResponse, stream: int) -> None:
+    """Write one message down; of values only the digest."""
+    events = [
+        [
+            event.key,
+            event.mod_revision,
+            event.create_revision,
+            None if event.deleted else hashlib.sha256(event.value).hexdigest()[:16],
+        ]
+        for event in response.events
+    ]
+    told = response.token.revision if response.HasField("token") else None
+    recorder.note(
+        "watch.message",
+        stream=stream,
+        result={"resync": response.resync, "events": events, "revision": told, "uid": response.token.uid},
+    )
+
+
+WORKLOAD: Final = Workload(name="watches", clients=2, extra=3, client=client)
+
+if __name__ == "__main__":
+    sys.exit(main(WORKLOAD))
