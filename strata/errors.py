@@ -117,6 +117,14 @@ class Unavailable(StrataError):
     default_hint = "check that a coordinator and an etcd majority are reachable"
 
 
+class TransportBroken(Unavailable):
+    """The connection was ended or reset while it was used: the other side's host, or what stands
+    between, said so. A silence and a timeout say nothing, and are a plain `Unavailable`.
+    """
+
+    code = "TRANSPORT_BROKEN"
+
+
 class OutcomeUnknown(StrataError):
     """The request may have taken effect, and it is too late to find out by asking again."""
 

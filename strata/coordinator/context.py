@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from strata.config import CoordinatorConfig
+from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
@@ -47,6 +48,7 @@ class ReplicaContext:
     mirror: Mirror
     executor: Executor
     election: Election
+    deposition: Deposition
     timing: Timing
     replica: ReplicaId
     instance: InstanceId

@@ -17,6 +17,7 @@ from typing import Final
 
 from strata.config import CoordinatorConfig, split_address
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
+from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import Replica
 from strata.coordinator.server import Server
 from strata.core.ids import checked_id
@@ -67,6 +68,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                     rng=random.Random(),
                     renewals=renewals,
                     etcd_members=lambda: member_statuses(store),
+                    probe=tcp_probe,
                     version=metadata.version("strata-control"),
                 )
                 gc.freeze()  # what exists now lives as long as the process

@@ -29,6 +29,7 @@ from strata.coordinator.context import (
 )
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
+from strata.coordinator.leadership.deposition import Deposition, Prober, cannot_tell
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.leadership.government import Government
 from strata.coordinator.leadership.heartbeat import Heartbeat
@@ -59,6 +60,7 @@ class Replica:
     """A replica from its first list to its last goodbye; `run` is its life.
 
     `store` serves everything, `renewals` only leases and campaigns (channels of their own).
+    `probe` is the plain connect by which a dead leader is told; without one it is waited for.
     `instance` and `new_uid` are fresh random names. `clock` runs through suspends.
     """
 
@@ -76,6 +78,7 @@ class Replica:
         rng: random.Random,
         renewals: Store | None = None,
         etcd_members: EtcdMembers = _no_members,
+        probe: Prober = cannot_tell,
         version: str = "",
     ) -> None:
         keys = ClusterKeys(config.cluster)
@@ -87,20 +90,29 @@ class Replica:
         self._version = version
         self._registration: Registration | None = None
         self._stopping = asyncio.Event()
+        election = Election(
+            renewals=self._renewals,
+            mirror=mirror,
+            executor=executor,
+            keys=keys,
+            instance=InstanceId(instance),
+            replica=ReplicaId(checked_id("replica", replica)),
+            heartbeat=heartbeat,
+            clock=clock,
+        )
         self.context = ReplicaContext(
             config=config,
             keys=keys,
             store=store,
             mirror=mirror,
             executor=executor,
-            election=Election(
-                renewals=self._renewals,
+            election=election,
+            deposition=Deposition(
+                store=self._renewals,
                 mirror=mirror,
-                executor=executor,
+                election=election,
                 keys=keys,
-                instance=InstanceId(instance),
-                replica=ReplicaId(checked_id("replica", replica)),
-                heartbeat=heartbeat,
+                probe=probe,
                 clock=clock,
             ),
             timing=Timing.derive(config.detect_s),
@@ -161,6 +173,7 @@ class Replica:
             office = [
                 tasks.create_task(context.election.run(address=address), name="election"),
                 tasks.create_task(self._government.run(), name="government"),
+                tasks.create_task(context.deposition.run(), name="deposition"),
             ]
             log.info(
                 "replica_serves",

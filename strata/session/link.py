@@ -27,7 +27,7 @@ class Link(Protocol[In_co, Out_contra]):
         """Return the next message; None once the other side ended the stream, or this one did.
 
         At the end that dialled, a broken transport or an end with an error raises that error
-        (`Unavailable` for the transport). The end that accepted cannot tell a broken transport
+        (`Unavailable` for the transport, `TransportBroken` when it was ended or reset). The end that accepted cannot tell a broken transport
         from a clean end, and gets None for both.
         """
         ...

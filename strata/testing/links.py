@@ -28,7 +28,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from strata.errors import StrataError, Unavailable
+from strata.errors import StrataError, TransportBroken, Unavailable
 from strata.testing.processes import BETWEEN, Process, current
 
 Serve = Callable[["MemoryLink"], Coroutine[Any, Any, None]]
@@ -99,16 +99,16 @@ class MemoryLink:
     def break_off(self, error: StrataError | None = None) -> None:
         """Lose the transport: both ends learn of it now, messages on their way are lost.
 
-        Without an `error` it was ended or reset.
+        Without an `error` it was ended or reset: `TransportBroken`.
         """
         for end in (self, self.other):
-            end._end(error or Unavailable("the connection was reset"))
+            end._end(error or TransportBroken("the connection was reset"))
 
     def give_up(self) -> None:
         """Lose the transport at this end; the other one learns of it as far as it can be reached."""
         self._end(Unavailable("the other side does not answer pings"))
         self._way.clear()
-        self._later(self.other._end, Unavailable("the connection was reset"))
+        self._later(self.other._end, TransportBroken("the connection was reset"))
 
     def stall(self, stalled: bool = True) -> None:
         """Stop reading, or go on."""

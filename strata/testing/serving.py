@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from strata.coordinator.context import ReplicaContext, ServingFactory
+from strata.coordinator.leadership.deposition import Prober
 from strata.coordinator.service import Service
+from strata.core.deposition import Probe
 from strata.errors import Unavailable
 from strata.session.link import Link
 from strata.testing.links import Switchboard
@@ -28,6 +30,17 @@ def memory_serving(board: Switchboard) -> ServingFactory:
 def peer_door(address: str) -> str:
     """Return where the replica at `address` takes links of peers."""
     return f"{address}/peers"
+
+
+def memory_probe(board: Switchboard, caller: str) -> Prober:
+    """Return the plain connect of the replica `caller`, as deposition makes it."""
+
+    async def probe(address: str) -> Probe:
+        await asyncio.sleep(board.delay_s)
+        answer = board.answers(caller, peer_door(address))
+        return Probe.UNCLEAR if answer is None else Probe.ANSWERED if answer else Probe.REFUSED
+
+    return probe
 
 
 class MemoryServing:

@@ -45,6 +45,7 @@ STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
     errors.ClusterReplaced: Code.FAILED_PRECONDITION,
     errors.NotLeader: Code.UNAVAILABLE,
     errors.Unavailable: Code.UNAVAILABLE,
+    errors.TransportBroken: Code.UNAVAILABLE,
     errors.OutcomeUnknown: Code.UNKNOWN,
     errors.BarrierBroken: Code.ABORTED,
     errors.BarrierTimeout: Code.ABORTED,
@@ -126,6 +127,16 @@ def from_rpc(error: grpc.RpcError, target: str) -> StrataError:
     return cls(f"{target}: {text}", hint=hint)
 
 
+def is_broken_transport(error: grpc.RpcError) -> bool:
+    """Tell whether an established connection was ended or reset under the call.
+
+    An error that the other side gave as its answer is none, whatever its words.
+    """
+    code, text, metadata = _parts(error)
+    answered = any(key == ERROR_KEY for key, _value in metadata)
+    return code is Code.UNAVAILABLE and not answered and any(words in text for words in _BREAKS)
+
+
 @contextmanager
 def translated(target: str) -> Iterator[None]:
     """Let no grpc error out: what is raised inside leaves as a `StrataError` about `target`."""
@@ -152,6 +163,10 @@ async def abort(context: Aborts, error: StrataError) -> NoReturn:
 
 
 # -- inside -----------------------------------------------------------------------------------
+
+_BREAKS: Final = ("Connection reset", "Socket closed", "Broken pipe", "GOAWAY")
+"""How grpc 1.85 words the end or reset of a connection. What it says otherwise (a ping without an
+answer, a host without a route) is a silence; a wording that is new only makes us slower."""
 
 _KNOWN: Final = {code: cls for code, cls in by_code().items() if cls.__module__ == errors.__name__}
 

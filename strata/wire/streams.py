@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from strata.errors import StrataError, Unavailable
+from strata.errors import StrataError, TransportBroken, Unavailable
 from strata.observe import get_logger
 from strata.wire import status
 
@@ -223,7 +223,7 @@ class ClientStream(_End[Out], Generic[In, Out]):
 
     async def recv(self) -> In | None:
         try:
-            with status.translated(self._target):
+            with status.translated(self._target), _breaks_told(self._target):
                 message: Any = await self._call.read()
         except asyncio.CancelledError:
             if _is_cancelling() or not self.ending.is_set():
@@ -268,6 +268,17 @@ async def _end(link: ClientStream[Any, Any], call: ClientCall, writer: asyncio.T
         pass  # it is ended below, with whatever is left unsent
     writer.cancel()
     call.cancel()
+
+
+@contextmanager
+def _breaks_told(target: str) -> Iterator[None]:
+    """Raise `TransportBroken` for an established connection that was ended or reset."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        if not status.is_broken_transport(error):
+            raise
+        raise TransportBroken(str(status.from_rpc(error, target).message)) from error
 
 
 def _is_cancelling() -> bool:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.view import floors
+from strata.core.deposition import LinkEnd
 from strata.core.ids import InstanceId
 from strata.core.records import Replica
 from strata.core.view import Entry
-from strata.errors import InvalidArgument, Refused, StrataError, Unavailable
+from strata.errors import InvalidArgument, Refused, StrataError, TransportBroken, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, peers_pb2
@@ -155,13 +156,30 @@ class Peers:
                 async with self._dial(peer.address) as link:
                     await self._greet(peer, link)
                     peer.link, pause_s = link, FIRST_PAUSE_S
-                    await self._hear(peer, link)
+                    with self._deposition_told(peer):
+                        await self._hear(peer, link)
             except StrataError as error:
                 log.debug("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
             finally:
                 self._quiet(peer)
             await asyncio.sleep(pause_s * self._context.rng.uniform(0.5, 1.0))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    @contextmanager
+    def _deposition_told(self, peer: _Peer) -> Iterator[None]:
+        """Tell of an established link and how it ends: it may be the one to the leader (4.7)."""
+        deposition, end = self._context.deposition, LinkEnd.OURS
+        deposition.linked(peer.instance)
+        try:
+            yield
+        except TransportBroken:
+            end = LinkEnd.BROKEN
+            raise
+        except StrataError:
+            end = LinkEnd.SILENT
+            raise
+        finally:
+            deposition.unlinked(peer.instance, end)
 
     async def _greet(self, peer: _Peer, link: Link[PeerDown, PeerUp]) -> None:
         hello = peers_pb2.PeerHello(
@@ -191,7 +209,7 @@ class Peers:
         except TimeoutError:
             raise Unavailable(f"{peer.name} at {peer.address} is silent") from None
         if down is None:
-            raise Unavailable(f"{peer.name} at {peer.address} ended the link")
+            raise TransportBroken(f"{peer.name} at {peer.address} ended the link")
         return down
 
     # -- who is ready
@@ -282,6 +300,7 @@ class PeerHandler:
         welcome = peers_pb2.PeerWelcome(
             replica=context.replica, instance=context.instance, uid=context.mirror.uid
         )
+        context.deposition.met(found.record.instance)
         link.send(PeerDown(welcome=welcome))
 
     async def _read(self, link: Link[PeerUp, PeerDown]) -> None:

@@ -21,7 +21,7 @@ from strata.core.view import Entry, View
 from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
-from strata.testing.serving import MemoryServing, peer_door
+from strata.testing.serving import MemoryServing, memory_probe, peer_door
 from tests.raw_member import Member
 
 __all__ = ["JOB", "KEYS", "LIMIT_S", "Cluster", "Member", "Node", "cluster"]
@@ -51,6 +51,7 @@ class Node:
             clock=loop.time,
             unix_now=loop.time,
             rng=random.Random(run),
+            probe=memory_probe(cluster.board, name),
         )
         self.context = self.replica.context
         self.task: asyncio.Task[None] | None = None

@@ -80,6 +80,8 @@ async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads() -> Non
         others = [name for name in THREE if name != leader.name]
         for rank, member in enumerate(members):
             await member.connect(others[rank % 2])
+        for other in others:
+            c.partition(leader.name, other)  # nobody sees it die: its lease is waited for
         leader.kill()
         members[2].drop()
         await asyncio.sleep(2.0)

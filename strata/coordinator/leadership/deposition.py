@@ -1,0 +1,145 @@
+"""Taking the lead from a dead leader: carries out what `core.deposition` decides.
+
+The links to the other replicas tell this of every handshake and of every end. One case is looked
+into at a time; there is one leader. While it is, the election gets a lease at hand, so that the
+campaign follows the delete at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from strata.coordinator.leadership.election import Election
+from strata.coordinator.view.mirror import Mirror
+from strata.core.deposition import (
+    PROBE_EVERY_S,
+    Act,
+    Case,
+    LinkEnd,
+    Memory,
+    Probe,
+    Verdict,
+    link_ended,
+    probed,
+)
+from strata.core.ids import InstanceId
+from strata.core.keys import ClusterKeys
+from strata.core.leadership import resign_txn
+from strata.core.store import Store
+from strata.errors import StrataError, Unavailable
+from strata.observe import get_logger
+
+log = get_logger()
+
+Prober = Callable[[str], Awaitable[Probe]]
+"""Connects to `host:port` once and says what it met, within about a second; raises nothing."""
+
+ATTEMPTS: Final = 5
+RETRY_S: Final = 0.1
+
+
+async def cannot_tell(_address: str) -> Probe:
+    """Probe nothing: every dead leader is waited for."""
+    return Probe.UNCLEAR
+
+
+class Deposition:
+    """What one replica knows of its links to leaders. `run` acts on it until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        mirror: Mirror,
+        election: Election,
+        keys: ClusterKeys,
+        probe: Prober,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._election = election
+        self._keys = keys
+        self._probe = probe
+        self._clock = clock
+        self._memory = Memory()
+        self._linked: set[InstanceId] = set()
+        self._case: Case | None = None
+        self._opened = asyncio.Event()
+
+    def met(self, instance: InstanceId) -> None:
+        """Take note that this instance shook hands, on a link of its own or of ours."""
+        before = self._memory
+        self._memory = before.met(instance, self._clock())
+        if self._memory is not before:
+            log.warning("deposed_leader_lives", instance=instance)
+
+    def linked(self, instance: InstanceId) -> None:
+        """Take note that our link to this instance is up: it shook hands under that uuid."""
+        self._linked.add(instance)
+        self.met(instance)
+
+    def unlinked(self, instance: InstanceId, end: LinkEnd) -> None:
+        """Take note that our link to this instance, which was up, ended."""
+        self._linked.discard(instance)
+        verdict = link_ended(instance, end, self._mirror.view, self._keys, self._memory, now_s=self._clock())
+        if verdict.act is Act.PROBE:
+            self._case = verdict.case
+            self._opened.set()
+
+    async def run(self) -> None:
+        """Look into every case, until cancelled."""
+        while True:
+            await self._opened.wait()
+            self._opened.clear()
+            case, self._case = self._case, None
+            if case is not None:
+                try:
+                    await self._look_into(case)
+                except StrataError as error:  # the lease ends it, if nobody else does
+                    log.warning("deposition_failed", epoch=case.epoch, error=error.message)
+
+    async def _look_into(self, case: Case) -> None:
+        log.info("leader_link_broke", epoch=case.epoch, address=case.address)
+        async with asyncio.TaskGroup() as tasks:
+            lease = tasks.create_task(self._election.prepare(), name="lease for a campaign")
+            verdict = await self._probed(case)
+            log.info("leader_probed", epoch=case.epoch, act=verdict.act.value, reason=verdict.reason)
+            if verdict.act is Act.DEPOSE:
+                await self._depose(case)
+            else:
+                lease.cancel()
+
+    async def _probed(self, case: Case) -> Verdict:
+        """Connect as often as it takes to decide."""
+        probes: list[Probe] = []
+        while True:
+            probes.append(await self._probe(case.address))
+            verdict = probed(
+                case,
+                probes,
+                self._mirror.view,
+                self._keys,
+                self._memory,
+                linked=case.instance in self._linked,
+                now_s=self._clock(),
+            )
+            if verdict.act is not Act.PROBE:
+                return verdict
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _depose(self, case: Case) -> None:
+        """Delete the key of that epoch; an unknown outcome is asked for again."""
+        self._memory = self._memory.has_deposed(case.instance)
+        for attempt in range(ATTEMPTS):
+            try:
+                result = await self._store.execute(resign_txn(self._keys, case.epoch))
+            except Unavailable:
+                if attempt + 1 == ATTEMPTS:
+                    raise
+                await asyncio.sleep(RETRY_S)
+                continue
+            log.warning("leader_deposed", epoch=case.epoch, by_this_replica=result.succeeded)
+            return

@@ -1,0 +1,181 @@
+"""A dead leader is followed at once; one that lives, or may live, is not (PROTOCOLS 4.7)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata.core.deposition import PEACE_S
+from strata.core.records import Leader, decode
+from strata.core.txn import Range
+from strata.testing.serving import peer_door
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
+from tests.unit.coordinator.serving_rig import KEYS, Cluster, Node, cluster
+
+THREE = ("r1", "r2", "r3")
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def epoch(c: Cluster) -> int:
+    kvs = c.store.read(Range(key=KEYS.leader)).kvs
+    return kvs[0].create_revision if kvs else 0
+
+
+def leader_name(c: Cluster) -> str:
+    kvs = c.store.read(Range(key=KEYS.leader)).kvs
+    return decode(Leader, kvs[0].value).replica if kvs else ""
+
+
+def leading(c: Cluster) -> list[Node]:
+    return [node for node in c.alive if node.context.election.epoch is not None]
+
+
+async def leader(c: Cluster, *, after: int = 0) -> Node:
+    """Return who acts as leader in an epoch above `after`."""
+    async with asyncio.timeout(30):
+        while True:
+            for node in leading(c):
+                if (node.context.election.epoch or 0) > after:
+                    return node
+            await asyncio.sleep(0.001)
+
+
+@in_virtual_time()
+async def test_after_a_kill_the_next_leader_acts_at_once() -> None:
+    async with cluster() as c:
+        old = await leader(c)
+        before, began = epoch(c), now()
+        old.kill()
+        await leader(c, after=before)
+        assert 0.02 <= now() - began < 0.1
+        assert len(leading(c)) == 1
+
+
+@in_virtual_time()
+async def test_a_leader_killed_again_and_again_is_followed_each_time() -> None:
+    async with cluster() as c:
+        for _ in range(6):
+            old = await leader(c)
+            before, began = epoch(c), now()
+            old.kill()
+            await leader(c, after=before)
+            assert now() - began < 0.1
+            c.add(old.name)
+            await c.ready()
+
+
+@in_virtual_time()
+async def test_a_leader_that_resigns_is_not_deposed() -> None:
+    async with cluster() as c:
+        old = await leader(c)
+        before, began = epoch(c), now()
+        old.replica.stop()
+        await leader(c, after=before)
+        assert now() - began < 0.05
+        assert old.task is not None
+        await old.task
+        del c.nodes[old.name]
+
+
+@in_virtual_time()
+async def test_a_silent_leader_keeps_its_lease() -> None:
+    async with cluster() as c:
+        old = await leader(c)
+        before = epoch(c)
+        for other in THREE:
+            if other != old.name:
+                for link in c.board.links(other, peer_door(old.name)):
+                    link.stall()
+        await asyncio.sleep(20)
+        assert epoch(c) == before
+
+
+@in_virtual_time()
+async def test_a_partitioned_leader_keeps_its_lease() -> None:
+    async with cluster() as c:
+        old = await leader(c)
+        before = epoch(c)
+        for other in THREE:
+            if other != old.name:
+                c.partition(old.name, other)
+        await asyncio.sleep(20)
+        assert epoch(c) == before
+
+
+@in_virtual_time()
+async def test_resets_by_something_between_depose_nobody_while_the_port_answers() -> None:
+    async with cluster() as c:
+        old = await leader(c)
+        before = epoch(c)
+        for other in THREE:
+            for link in c.board.links(other, peer_door(old.name)):
+                link.break_off()
+        await asyncio.sleep(20)
+        assert epoch(c) == before
+        await c.ready()
+
+
+@in_virtual_time()
+async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_then_there_is_peace() -> None:
+    async with cluster() as c:
+        members = await c.world(*THREE)
+        old = await leader(c)
+        follower = next(name for name in THREE if name != old.name)
+        other = next(name for name in THREE if name not in {old.name, follower})
+
+        def reject() -> None:
+            c.board.reject(follower, peer_door(old.name))
+            c.board.reject(old.name, peer_door(follower))
+
+        first, began = epoch(c), now()
+        reject()
+        await leader(c, after=first)
+        assert now() - began < 0.2, "deposed, though it lives"
+        assert len(leading(c)) == 1
+        for rank, member in enumerate(members):
+            member.arrive([rank])
+        for member in members:
+            assert (await member.outcome()).result == BARRIER_RESULT_RELEASED
+
+        c.heal(old.name, follower)
+        await c.ready()
+        healed_at = now()
+        while leader_name(c) != old.name:  # until the deposed one leads again, by resignations
+            current = c[leader_name(c)]
+            await current.context.election.resign()
+            await asyncio.sleep(0.5)
+        again = epoch(c)
+        reject()
+        await asyncio.sleep(20)
+        assert epoch(c) == again, "the follower that was wrong deposes nobody"
+        c.heal(old.name, follower)
+        await c.ready()
+        await asyncio.sleep(healed_at + PEACE_S + 1 - now())
+        reject()
+        await leader(c, after=again)
+        c.heal(old.name, follower)
+        await c.ready()
+        assert all(not member.over.is_set() for member in members)
+        assert all(world.world.generation == 1 for m in members for world in m.all("world"))
+        assert other
+
+
+@in_virtual_time()
+async def test_without_a_link_in_this_epoch_the_lease_is_waited_for() -> None:
+    async with cluster() as c:
+        old = await leader(c)
+        before = epoch(c)
+        for other in THREE:
+            if other != old.name:
+                c.partition(old.name, other)
+        await asyncio.sleep(1)
+        began = now()
+        old.kill()
+        for other in THREE:
+            if other != old.name:
+                c.heal(old.name, other)
+        await leader(c, after=before)
+        assert now() - began > 4.0

@@ -1,0 +1,112 @@
+"""Active deposition, fact by fact: only one chain of them takes the lead away (PROTOCOLS 4.7)."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from strata.core.deposition import (
+    MAX_PROBES,
+    PEACE_S,
+    Act,
+    Case,
+    LinkEnd,
+    Memory,
+    Probe,
+    link_ended,
+    probed,
+)
+from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.keys import ClusterKeys
+from strata.core.records import Leader, encode
+from strata.core.txn import KeyValue
+from strata.core.view import View
+
+KEYS = ClusterKeys("c")
+OLD, OTHER = InstanceId("old"), InstanceId("other")
+R, A, U = Probe.REFUSED, Probe.ANSWERED, Probe.UNCLEAR
+CASE = Case(instance=OLD, epoch=Epoch(7), address="h:1")
+
+
+def led_by(instance: InstanceId | None, epoch: int = 7) -> View:
+    view = View()
+    kvs = []
+    if instance is not None:
+        record = Leader(instance=instance, replica=ReplicaId("r1"), address="h:1")
+        kvs = [
+            KeyValue(
+                key=KEYS.leader, value=encode(record), create_revision=epoch, mod_revision=epoch, version=1
+            )
+        ]
+    view.reset(10, tuple(kvs))
+    return view
+
+
+@pytest.mark.parametrize(
+    ("leader", "end", "memory", "act"),
+    [
+        (OLD, LinkEnd.BROKEN, Memory(), Act.PROBE),
+        (OLD, LinkEnd.SILENT, Memory(), Act.WAIT_FOR_LEASE),
+        (OLD, LinkEnd.OURS, Memory(), Act.WAIT_FOR_LEASE),
+        (OTHER, LinkEnd.BROKEN, Memory(), Act.WAIT_FOR_LEASE),
+        (None, LinkEnd.BROKEN, Memory(), Act.WAIT_FOR_LEASE),
+        (OLD, LinkEnd.BROKEN, Memory(peace_until_s=100.5), Act.WAIT_FOR_LEASE),
+        (OLD, LinkEnd.BROKEN, Memory(peace_until_s=100.0), Act.PROBE),
+    ],
+)
+def test_only_the_broken_link_to_the_leader_opens_a_case(
+    leader: InstanceId | None, end: LinkEnd, memory: Memory, act: Act
+) -> None:
+    verdict = link_ended(OLD, end, led_by(leader), KEYS, memory, now_s=100.0)
+    assert verdict.act is act
+    assert verdict.case == (CASE if act is Act.PROBE else None)
+
+
+@pytest.mark.parametrize(
+    ("probes", "act"),
+    [
+        ([R], Act.PROBE),
+        ([R, R], Act.DEPOSE),
+        ([A], Act.PROBE),
+        ([A, R], Act.PROBE),
+        ([R, A, R], Act.PROBE),
+        ([A, R, R], Act.DEPOSE),
+        ([U], Act.WAIT_FOR_LEASE),
+        ([R, U], Act.WAIT_FOR_LEASE),
+        ([A] * MAX_PROBES, Act.WAIT_FOR_LEASE),
+        ([A] * (MAX_PROBES - 2) + [R, R], Act.DEPOSE),
+    ],
+)
+def test_two_refusals_in_a_row_depose(probes: list[Probe], act: Act) -> None:
+    verdict = probed(CASE, probes, led_by(OLD), KEYS, Memory(), linked=False, now_s=100.0)
+    assert verdict.act is act
+
+
+@pytest.mark.parametrize(
+    ("view", "linked", "memory"),
+    [
+        (led_by(None), False, Memory()),
+        (led_by(OTHER, epoch=9), False, Memory()),
+        (led_by(OLD, epoch=9), False, Memory()),
+        (led_by(OLD), True, Memory()),
+        (led_by(OLD), False, Memory(peace_until_s=101.0)),
+    ],
+    ids=["resigned", "succeeded", "won again", "shook hands", "at peace"],
+)
+def test_what_ends_a_case_meanwhile(view: View, linked: bool, memory: Memory) -> None:
+    verdict = probed(CASE, [R, R], view, KEYS, memory, linked=linked, now_s=100.0)
+    assert verdict.act is Act.WAIT_FOR_LEASE
+    assert verdict.reason
+
+
+def test_only_a_deposed_instance_that_lives_buys_peace() -> None:
+    memory = Memory().has_deposed(OLD)
+    assert memory.met(OTHER, 100.0) is memory
+    met = memory.met(OLD, 100.0)
+    assert met.peace_until_s == 100.0 + PEACE_S
+    assert met.met(OLD, 130.0) is met, "the minute counts from the first handshake"
+    for end, now_s in product(LinkEnd, (100.0, 159.9)):
+        verdict = link_ended(OTHER, end, led_by(OTHER), KEYS, met, now_s=now_s)
+        assert verdict.act is Act.WAIT_FOR_LEASE
+    assert link_ended(OTHER, LinkEnd.BROKEN, led_by(OTHER), KEYS, met, now_s=160.0).act is Act.PROBE
