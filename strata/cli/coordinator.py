@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
-from strata.config import CoordinatorConfig
+from strata.config import CoordinatorConfig, split_address
+
+if TYPE_CHECKING:
+    from strata.coordinator.context import PageFactory
 
 
 def coordinator(
@@ -23,6 +26,12 @@ def coordinator(
     advertise: Annotated[
         str | None,
         typer.Option("--advertise", help="What others connect to, if not the listen address."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http", help='Where to serve the status page and /metrics; "" for nowhere. [127.0.0.1:8080]'
+        ),
     ] = None,
     replica: Annotated[str | None, typer.Option("--replica", help="This replica's name. (host-port)")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
@@ -55,6 +64,7 @@ def coordinator(
         "etcd.endpoints": etcd,
         "listen": listen,
         "advertise": advertise,
+        "http_listen": http,
         "replica": replica,
         "cluster": cluster,
         "detect_s": detect_s,
@@ -66,4 +76,26 @@ def coordinator(
         "accepted_tokens_file": accepted_tokens_file,
         "log.format": log_format,
     }
-    serve(CoordinatorConfig.load(flags=flags, env=os.environ, path=config))
+    settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
+    serve(settings, page_factory(settings))
+
+
+def page_factory(config: CoordinatorConfig) -> PageFactory | None:
+    """Return what makes a replica's HTTP side; None where it is switched off."""
+    if not config.http_listen:
+        return None
+    from strata.dashboard.app import make_app  # noqa: PLC0415  # the server extra
+    from strata.dashboard.server import HttpServer  # noqa: PLC0415  # likewise
+
+    listen = config.http_listen
+    advertised, _port = split_address("coordinator.advertise", config.advertise or config.listen)
+    tls = None
+    if config.serves_https:
+        from strata.dashboard.tls import server_context  # noqa: PLC0415  # likewise
+
+        assert config.credentials.cert_file is not None
+        assert config.credentials.key_file is not None
+        tls = server_context(config.credentials.cert_file, config.credentials.key_file)
+    return lambda observed: HttpServer(
+        make_app(observed, listen=listen), listen, advertised_host=advertised, tls=tls
+    )

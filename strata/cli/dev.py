@@ -29,6 +29,15 @@ def dev(
             "--port", min=1, max=65_526, help="The first coordinator's port; the others take the next ones."
         ),
     ] = 50051,
+    http_port: Annotated[
+        int,
+        typer.Option(
+            "--http-port",
+            min=1,
+            max=65_526,
+            help="The first status page's port; a taken one is replaced by a free one.",
+        ),
+    ] = 8080,
     data: Annotated[Path, typer.Option("--data", help="Where etcd's data and the logs are kept.")] = Path(
         ".strata/dev"
     ),
@@ -49,6 +58,7 @@ def dev(
     from strata.core.timing import Timing  # noqa: PLC0415
     from strata.launch.etcd_binary import find_etcd  # noqa: PLC0415
     from strata.launch.local_cluster import LocalCluster  # noqa: PLC0415
+    from strata.launch.ports import free_port, is_free  # noqa: PLC0415
 
     Timing.derive(detect_s)  # what it refuses, every coordinator would, once etcd runs
 
@@ -65,11 +75,15 @@ def dev(
             coordinators=coordinators,
             binary=binary,
             ports=[port + i for i in range(coordinators)],
+            http_ports=[
+                page if is_free(page) else free_port() for page in range(http_port, http_port + coordinators)
+            ],
             cluster=cluster,
             detect_s=detect_s,
             say=console.print,
         ) as local:
             console.print(f"\nendpoints: [bold]{local.endpoints}[/bold]")
+            console.print(f"status page: http://{local.coordinators[0].http}/")
             console.print(f"logs and data: {data}")
             console.print(f"try: strata status --endpoints {local.endpoints}")
             console.print("Ctrl-C ends everything.\n")

@@ -97,6 +97,12 @@ class CoordinatorConfig:
         doc="the address that others connect to, by default the one listened at",
         env="STRATA_ADVERTISE",
     )
+    http_listen: str = setting(
+        "coordinator.http_listen",
+        default="127.0.0.1:8080",
+        doc='where the status page, /metrics, /healthz and /readyz are served; "" for nowhere',
+        env="STRATA_HTTP_LISTEN",
+    )
     accepted_tokens_file: Path | None = setting(
         "auth.accepted_tokens_file",
         default=None,
@@ -113,6 +119,11 @@ class CoordinatorConfig:
     def serves_tls(self) -> bool:
         """Whether the port speaks TLS."""
         return self.credentials.cert_file is not None
+
+    @property
+    def serves_https(self) -> bool:
+        """Whether the status page speaks TLS; on loopback it need not."""
+        return self.serves_tls and not is_loopback(split_address("", self.http_listen)[0])
 
     @property
     def authenticates(self) -> bool:
@@ -145,6 +156,15 @@ class CoordinatorConfig:
                 hint="set tls.cert_file, tls.key_file and tls.ca_file, listen on 127.0.0.1, or pass"
                 " --insecure in a network that you trust",
             )
+        if self.http_listen:
+            host, _port = split_address("coordinator.http_listen", self.http_listen)
+            if not self.serves_tls and not self.credentials.insecure and not is_loopback(host):
+                raise ConfigError(
+                    f"coordinator.http_listen: {self.http_listen} is not a loopback address, and what is"
+                    " served there is plaintext",
+                    hint="set tls.cert_file and tls.key_file, listen on 127.0.0.1, or pass --insecure in a"
+                    " network that you trust",
+                )
 
     @classmethod
     def load(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.ids import InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
 from strata.core.timing import Timing
+
+if TYPE_CHECKING:
+    from strata.coordinator.observed import Observed, SoftState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,13 @@ class EtcdMember:
 
 EtcdMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
 """Asks every etcd member for its status, each with a limit of its own; raises for none of them."""
+
+
+@dataclass(slots=True)
+class SoftPlace:
+    """Where the serving half puts itself for `Observed` to find; empty before and after it."""
+
+    state: SoftState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,8 @@ class ReplicaContext:
     etcd_members: EtcdMembers
     unix_now: Callable[[], float]
     rng: random.Random
+    measures: Measures = field(default_factory=Measures)
+    soft: SoftPlace = field(default_factory=SoftPlace)
 
 
 class Serving(Protocol):
@@ -78,3 +91,6 @@ class Serving(Protocol):
 
 
 ServingFactory = Callable[[ReplicaContext], Serving]
+
+PageFactory = Callable[["Observed"], Serving]
+"""Makes what serves the status page, the metrics and the probes over HTTP."""

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Final
 
 from strata.config import CoordinatorConfig, split_address
+from strata.coordinator.context import PageFactory
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
 from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import Replica
@@ -30,17 +31,17 @@ log = get_logger()
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(config: CoordinatorConfig) -> None:
+def serve(config: CoordinatorConfig, page: PageFactory | None = None) -> None:
     """As `run_coordinator`, on the fastest event loop there is."""
     with contextlib.suppress(OSError):  # forbidden in some containers, and no loss there
         # barriers arrive in bursts: fewer preemptions serve all of them sooner
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_coordinator(config))
+        runner.run(run_coordinator(config, page))
 
 
-async def run_coordinator(config: CoordinatorConfig) -> None:
-    """Run one replica until SIGTERM or SIGINT, and part in good order.
+async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = None) -> None:
+    """Run one replica until SIGTERM or SIGINT, and part in good order; `page` makes its HTTP side.
 
     `ConfigError`: the port is taken, a name cannot be one, or this etcd cannot be used.
     `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
@@ -70,6 +71,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                     etcd_members=lambda: member_statuses(store),
                     probe=tcp_probe,
                     version=metadata.version("strata-control"),
+                    page=page,
                 )
                 gc.freeze()  # what exists now lives as long as the process
                 with _on_signals(replica.stop):

@@ -23,6 +23,7 @@ from strata.config import CoordinatorConfig
 from strata.coordinator.context import (
     EtcdMember,
     EtcdMembers,
+    PageFactory,
     ReplicaContext,
     Serving,
     ServingFactory,
@@ -34,8 +35,11 @@ from strata.coordinator.leadership.election import Election
 from strata.coordinator.leadership.government import Government
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.leadership.registration import Registration
+from strata.coordinator.measures import Measures
+from strata.coordinator.observed import Observed
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
+from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
 from strata.core.ids import InstanceId, ReplicaId, checked_id
 from strata.core.keys import ClusterKeys
@@ -80,14 +84,19 @@ class Replica:
         etcd_members: EtcdMembers = _no_members,
         probe: Prober = cannot_tell,
         version: str = "",
+        page: PageFactory | None = None,
     ) -> None:
         keys = ClusterKeys(config.cluster)
-        mirror = Mirror(store, keys, new_uid=new_uid)
-        executor = Executor(store, mirror)
+        measures = Measures()
+        measured = MeasuredStore(store, measures)
+        mirror = Mirror(measured, keys, new_uid=new_uid)
+        executor = Executor(measured, mirror, measures)
         heartbeat = Heartbeat(clock)
         self._serving = serving
-        self._renewals = store if renewals is None else renewals
+        self._renewals = measured if renewals is None else MeasuredStore(renewals, measures)
         self._version = version
+        self._page = page
+        self._http_address = ""
         self._registration: Registration | None = None
         self._stopping = asyncio.Event()
         election = Election(
@@ -103,7 +112,7 @@ class Replica:
         self.context = ReplicaContext(
             config=config,
             keys=keys,
-            store=store,
+            store=measured,
             mirror=mirror,
             executor=executor,
             election=election,
@@ -122,7 +131,9 @@ class Replica:
             etcd_members=etcd_members,
             unix_now=unix_now,
             rng=rng,
+            measures=measures,
         )
+        self.observed = Observed(self.context, measured, version=version)
         self._government = Government(self.context, heartbeat)
 
     def is_ready(self) -> tuple[bool, str]:
@@ -130,6 +141,8 @@ class Replica:
         silence_s = self.context.mirror.silence_s()
         if self._stopping.is_set():
             return False, "it is stopping"
+        if not self.context.mirror.uid:
+            return False, "it has not read the keyspace yet"
         if self._registration is None or not self._registration.registered:
             return False, "it is not registered with etcd"
         if silence_s > SILENT_S:
@@ -152,12 +165,29 @@ class Replica:
                 running = [
                     tasks.create_task(self.context.mirror.run(), name="mirror"),
                     tasks.create_task(self.context.executor.run(), name="executor"),
+                    tasks.create_task(self.observed.run(), name="observed"),
                     tasks.create_task(self.context.mirror.started(), name="started"),
                 ]
-                await asyncio.wait((running[-1], stopping), return_when=asyncio.FIRST_COMPLETED)
-                if not stopping.done():
-                    await self._serve(tasks, stopping)
+                async with self._shown(tasks):
+                    await asyncio.wait((running[-1], stopping), return_when=asyncio.FIRST_COMPLETED)
+                    if not stopping.done():
+                        await self._serve(tasks, stopping)
                 await _cancel(running)
+
+    @contextlib.asynccontextmanager
+    async def _shown(self, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """Serve the page while the body runs, if there is one to be served."""
+        if self._page is None:
+            yield
+            return
+        page = self._page(self.observed)
+        self._http_address = await page.start()
+        running = tasks.create_task(page.run(), name="page")
+        try:
+            yield
+        finally:
+            await page.stop()
+        await _cancel([running])
 
     async def _serve(self, tasks: asyncio.TaskGroup, stopping: asyncio.Task[Any]) -> None:
         """Serve and, if elected, lead until `stopping` is done; then part in good order."""
@@ -197,7 +227,12 @@ class Replica:
             executor=context.executor,
             keys=context.keys,
             replica=context.replica,
-            record=records.Replica(instance=context.instance, address=address, version=self._version),
+            record=records.Replica(
+                instance=context.instance,
+                address=address,
+                http_address=self._http_address,
+                version=self._version,
+            ),
         )
         return self._registration
 

@@ -8,7 +8,7 @@ mirror ──▶ Fanout ───────┘
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from strata.coordinator.barriers.peers import Dial, PeerHandler, Peers
 from strata.coordinator.barriers.rounds import Barriers
@@ -27,8 +27,10 @@ from strata.coordinator.members.session import House
 from strata.coordinator.members.sessions import Sessions
 from strata.coordinator.members.unary import UnaryMembers
 from strata.coordinator.view.watches import Watches
+from strata.core.barriers import OpenRound
+from strata.core.ids import InstanceId
 from strata.session.link import Link
-from strata.v1 import barriers_pb2, peers_pb2, session_pb2
+from strata.v1 import barriers_pb2, members_pb2, peers_pb2, session_pb2
 from strata.wire import barriers as barrier_wire
 
 
@@ -70,6 +72,7 @@ class Service:
             tick=self._tick,
         )
         self.sessions = Sessions(house, self.keeper, registrar)
+        context.soft.state = self
         self.watches = Watches(context)
         self._peer_handler = PeerHandler(
             context, arrivals=self._forwarded, progress=self._told, heartbeat=unary.heard
@@ -95,6 +98,7 @@ class Service:
                 tasks.create_task(self._tell_progress(), name="progress")
         finally:
             self._leave()
+            self._context.soft.state = None
 
     async def serve_member(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
         """Serve one member's session to its end."""
@@ -111,6 +115,20 @@ class Service:
         self._barrier_calls.part()
         self.watches.stop()
         self._peer_handler.close_all()
+
+    # -- what can be looked at (a `SoftState`)
+
+    def session_count(self) -> int:
+        return self.keeper.sessions()
+
+    def ready_peers(self) -> Collection[InstanceId]:
+        return self.peers.ready()
+
+    def open_rounds(self, job: str) -> Iterator[OpenRound]:
+        return self.barriers.open(job)
+
+    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
+        return self._board.ranks(job, generation, ranks)
 
     # -- inside
 

@@ -36,9 +36,11 @@ Say = Callable[[str], None]
 class LocalCoordinator:
     """One coordinator process. Its log is a file below the cluster's folder."""
 
-    def __init__(self, name: str, address: str, arguments: list[str], log: Path) -> None:
+    def __init__(self, name: str, address: str, http: str, arguments: list[str], log: Path) -> None:
         self.name = name
         self.address = address
+        self.http = http
+        """Where its page is, `host:port`."""
         self.log = log
         self._arguments = arguments
         self.child = self._spawn()
@@ -95,6 +97,7 @@ class LocalCluster:
         coordinators: int = 3,
         binary: EtcdBinary | None = None,
         ports: list[int] | None = None,
+        http_ports: list[int] | None = None,
         cluster: str = "default",
         detect_s: float = 5.0,
         fsync: bool = True,
@@ -103,16 +106,19 @@ class LocalCluster:
     ) -> Self:
         """Return a cluster in which every process is ready.
 
-        `ports` are the coordinators' gRPC ports, free ones when None. `say` is told of each step.
+        `ports` are the coordinators' gRPC ports, `http_ports` those of their pages; free ones when
+        None. `say` is told of each step.
         Raises `ConfigError` when there is no suitable etcd, `Unavailable` when something does not
         come up; nothing is left running then.
         """
         if coordinators < 1:
             raise ConfigError("a cluster has at least one coordinator")
-        chosen = ports if ports is not None else free_ports(coordinators)
-        if len(chosen) != coordinators:
+        free = free_ports(2 * coordinators)
+        chosen = ports if ports is not None else free[:coordinators]
+        pages = http_ports if http_ports is not None else free[coordinators:]
+        if len(chosen) != coordinators or len(pages) != coordinators:
             raise ConfigError(f"{coordinators} coordinators need as many ports, not {len(chosen)}")
-        if taken := [str(port) for port in chosen if not is_free(port, host=HOST)]:
+        if taken := [str(port) for port in (*chosen, *pages) if not is_free(port, host=HOST)]:
             raise ConfigError(
                 f"port {', '.join(taken)} of {HOST} is taken",
                 hint="end what serves there, or use other ports",
@@ -125,15 +131,17 @@ class LocalCluster:
                 folder / "etcd", members=etcd_members, binary=binary, fsync=fsync, timeout_s=timeout_s
             )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
-            for number, port in enumerate(chosen, 1):
+            for number, (port, page) in enumerate(zip(chosen, pages, strict=True), 1):
                 name = f"coordinator-{number}"
                 started.append(
                     LocalCoordinator(
                         name,
                         f"{HOST}:{port}",
+                        f"{HOST}:{page}",
                         _coordinator_command(
                             name,
                             port=port,
+                            http_port=page,
                             etcd=",".join(etcd.endpoints),
                             cluster=cluster,
                             detect_s=detect_s,
@@ -231,7 +239,9 @@ def _lock(folder: Path) -> TextIO:
     return file
 
 
-def _coordinator_command(name: str, *, port: int, etcd: str, cluster: str, detect_s: float) -> list[str]:
+def _coordinator_command(
+    name: str, *, port: int, http_port: int, etcd: str, cluster: str, detect_s: float
+) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -239,6 +249,7 @@ def _coordinator_command(name: str, *, port: int, etcd: str, cluster: str, detec
         "coordinator",
         f"--replica={name}",
         f"--listen={HOST}:{port}",
+        f"--http={HOST}:{http_port}",
         f"--etcd={etcd}",
         f"--cluster={cluster}",
         f"--detect-s={detect_s:g}",

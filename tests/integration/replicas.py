@@ -106,6 +106,7 @@ class Replicas:
             f"--etcd={','.join(etcd.endpoints)}",
             f"--cluster={cluster}",
             f"--detect-s={detect_s:g}",
+            "--http=127.0.0.1:0",
             "--log-format=json",
         ]
         self._all = [

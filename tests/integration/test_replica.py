@@ -174,7 +174,16 @@ async def test_a_leader_told_to_stop_takes_its_keys_away(three: LocalCluster, me
 
 def coordinator(log: Path, *arguments: str) -> Child:
     return Child.start(
-        [sys.executable, "-m", "strata", "coordinator", "--log-format=json", *arguments], log=log
+        [
+            sys.executable,
+            "-m",
+            "strata",
+            "coordinator",
+            "--log-format=json",
+            "--http=127.0.0.1:0",
+            *arguments,
+        ],
+        log=log,
     )
 
 

@@ -189,7 +189,8 @@ async def test_a_port_that_is_taken_is_a_clear_error(etcd: EtcdCluster, tmp_path
         taken.listen()
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "strata", "coordinator", f"--etcd={etcd.endpoints[0]}"]
-        child = Child.start([*command, f"--listen=127.0.0.1:{port}", "--cluster=taken"], log=tmp_path / "log")
+        command += [f"--listen=127.0.0.1:{port}", "--http=127.0.0.1:0", "--cluster=taken"]
+        child = Child.start(command, log=tmp_path / "log")
         assert await child.join_async(LIMIT_S) == 2
     said = child.tail()
     assert f"127.0.0.1:{port}" in said

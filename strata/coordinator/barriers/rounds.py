@@ -99,6 +99,10 @@ class Barriers:
         self._counters = Counters(context, self._book, ready)
         self._watched: dict[BarrierKey, _Watched] = {}
         self._early: dict[tuple[BarrierKey, tuple[int, ...]], Arrival] = {}
+        measures = context.measures
+        self._from_members = measures.arrivals.child("member")
+        self._from_peers = measures.arrivals.child("peer")
+        self._round_seconds = measures.round_seconds.child()
         self._tasks: asyncio.TaskGroup | None = None
 
     # -- arrivals
@@ -115,6 +119,7 @@ class Barriers:
 
     def _arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
         key = arrival.key
+        (self._from_peers if waiter is None else self._from_members).add(len(arrival.ranks))
         opened = self._book.get(key) is None
         index = self._ranks.of(key.job)
         if opened:
@@ -188,6 +193,7 @@ class Barriers:
         end = ended(job, key)
         if end is None:
             return False
+        self._note_time(key)
         self._book.drop(key)
         watched = self._watched.pop(key)
         self.forwarding.drop(key)
@@ -302,6 +308,10 @@ class Barriers:
                 self._reconsider(open_round, watched)
 
     # -- small things
+
+    def _note_time(self, key: BarrierKey) -> None:
+        if (open_round := self._book.get(key)) is not None:
+            self._round_seconds.observe(max(0.0, self._now_ms() - open_round.since_ms) / 1000)
 
     def _served_of(self, open_round: OpenRound) -> int:
         """Return how many participants of a round have their session here."""

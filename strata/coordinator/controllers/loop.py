@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.core.txn import WatchBatch
 from strata.errors import NotLeader, StrataError
@@ -57,7 +58,7 @@ class Backoff:
         self._pause_s = 0.0
 
 
-async def drive(controller: Controller, mirror: Mirror) -> None:
+async def drive(controller: Controller, mirror: Mirror, measures: Measures | None = None) -> None:
     """Run `controller` until cancelled; `NotLeader` when its fence is lost."""
     changed = asyncio.Event()
     changed.set()  # what was there before counts as a change
@@ -66,6 +67,8 @@ async def drive(controller: Controller, mirror: Mirror) -> None:
         if controller.wants(batch):
             changed.set()
 
+    turns = (Measures() if measures is None else measures).controller_turns
+    done, failed = turns.child(controller.name, "ok"), turns.child(controller.name, "failed")
     leave = mirror.subscribe(look)
     backoff = Backoff()
     try:
@@ -76,10 +79,12 @@ async def drive(controller: Controller, mirror: Mirror) -> None:
             except NotLeader:
                 raise
             except Exception as error:  # noqa: BLE001  # one controller's fault, known or not, must not depose the leader: it is reported and tried again
+                failed.add()
                 report(controller.name, error)
                 await asyncio.sleep(backoff.failed())
                 changed.set()
                 continue
+            done.add()
             backoff.succeeded()
             try:
                 async with asyncio.timeout(_soonest(delay_s, controller.tick_s)):

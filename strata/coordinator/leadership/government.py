@@ -37,7 +37,9 @@ class Government:
         try:
             async with asyncio.TaskGroup() as office:
                 working = [
-                    office.create_task(drive(controller, mirror), name=controller.name)
+                    office.create_task(
+                        drive(controller, mirror, self._context.measures), name=controller.name
+                    )
                     for controller in self._controllers(epoch)
                 ]
                 await election.ended(epoch)
@@ -49,7 +51,14 @@ class Government:
     def _controllers(self, epoch: Epoch) -> list[Controller]:
         context = self._context
         store, keys, mirror = context.store, context.keys, context.mirror
-        fence = Fence(store=store, mirror=mirror, keys=keys, term=context.election, epoch=epoch)
+        fence = Fence(
+            store=store,
+            mirror=mirror,
+            keys=keys,
+            term=context.election,
+            epoch=epoch,
+            measures=context.measures,
+        )
         return [
             Worlds(keys=keys, mirror=mirror, fence=fence, heartbeat=self._heartbeat),
             Datasets(keys=keys, mirror=mirror, fence=fence),

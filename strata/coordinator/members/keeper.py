@@ -67,6 +67,7 @@ class Keeper:
         self._losses: dict[_Key, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._stopped = False
+        self._lost = context.measures.removals.child("transport_failed")
 
     async def run(self) -> None:
         """Remove who is dead, until cancelled."""
@@ -216,6 +217,8 @@ class Keeper:
             reason="its transport failed",
         )
         if removal.txn is not None:
+            if self._condemned.get(key) != entry.mod_revision:
+                self._lost.add()
             self._condemned[key] = entry.mod_revision
             log.info("member_lost", job=job, worker=worker, reason=removal.reason)
         return removal

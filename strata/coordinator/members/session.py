@@ -140,6 +140,7 @@ class MemberSession:
         self._leaving = True
         try:
             await self._settle(lambda job: decide_leave(job, self.worker, self.incarnation))
+            self._house.context.measures.removals.child("left").add()
         except StrataError:
             self._leaving = False
             raise

@@ -54,6 +54,7 @@ class Sessions:
         """Saves whose acks changed and whose members have not been told yet."""
         self._news: asyncio.TimerHandle | None = None
         self._limits = Limits(tick_s=house.context.timing.tick_s)
+        self._moved = house.context.measures.moved.child()
 
     async def serve(self, link: Link[Up, Down]) -> None:
         """Serve one session to its end."""
@@ -64,6 +65,7 @@ class Sessions:
         where = list(addresses)
         for members in list(self._by_job.values()):
             for member in list(members):
+                self._moved.add()
                 member.move(where, reason)
 
     def ranks(self, job: str) -> Iterator[int]:

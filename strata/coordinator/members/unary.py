@@ -175,6 +175,7 @@ class UnaryMembers:
         await self._context.executor.settle(
             lambda view: decide_leave(JobView(view, keys), worker, request.incarnation), coalesce=True
         )
+        self._context.measures.removals.child("left").add()
         return pb.LeaveResponse()
 
     async def list_members(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import grpc
 
 from strata.coordinator.context import EtcdMember, ReplicaContext
+from strata.coordinator.observed import UNHEARD
 from strata.core import records
 from strata.core.ids import InstanceId
 from strata.core.job import job_names
@@ -14,8 +15,6 @@ from strata.core.leadership import leader_of
 from strata.core.view import Entry
 from strata.v1 import admin_pb2, admin_pb2_grpc
 from strata.wire.tokens import token
-
-UNHEARD = "the replica that answers does not hear it"
 
 
 class AdminServicer(admin_pb2_grpc.AdminServicer):

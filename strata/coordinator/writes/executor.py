@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.coalesce import Coalescer
 from strata.core.store import Store
@@ -33,7 +34,10 @@ Decide = Callable[[View], Decision]
 class Executor:
     """Settles decisions. `run` must be running for those that may be joined with others."""
 
-    def __init__(self, store: Store, mirror: Mirror) -> None:
+    def __init__(self, store: Store, mirror: Mirror, measures: Measures | None = None) -> None:
+        retries = (Measures() if measures is None else measures).txn_retries
+        self._conflicts = retries.child("conflict")
+        self._unknowns = retries.child("unknown")
         self._store = store
         self._mirror = mirror
         self._coalescer = Coalescer(store)
@@ -73,6 +77,7 @@ class Executor:
                 result = await self._until_known(decision.txn, execute)
                 fresh = True
                 if not result.succeeded:  # somebody else writes the same keys
+                    self._conflicts.add()
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or 0.001)
             elif not fresh:
@@ -89,6 +94,7 @@ class Executor:
             try:
                 result = await execute(txn)
             except Unavailable:
+                self._unknowns.add()
                 await asyncio.sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Decide
 from strata.core.ids import Epoch
@@ -38,7 +39,20 @@ class Term(Protocol):
 class Fence:
     """Executes transactions under `epoch`, for as long as that is the current one."""
 
-    def __init__(self, *, store: Store, mirror: Mirror, keys: ClusterKeys, term: Term, epoch: Epoch) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        mirror: Mirror,
+        keys: ClusterKeys,
+        term: Term,
+        epoch: Epoch,
+        measures: Measures | None = None,
+    ) -> None:
+        writes = (Measures() if measures is None else measures).fenced_writes
+        self._written = writes.child("written")
+        self._outdated = writes.child("outdated")
+        self._fenced_off = writes.child("fenced_off")
         self.epoch = epoch
         self._store = store
         self._mirror = mirror
@@ -62,8 +76,10 @@ class Fence:
         if not result.succeeded:
             (leader,) = result.reads[-1].kvs or (None,)
             if leader is None or leader.create_revision != self.epoch:
+                self._fenced_off.add()
                 self._term.deposed(self.epoch, "a write met a newer epoch")
                 raise self._over()
+        (self._written if result.succeeded else self._outdated).add()
         await self._mirror.at_least(result.revision)
         return result
 

@@ -1,0 +1,75 @@
+"""What one replica counts. Made with the replica, read by whoever exposes it; nothing depends on it.
+
+Where a name says "seen", each replica counts the same thing for itself, because each sees all of the
+keyspace: take any one of them, never their sum.
+"""
+
+from __future__ import annotations
+
+from strata.observe.metrics import Counter, Family, Histogram, counters, histograms
+
+ROUND_BOUNDS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0)
+
+
+class Measures:
+    """The families of one replica; their sentences are the HELP texts of `/metrics`."""
+
+    def __init__(self) -> None:
+        self.arrivals: Family[Counter] = counters(
+            "strata_barrier_arrivals_total",
+            "Ranks whose arrival came here, from members served here or forwarded by a peer.",
+            "source",
+        )
+        self.rounds: Family[Counter] = counters(
+            "strata_barrier_rounds_total", "Rounds of barriers seen to end, by result.", "result"
+        )
+        self.round_seconds: Family[Histogram] = histograms(
+            "strata_barrier_round_seconds",
+            "From a round's first arrival until its outcome was seen, for rounds that were open here.",
+            bounds=ROUND_BOUNDS_S,
+        )
+        self.etcd_seconds: Family[Histogram] = histograms(
+            "strata_etcd_request_seconds", "Requests to etcd, by kind and outcome.", "kind", "outcome"
+        )
+        self.watch_batches: Family[Counter] = counters(
+            "strata_watch_batches_total", "Batches that the watch of the keyspace delivered."
+        )
+        self.watch_events: Family[Counter] = counters(
+            "strata_watch_events_total", "Changed keys that the watch of the keyspace delivered."
+        )
+        self.watch_starts: Family[Counter] = counters(
+            "strata_watch_starts_total",
+            "Watches of the keyspace begun; more than one means that one was lost.",
+        )
+        self.txn_retries: Family[Counter] = counters(
+            "strata_txn_retries_total",
+            "Decisions tried again: another writer was faster, or etcd's answer was unknown.",
+            "cause",
+        )
+        self.controller_turns: Family[Counter] = counters(
+            "strata_controller_turns_total",
+            "Turns of the controllers, by controller and outcome.",
+            *("controller", "outcome"),
+        )
+        self.fenced_writes: Family[Counter] = counters(
+            "strata_fenced_writes_total", "Transactions that controllers executed under the fence.", "outcome"
+        )
+        self.leader_changes: Family[Counter] = counters(
+            "strata_leader_changes_total", "Leaders seen to begin since this replica started."
+        )
+        self.generations: Family[Counter] = counters(
+            "strata_generations_total", "Generations of all jobs seen to begin."
+        )
+        self.checkpoints: Family[Counter] = counters(
+            "strata_checkpoints_total", "Checkpoints seen to reach a state.", "state"
+        )
+        self.removals: Family[Counter] = counters(
+            "strata_member_removals_total", "Members that this replica removed, by reason.", "reason"
+        )
+        self.moved: Family[Counter] = counters(
+            "strata_sessions_moved_total", "Sessions that this replica sent to another one."
+        )
+
+    def families(self) -> tuple[Family[Counter] | Family[Histogram], ...]:
+        """Return all of them, in the order of their definition."""
+        return tuple(vars(self).values())

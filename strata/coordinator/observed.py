@@ -1,0 +1,216 @@
+"""What a replica shows of itself and of its cluster: read-only, and never in anybody's way.
+
+The status page, the metrics and the probes are made of this. It reads the view and the soft state of
+this replica; only etcd's own state has to be asked for, which happens in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from strata.coordinator.chronicle import Chronicle, Happening
+from strata.coordinator.context import EtcdMember, ReplicaContext
+from strata.coordinator.measures import Measures
+from strata.coordinator.writes.measured import MeasuredStore
+from strata.core import records
+from strata.core.arrivals import OpenRound
+from strata.core.ids import InstanceId, ReplicaId, Uid
+from strata.core.keys import ClusterKeys
+from strata.core.leadership import leader_of
+from strata.core.view import Entry, View
+from strata.errors import StrataError
+from strata.observe.loop_lag import LoopLag
+from strata.v1.members_pb2 import RankProgress
+
+STALLED_S: Final = 2.0
+"""A loop that was later than this within the last ten seconds is not healthy."""
+ETCD_FRESH_S: Final = 2.0
+"""How old what is known of etcd's members may be before they are asked again."""
+ETCD_WAIT_S: Final = 1.0
+"""How long whoever looks waits for that; then the last answer is shown."""
+UNHEARD: Final = "the replica that answers does not hear it"
+
+
+class SoftState(Protocol):
+    """What only the serving half of a replica knows; nothing of it is written down."""
+
+    def session_count(self) -> int:
+        """Return how many members and clients this replica serves."""
+        ...
+
+    def ready_peers(self) -> Collection[InstanceId]:
+        """Return the peers that said within the last second that they are ready."""
+        ...
+
+    def open_rounds(self, job: str) -> Iterator[OpenRound]:
+        """Yield the rounds of a job that are open as far as is known here."""
+        ...
+
+    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
+        """Return what is known of these ranks; those that said nothing are absent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One registered replica as this one sees it."""
+
+    entry: Entry[records.Replica]
+    leader: bool
+    ready: bool
+    reason: str
+
+
+class Observed:
+    """One replica, to be looked at. `run` measures, and asks etcd when somebody wants to know."""
+
+    def __init__(self, context: ReplicaContext, store: MeasuredStore, *, version: str) -> None:
+        self.context = context
+        self.version = version
+        self._store = store
+        self.chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
+        self.lag = LoopLag()
+        self._etcd: Sequence[EtcdMember] = ()
+        self._etcd_at = float("-inf")
+        self._etcd_wanted = asyncio.Event()
+        self._etcd_asked = asyncio.Event()
+
+    @property
+    def view(self) -> View:
+        return self.context.mirror.view
+
+    @property
+    def keys(self) -> ClusterKeys:
+        return self.context.keys
+
+    @property
+    def replica(self) -> ReplicaId:
+        return self.context.replica
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.context.instance
+
+    @property
+    def uid(self) -> Uid:
+        """The cluster's; empty until the keyspace was read once."""
+        return self.context.mirror.uid
+
+    @property
+    def measures(self) -> Measures:
+        return self.context.measures
+
+    @property
+    def soft(self) -> SoftState | None:
+        """The serving half, once there is one."""
+        return self.context.soft.state
+
+    def is_healthy(self) -> tuple[bool, str]:
+        """Say whether this process turns as it should, and if not, why."""
+        worst_s = self.lag.worst_s()
+        if worst_s > STALLED_S:
+            return False, f"the event loop stood still for {worst_s:.1f} s"
+        return True, ""
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Say whether members may be sent here, and if not, why."""
+        return self.context.is_ready()
+
+    def leader(self) -> Entry[records.Leader] | None:
+        """Return who leads; its create revision is the epoch."""
+        return leader_of(self.view, self.keys)
+
+    def replicas(self) -> list[ReplicaState]:
+        """Return every registered replica, in the order of their names."""
+        held = self.leader()
+        leader = held.record.instance if held is not None else ""
+        return [
+            self._replica(entry, leader=entry.record.instance == leader)
+            for entry in self.view.entries(self.keys.replicas, records.Replica)
+        ]
+
+    def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
+        """Yield what happened lately, newest first; to one job if it is named."""
+        return self.chronicle.happenings(job, limit=limit)
+
+    def epoch(self) -> int | None:
+        """Return the epoch in which this replica may act as leader at this moment, or None."""
+        return self.context.election.epoch
+
+    def etcd_silence_s(self) -> float:
+        """Return for how long etcd has answered nothing at all."""
+        return self.context.mirror.silence_s()
+
+    def etcd_revision(self) -> int:
+        """Return the newest revision that any answer of etcd named."""
+        return self._store.revision
+
+    def audit_differences(self) -> int:
+        """Return how many keys an audit found wrong in the view, since the start."""
+        return self.context.mirror.differences
+
+    def loop_lag_s(self) -> tuple[float, float]:
+        """Return how late the loop was when last measured, and its worst of the last ten seconds."""
+        return self.lag.last_s, self.lag.worst_s()
+
+    def unix_now(self) -> float:
+        """Return the wall clock, in seconds."""
+        return self.context.unix_now()
+
+    def loop_now_ms(self) -> float:
+        """Return the clock by which open rounds are aged, in milliseconds."""
+        return asyncio.get_running_loop().time() * 1000
+
+    async def etcd_members(self) -> Sequence[EtcdMember]:
+        """Return etcd's members as they were a moment ago; the last answer when etcd is slow."""
+        if asyncio.get_running_loop().time() - self._etcd_at > ETCD_FRESH_S:
+            asked = self._etcd_asked
+            self._etcd_wanted.set()
+            try:
+                async with asyncio.timeout(ETCD_WAIT_S):
+                    await asked.wait()
+            except TimeoutError:
+                pass
+        return self._etcd
+
+    def last_etcd_members(self) -> Sequence[EtcdMember]:
+        """Return what was last known of etcd's members, and ask for what will be."""
+        if asyncio.get_running_loop().time() - self._etcd_at > ETCD_FRESH_S:
+            self._etcd_wanted.set()
+        return self._etcd
+
+    async def run(self) -> None:
+        """Measure, and ask etcd, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.lag.run(), name="loop lag")
+            tasks.create_task(self._ask_etcd(), name="etcd members")
+            await self.context.mirror.started()
+            self.chronicle.begin()
+            leave = self.context.mirror.subscribe(self.chronicle.take)
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                leave()
+
+    async def _ask_etcd(self) -> None:
+        while True:
+            await self._etcd_wanted.wait()
+            self._etcd_wanted.clear()
+            try:
+                self._etcd = await self.context.etcd_members()
+            except StrataError as error:
+                self._etcd = (EtcdMember(endpoint="etcd", error=error.message),)
+            self._etcd_at = asyncio.get_running_loop().time()
+            asked, self._etcd_asked = self._etcd_asked, asyncio.Event()
+            asked.set()
+
+    def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> ReplicaState:
+        if entry.record.instance == self.context.instance:
+            ready, reason = self.is_ready()
+        else:
+            ready = self.soft is not None and entry.record.instance in self.soft.ready_peers()
+            reason = "" if ready else UNHEARD
+        return ReplicaState(entry=entry, leader=leader, ready=ready, reason=reason)

@@ -1,0 +1,234 @@
+"""`/metrics`: what the replica counted, and what stands in its view at this moment.
+
+Counters come as the replica keeps them. Gauges are read when somebody scrapes: nothing is kept for
+them, and what is gone from the keyspace is gone from the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from strata.core.job import JobView, job_names
+from strata.core.records import PoisonRecord
+from strata.dashboard.source import Source
+from strata.observe.metrics import Counter, Family, Histogram
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+class _Gauge:
+    """A gauge and where its values come from."""
+
+    def __init__(
+        self, name: str, says: str, read: Callable[[Source], Samples], *, labels: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.says = says
+        self.labels = labels
+        self.read = read
+
+    def collect(self, source: Source) -> Metric:
+        metric = GaugeMetricFamily(self.name, self.says, labels=self.labels)
+        for values, value in self.read(source):
+            metric.add_metric(values, value)
+        return metric
+
+
+def _one(read: Callable[[Source], float]) -> Callable[[Source], Samples]:
+    return lambda source: (((), float(read(source))),)
+
+
+def _jobs(read: Callable[[Source, JobView], float | None]) -> Callable[[Source], Samples]:
+    """Return a reader that has one value for each job; a job that cannot be read has none."""
+
+    def samples(source: Source) -> Iterator[tuple[tuple[str, ...], float]]:
+        for name in job_names(source.view, source.keys):
+            try:
+                value = read(source, JobView(source.view, source.keys.job(name)))
+            except PoisonRecord:
+                continue
+            if value is not None:
+                yield (name,), float(value)
+
+    return samples
+
+
+def _size(_source: Source, job: JobView) -> float:
+    head = job.head()
+    return head.record.size if head is not None else 0
+
+
+def _generation(_source: Source, job: JobView) -> float:
+    head = job.head()
+    return head.record.generation if head is not None else 0
+
+
+def _latest(_source: Source, job: JobView) -> float | None:
+    latest = job.latest()
+    return latest.record.step if latest is not None else None
+
+
+def _open(source: Source, job: JobView) -> float:
+    return 0 if source.soft is None else sum(1 for _ in source.soft.open_rounds(job.keys.name))
+
+
+def _phases(source: Source) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name in job_names(source.view, source.keys):
+        try:
+            phase = JobView(source.view, source.keys.job(name)).phase()
+        except PoisonRecord:
+            continue
+        yield (name, phase.value), 1.0
+
+
+def _etcd(read: Callable[..., float]) -> Callable[[Source], Samples]:
+    return lambda source: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
+
+
+GAUGES: Final = (
+    _Gauge(
+        "strata_build_info",
+        "Always 1; the labels say who this is.",
+        lambda s: [((s.keys.cluster, s.replica, s.version), 1.0)],
+        labels=("cluster", "replica", "version"),
+    ),
+    _Gauge(
+        "strata_is_leader", "1 while this replica may act as leader.", _one(lambda s: s.epoch() is not None)
+    ),
+    _Gauge(
+        "strata_leader_epoch",
+        "The epoch of whoever leads, as this replica sees it; 0 for nobody.",
+        _one(lambda s: held.create_revision if (held := s.leader()) is not None else 0),
+    ),
+    _Gauge("strata_ready", "1 while members may be sent to this replica.", _one(lambda s: s.is_ready()[0])),
+    _Gauge(
+        "strata_sessions",
+        "Members and clients that this replica serves.",
+        _one(lambda s: 0 if s.soft is None else s.soft.session_count()),
+    ),
+    _Gauge(
+        "strata_peers_ready",
+        "Other replicas that said within the last second that they are ready.",
+        _one(lambda s: 0 if s.soft is None else len(s.soft.ready_peers())),
+    ),
+    _Gauge(
+        "strata_replicas",
+        "Registered replicas, this one included.",
+        _one(lambda s: len(s.view.names(s.keys.replicas))),
+    ),
+    _Gauge("strata_jobs", "Jobs in the keyspace.", _one(lambda s: len(job_names(s.view, s.keys)))),
+    _Gauge("strata_job_phase", "1 for the phase that the job is in.", _phases, labels=("job", "phase")),
+    _Gauge(
+        "strata_job_members",
+        "Registered members of the job, standbys included.",
+        _jobs(lambda _s, job: len(job.view.names(job.keys.workers))),
+        labels=("job",),
+    ),
+    _Gauge("strata_job_world_size", "Ranks of the job's current generation.", _jobs(_size), labels=("job",)),
+    _Gauge("strata_job_generation", "The job's current generation.", _jobs(_generation), labels=("job",)),
+    _Gauge(
+        "strata_job_open_barriers",
+        "Rounds of barriers that are open as far as this replica knows.",
+        _jobs(_open),
+        labels=("job",),
+    ),
+    _Gauge(
+        "strata_job_latest_step",
+        "Step of the job's latest committed checkpoint.",
+        _jobs(_latest),
+        labels=("job",),
+    ),
+    _Gauge(
+        "strata_view_revision",
+        "The etcd revision that this replica's view is at.",
+        _one(lambda s: s.view.revision),
+    ),
+    _Gauge(
+        "strata_watch_lag_revisions",
+        "Revisions that an answer of etcd has named and the watch has not told yet. Where etcd serves"
+        " others as well, theirs count too.",
+        _one(lambda s: max(0, s.etcd_revision() - s.view.revision)),
+    ),
+    _Gauge(
+        "strata_etcd_silence_seconds",
+        "Since etcd last answered anything; above 2 the replica is not ready.",
+        _one(lambda s: s.etcd_silence_s()),
+    ),
+    _Gauge(
+        "strata_etcd_member_healthy",
+        "1 for an etcd member that answers, knows a leader and reports no error.",
+        _etcd(lambda m: m.healthy),
+        labels=("endpoint",),
+    ),
+    _Gauge(
+        "strata_etcd_member_db_size_bytes",
+        "Size of an etcd member's database.",
+        _etcd(lambda m: m.db_size_bytes),
+        labels=("endpoint",),
+    ),
+    _Gauge(
+        "strata_event_loop_lag_seconds",
+        "How late the event loop was when last measured, four times a second.",
+        _one(lambda s: s.loop_lag_s()[0]),
+    ),
+    _Gauge(
+        "strata_event_loop_lag_max_seconds",
+        "The longest stall of the event loop within the last ten seconds.",
+        _one(lambda s: s.loop_lag_s()[1]),
+    ),
+)
+
+
+class Exposition:
+    """Answers scrapes for one replica, in the format that the scraper asks for."""
+
+    def __init__(self, source: Source) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Replica(source))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """Return the body and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _Replica(Collector):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        for gauge in GAUGES:
+            yield gauge.collect(self._source)
+        yield CounterMetricFamily(
+            "strata_audit_differences",
+            "Keys that an audit found different in etcd and in the view: an event was lost. Must stay 0.",
+            value=self._source.audit_differences(),
+        )
+        for family in self._source.measures.families():
+            yield _metric(family)
+
+
+def _metric(family: Family[Counter] | Family[Histogram]) -> Metric:
+    counter = CounterMetricFamily(family.name, family.says, labels=family.labels)
+    histogram = HistogramMetricFamily(family.name, family.says, labels=family.labels)
+    metric: Metric = counter
+    for values, child in family.children.items():
+        if isinstance(child, Counter):
+            counter.add_metric(values, child.value)
+            continue
+        metric = histogram
+        buckets = [("+Inf" if math.isinf(bound) else str(bound), count) for bound, count in child.cumulated()]
+        histogram.add_metric(values, buckets, child.sum)
+    return metric

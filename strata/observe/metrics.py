@@ -1,0 +1,96 @@
+"""Counting, without a library: what hot paths add to, and what an exposition reads.
+
+A family has a name, a sentence, and one child for each combination of label values. Whoever counts
+asks for its child once and keeps it: `child.add()` is then one addition, with no lookup. There is no
+registry of the process: each replica has families of its own, so that several live in one process.
+
+Names, units and suffixes follow Prometheus: `_total` for counters, base units (`_seconds`, `_bytes`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+C = TypeVar("C")
+
+LATENCY_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds for how long a request takes."""
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, amount: int = 1) -> None:
+        """Count `amount` more."""
+        self.value += amount
+
+
+class Histogram:
+    """How many observations lie at or below each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        """One for each bound, and one for what is above all of them; not cumulated."""
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Take note of one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulated(self) -> Iterator[tuple[float, int]]:
+        """Yield each bound, infinity last, with how many values are not above it."""
+        seen = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            yield bound, seen
+
+
+class Family(Generic[C]):
+    """The children of one metric by the values of its labels."""
+
+    __slots__ = ("_make", "children", "labels", "name", "says")
+
+    def __init__(self, name: str, says: str, labels: Sequence[str], make: Callable[[], C]) -> None:
+        self.name = name
+        self.says = says
+        self.labels = tuple(labels)
+        self.children: dict[tuple[str, ...], C] = {}
+        self._make = make
+
+    def child(self, *values: str) -> C:
+        """Return the child with these label values; it exists, at zero, from now on."""
+        if len(values) != len(self.labels):
+            raise ValueError(f"{self.name} has the labels {self.labels}, not {values}")
+        found = self.children.get(values)
+        if found is None:
+            found = self.children[values] = self._make()
+        return found
+
+
+def counters(name: str, says: str, *labels: str) -> Family[Counter]:
+    """Return a family of counters; one without labels has its only child at once."""
+    family = Family(name, says, labels, Counter)
+    if not labels:
+        family.child()
+    return family
+
+
+def histograms(
+    name: str, says: str, *labels: str, bounds: Sequence[float] = LATENCY_BOUNDS_S
+) -> Family[Histogram]:
+    """Return a family of histograms; one without labels has its only child at once."""
+    family = Family(name, says, labels, lambda: Histogram(bounds))
+    if not labels:
+        family.child()
+    return family
