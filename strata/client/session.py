@@ -238,6 +238,7 @@ class Session:
                 self._take_welcome(down.welcome, link)
             case "tick":
                 self._ready_elsewhere = tuple(down.tick.ready_addresses)
+                self._leave_if_unready(down.tick)
             case "world":
                 self._take_token(down.world.token)
                 self.world = down.world
@@ -263,6 +264,12 @@ class Session:
                 raise unpack(down.ended.error)
             case _:
                 pass  # a newer server's message, which this version does without
+
+    def _leave_if_unready(self, tick: Tick) -> None:
+        """Go to a replica that is ready, when this one says that it is not and knows one."""
+        if not tick.ready and self.connected and self._route.has_other(tick.ready_addresses):
+            self._route.go_to(tick.ready_addresses)
+            raise Unavailable(f"{self._route.current} is not ready, and another replica is")
 
     def _take_welcome(self, welcome: Welcome, link: Link[Down, Up]) -> None:
         self._take_token(welcome.token)

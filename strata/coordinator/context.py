@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from strata.config import CoordinatorConfig
+from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.measures import Measures
@@ -49,7 +50,8 @@ class SoftPlace:
 class ReplicaContext:
     """One running replica. Everything in it lives as long as `Replica.run`.
 
-    `is_ready` says whether members may be sent here, and if not, why. `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
+    `is_ready` says whether members may be sent here, and if not, why. `clock` runs through suspends.
+    `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
     uses the loop's time.
     """
 
@@ -60,10 +62,12 @@ class ReplicaContext:
     executor: Executor
     election: Election
     deposition: Deposition
+    health: Health
     timing: Timing
     replica: ReplicaId
     instance: InstanceId
     is_ready: Callable[[], tuple[bool, str]]
+    clock: Callable[[], float]
     etcd_members: EtcdMembers
     unix_now: Callable[[], float]
     rng: random.Random

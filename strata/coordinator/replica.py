@@ -30,6 +30,7 @@ from strata.coordinator.context import (
 )
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
+from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition, Prober, cannot_tell
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.leadership.government import Government
@@ -50,8 +51,6 @@ from strata.observe import get_logger
 
 log = get_logger()
 
-SILENT_S: Final = 2.0
-"""Without an answer of etcd for so long, a replica asks members to go elsewhere."""
 PARTING_S: Final = 3.0
 """How long a stopping replica tries to tell etcd that it goes."""
 
@@ -127,7 +126,9 @@ class Replica:
             timing=Timing.derive(config.detect_s),
             replica=ReplicaId(replica),
             instance=InstanceId(instance),
+            health=Health(mirror, clock),
             is_ready=self.is_ready,
+            clock=clock,
             etcd_members=etcd_members,
             unix_now=unix_now,
             rng=rng,
@@ -138,16 +139,14 @@ class Replica:
 
     def is_ready(self) -> tuple[bool, str]:
         """Say whether members may be sent here, and if not, why."""
-        silence_s = self.context.mirror.silence_s()
         if self._stopping.is_set():
             return False, "it is stopping"
         if not self.context.mirror.uid:
             return False, "it has not read the keyspace yet"
         if self._registration is None or not self._registration.registered:
             return False, "it is not registered with etcd"
-        if silence_s > SILENT_S:
-            return False, f"etcd has answered nothing for {silence_s:.1f} s"
-        return True, ""
+        why = self.context.health.unready()
+        return not why, why
 
     def stop(self) -> None:
         """Make `run` return: resign, let the sessions go elsewhere, take the own key away."""
@@ -166,6 +165,7 @@ class Replica:
                     tasks.create_task(self.context.mirror.run(), name="mirror"),
                     tasks.create_task(self.context.executor.run(), name="executor"),
                     tasks.create_task(self.observed.run(), name="observed"),
+                    tasks.create_task(self.context.health.run(), name="health"),
                     tasks.create_task(self.context.mirror.started(), name="started"),
                 ]
                 async with self._shown(tasks):

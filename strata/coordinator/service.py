@@ -28,6 +28,7 @@ from strata.coordinator.members.sessions import Sessions
 from strata.coordinator.members.unary import UnaryMembers
 from strata.coordinator.view.watches import Watches
 from strata.core.barriers import OpenRound
+from strata.core.health import TURN_S
 from strata.core.ids import InstanceId
 from strata.session.link import Link
 from strata.v1 import barriers_pb2, members_pb2, peers_pb2, session_pb2
@@ -53,7 +54,15 @@ class Service:
         self.peers.on_ready = self._tell_peers_everything
         self.keeper = Keeper(context)
         registrar = Registrar(context, self.keeper)
-        unary = UnaryMembers(context, self.keeper, registrar, ranks, self._board, relay=self.peers.heartbeat)
+        unary = UnaryMembers(
+            context,
+            self.keeper,
+            registrar,
+            ranks,
+            self._board,
+            relay=self.peers.heartbeat,
+            elsewhere=self.peers.ready_addresses,
+        )
         self._barrier_calls = BarrierCalls(context, ranks, self.barriers)
         self.calls = Calls(
             context.mirror,
@@ -96,6 +105,7 @@ class Service:
                 tasks.create_task(self.barriers.run(), name="barriers")
                 tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._tell_progress(), name="progress")
+                tasks.create_task(self._send_away(), name="self-diagnosis")
         finally:
             self._leave()
             self._context.soft.state = None
@@ -137,8 +147,11 @@ class Service:
         return self.sessions.ranks(job)
 
     def _tick(self, sequence: int) -> session_pb2.Tick:
-        ready, _why = self._context.is_ready()
-        return session_pb2.Tick(sequence=sequence, ready=ready, ready_addresses=self.peers.ready_addresses())
+        return session_pb2.Tick(
+            sequence=sequence,
+            ready=not self._context.health.sends_away(),
+            ready_addresses=self.peers.ready_addresses(),
+        )
 
     def _forwarded(self, arrivals: Iterable[barriers_pb2.Arrival]) -> None:
         for message in arrivals:
@@ -150,6 +163,14 @@ class Service:
     def _tell_peers_everything(self) -> None:
         self.barriers.forwarding.again()
         self._board.tell_again()
+
+    async def _send_away(self) -> None:
+        """While this replica is sick, have its members served by one that is ready (PROTOCOLS 5.5)."""
+        while True:
+            await asyncio.sleep(TURN_S)
+            addresses = self.peers.ready_addresses() if self._context.health.sends_away() else []
+            if addresses:
+                self.sessions.move_all(addresses, self._context.health.unready())
 
     async def _tell_progress(self) -> None:
         while True:

@@ -152,7 +152,7 @@ class Tick(_message.Message):
     READY_ADDRESSES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     ready: _builtins.bool
-    """Downward: whether the replica is ready, and which peers are."""
+    """Downward: which peers are ready. When ready is false, the member should go to one of them."""
     @_builtins.property
     def ready_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

@@ -52,7 +52,7 @@ class _Peer:
         self.address = entry.address
         self.link: Link[PeerDown, PeerUp] | None = None
         self.says_ready = False
-        self.ticked_at = float("-inf")
+        self.ticked_s = float("-inf")
         self.silence: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.heartbeats: dict[int, asyncio.Future[bool]] = {}
@@ -77,8 +77,12 @@ class Peers:
         return self._ready.keys()
 
     def ready_addresses(self) -> list[str]:
-        """Return where the ready peers serve."""
-        return list(self._ready.values())
+        """Return where the peers serve that said within a second that they are ready.
+
+        The clock is read anew: after a stall of this process no timer has told yet who is silent.
+        """
+        since_s = self._context.clock() - self._context.timing.peer_ready_s
+        return [address for one, address in self._ready.items() if self._peers[one].ticked_s >= since_s]
 
     def forward(self, arrivals: list[barriers_pb2.Arrival]) -> None:
         """Send arrivals to every ready peer."""
@@ -221,6 +225,7 @@ class Peers:
         if not ready:
             self._unready(peer)
             return
+        peer.ticked_s = self._context.clock()
         peer.silence = asyncio.get_running_loop().call_later(
             self._context.timing.peer_ready_s, self._unready, peer
         )

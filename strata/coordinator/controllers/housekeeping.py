@@ -1,13 +1,15 @@
 """Clears away what has ended: keys of old generations, and members that no replica serves.
 
 A member whose replica is gone has five seconds to come back through another one, counted from
-the latest of: this leader sees it, it took office, a replica registered (PROTOCOLS 5.4).
+the latest of: this leader sees it, it took office, a replica registered (PROTOCOLS 5.4). A leader
+that is not sure of itself deletes none (5.5).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobQueue
@@ -39,11 +41,20 @@ class Housekeeping:
     name: Final = "housekeeping"
     tick_s: Final = 30.0
 
-    def __init__(self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence, timing: Timing) -> None:
+    def __init__(
+        self,
+        *,
+        keys: ClusterKeys,
+        mirror: Mirror,
+        fence: Fence,
+        timing: Timing,
+        spares_s: Callable[[], float],
+    ) -> None:
         self._keys = keys
         self._mirror = mirror
         self._fence = fence
         self._timing = timing
+        self._spares_s = spares_s
         self._jobs = JobQueue(self.name, keys, frozenset({"workers", "world"}))
         self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
         self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
@@ -88,6 +99,8 @@ class Housekeeping:
 
     async def _clean_orphans(self, name: str) -> float | None:
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
+        if (spares_s := self._spares_s()) > 0:
+            return spares_s  # what this replica has not seen may be its own fault
         since = self._orphans[name].update(orphans(job, keys=self._keys), now_ms)
         plan = plan_orphans(
             job,

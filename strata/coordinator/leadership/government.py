@@ -62,7 +62,9 @@ class Government:
         return [
             Worlds(keys=keys, mirror=mirror, fence=fence, heartbeat=self._heartbeat),
             Datasets(keys=keys, mirror=mirror, fence=fence),
-            Housekeeping(keys=keys, mirror=mirror, fence=fence, timing=context.timing),
+            Housekeeping(
+                keys=keys, mirror=mirror, fence=fence, timing=context.timing, spares_s=context.health.spares_s
+            ),
             Compaction(
                 store=store,
                 mirror=mirror,

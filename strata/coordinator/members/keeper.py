@@ -7,7 +7,8 @@ never removed. The rule looks at the view and at the transports only, not at how
 it covers the broken stream, a registration whose client went away half way, and a hand-over that
 took effect after everybody had given it up.
 
-While etcd cannot be reached, nobody dies. A removal is sent only when etcd has just answered, for a
+While this replica may itself be what is wrong, nobody dies (PROTOCOLS 5.5): `core.health` is asked
+before each removal. While etcd cannot be reached, nobody dies either. A removal is sent only when etcd has just answered, for a
 short time, and looked at again before it is repeated. One whose outcome is unknown may still take
 effect when its member is back: then the member's registration writes the key once more
 (`condemned`), and the late removal compares a revision that is gone.
@@ -95,8 +96,8 @@ class Keeper:
             older.dismiss(Unavailable("a newer session of the same process took over", hint=""))
         self.look(*key)
 
-    def lose(self, transport: Transport) -> None:
-        """Take note that a transport is down."""
+    def lose(self, transport: Transport, *, broke: bool = True) -> None:
+        """Take note that a transport is down. `broke`: neither side ended it on purpose."""
         key = (transport.job, transport.worker)
         boots = self._transports.get(key, {})
         if boots.get(transport.boot) is not transport:
@@ -104,6 +105,8 @@ class Keeper:
         del boots[transport.boot]
         if not boots:
             del self._transports[key]
+        if broke and not self._stopped:
+            self._context.health.lost(left=self.sessions())
         self.look(*key)
         if (event := self._losses.pop(key, None)) is not None:
             event.set()
@@ -113,9 +116,15 @@ class Keeper:
         return self._transports.get((job, worker), {}).get(BootId(boot))
 
     def failed_incarnation(self, job: str, worker: str) -> int:
-        """Return the incarnation whose transport was ours and is down; 0 when there is none."""
-        entry = self._unattended((job, worker))
+        """Return the incarnation whose transport was ours and is down; 0 when there is none, or
+        when that may be our own fault.
+        """
+        entry = None if self.spares() else self._unattended((job, worker))
         return entry.create_revision if entry is not None else 0
+
+    def spares(self) -> bool:
+        """Whether nobody is deleted for now: what is seen here may be this replica's own fault."""
+        return self._context.health.spares_s() > 0
 
     def condemned(self, job: str, worker: str) -> int:
         """Return the mod_revision at which a removal may still take effect; 0 when there is none."""
@@ -182,7 +191,8 @@ class Keeper:
         grace_s = self._context.timing.reconnect_grace_s
         try:
             while (since := self._unattended_since.get(key)) is not None:
-                wait_s = since + grace_s - asyncio.get_running_loop().time()
+                grace_left_s = since + grace_s - asyncio.get_running_loop().time()
+                wait_s = max(grace_left_s, self._context.health.spares_s())
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
                     continue
@@ -210,6 +220,8 @@ class Keeper:
         now = asyncio.get_running_loop().time()
         if entry is None or since is None or now < since + self._context.timing.reconnect_grace_s:
             return Decision(reason=f"{worker} is attended to, or was until just now, or gone")
+        if self.spares():
+            return Decision(reason="this replica deletes nobody for now")
         removal = decide_remove(
             JobView(view, self._context.keys.job(job)),
             WorkerId(worker),

@@ -21,7 +21,8 @@ from strata.core.view import Entry, View
 from strata.errors import Conflict, StaleIncarnation, Unavailable
 
 ORPHAN_HOLD_S = 15.0
-"""How long a newcomer is held at most, for a key that the leader is expected to delete."""
+"""How long a newcomer is held at most, for a key that the leader is expected to delete, or while
+this replica deletes nobody."""
 
 
 class Registrar:
@@ -47,14 +48,14 @@ class Registrar:
                     return self._registered(job, registration)
                 except Conflict:
                     held_s = self._context.timing.newcomer_hold_s
-                    if self._orphaned(job, registration):
+                    if self._orphaned(job, registration) or self._keeper.spares():
                         held_s = max(held_s, ORPHAN_HOLD_S)
                     left_s = began + held_s - loop.time()
                     if left_s <= 0:
                         raise
                     await self._change(job, registration, left_s)
         except BaseException:
-            self._keeper.lose(transport)
+            self._keeper.lose(transport, broke=False)
             raise
 
     async def _settle(self, job: str, registration: Registration) -> None:

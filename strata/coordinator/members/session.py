@@ -45,7 +45,7 @@ class MemberSession:
         session: Session,
         job: str,
         registration: Registration,
-        on_end: Callable[[MemberSession], None],
+        on_end: Callable[[MemberSession, End], None],
     ) -> None:
         self.job = job
         self.worker = registration.worker
@@ -148,9 +148,9 @@ class MemberSession:
     def tick(self, sequence: int) -> session_pb2.Tick:
         return self._house.tick(sequence)
 
-    def ended(self, end: End) -> None:  # the keeper looks at what is, not at how it came
+    def ended(self, end: End) -> None:
         self._house.barriers.forget(self, self.job)
-        self._on_end(self)
+        self._on_end(self, end)
 
     async def _settle(self, decide: Callable[[JobView], Decision]) -> None:
         keys = self._house.context.keys.job(self.job)

@@ -24,7 +24,7 @@ from strata.core.view import Entry
 from strata.errors import InvalidArgument, StrataError
 from strata.observe import get_logger
 from strata.session.link import Link
-from strata.session.served import Limits, Session, serve
+from strata.session.served import End, Limits, Session, serve
 from strata.v1 import session_pb2
 from strata.v1.session_pb2 import Down, Up
 from strata.wire import checkpoints as checkpoint_wire
@@ -92,7 +92,7 @@ class Sessions:
         try:
             self._open(member, entry)
         except BaseException:
-            self._ended(member)
+            self._ended(member, End.CLOSED)
             raise
         return member
 
@@ -107,13 +107,13 @@ class Sessions:
             member.send(Down(checkpoint=checkpoint_wire.checkpoint_message(job, save)))
         log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
 
-    def _ended(self, member: MemberSession) -> None:
+    def _ended(self, member: MemberSession, end: End) -> None:
         members = self._by_job.get(member.job, set())
         members.discard(member)
         if not members:
             self._by_job.pop(member.job, None)
         log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)
-        self._keeper.lose(member)
+        self._keeper.lose(member, broke=end is End.BROKEN)
 
     # -- what members are told
 

@@ -14,7 +14,7 @@ the replica in `served_by`, whichever way it came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
@@ -28,7 +28,7 @@ from strata.core.job import JobView
 from strata.core.members import Registration, check_registration, decide_leave, decide_rank_exit
 from strata.core.records import Worker
 from strata.core.view import Entry
-from strata.errors import NotFound, StaleIncarnation, StrataError
+from strata.errors import NotFound, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import members_pb2 as pb
 from strata.v1 import peers_pb2, worlds_pb2
 from strata.wire import members as wire
@@ -86,6 +86,7 @@ class UnaryMembers:
         board: ProgressBoard,
         *,
         relay: Relay,
+        elsewhere: Callable[[], Sequence[str]],
     ) -> None:
         self._context = context
         self._keeper = keeper
@@ -93,6 +94,7 @@ class UnaryMembers:
         self._ranks = ranks
         self._board = board
         self._relay = relay
+        self._elsewhere = elsewhere
 
     def table(self) -> Mapping[str, Answer]:
         return {
@@ -123,6 +125,7 @@ class UnaryMembers:
             boot=request.boot,
             incarnation=request.incarnation,
         )
+        self._check_health()
         if not self.heard(heartbeat) and not await self._heard_elsewhere(heartbeat):
             entry = await self._registered(request)
             await self._attended(request.job, _registration(entry))
@@ -190,6 +193,13 @@ class UnaryMembers:
         return pb.ListMembersResponse(members=members)
 
     # -- inside
+
+    def _check_health(self) -> None:
+        """Send the caller to a replica that is ready, if there is one and this is none (5.5)."""
+        health = self._context.health
+        if health.sends_away() and (addresses := self._elsewhere()):
+            why = health.unready()
+            raise Unavailable(f"this replica is not ready: {why}", hint=f"go on at {', '.join(addresses)}")
 
     async def _attended(self, job: str, registration: Registration) -> int:
         """Register by way of heartbeats; return the incarnation."""

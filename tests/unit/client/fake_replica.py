@@ -34,6 +34,7 @@ class FakeReplica:
         self.incarnation = incarnation
         self.welcoming = True
         self.ticking = True
+        self.ready = True
         self.ready_addresses: list[str] = []
         self.refuse_hello: StrataError | None = None
         self.answer: Callable[[Up], Down | None] = lambda _up: None
@@ -145,7 +146,7 @@ class FakeReplica:
         while True:
             await asyncio.sleep(1.0)
             if self.ticking:
-                link.send(Down(tick=Tick(ready=True, ready_addresses=self.ready_addresses)))
+                link.send(Down(tick=Tick(ready=self.ready, ready_addresses=self.ready_addresses)))
 
 
 class Recorder:

@@ -363,6 +363,28 @@ async def test_a_silent_replica_is_kept_if_no_other_is_ready() -> None:
 
 
 @in_virtual_time()
+async def test_a_replica_that_says_it_is_unready_is_left_for_one_that_is_ready() -> None:
+    async with rig(3) as r:
+        before = r.serving
+        there = r.others[0]
+        before.ready_addresses = [there.address]
+        await asyncio.sleep(2.5)
+        assert r.serving is before
+        before.ready = False
+        assert await r.reconnected(2) is there
+        assert "not ready" in r.observer.troubles[-1].message
+
+
+@in_virtual_time()
+async def test_an_unready_replica_is_kept_if_no_other_is_ready() -> None:
+    async with rig(2) as r:
+        r.serving.ready = False
+        r.serving.ready_addresses = [r.serving.address]
+        await asyncio.sleep(300)
+        assert len(r.observer.connected) == 1
+
+
+@in_virtual_time()
 async def test_its_own_stall_is_not_blamed_on_the_replica() -> None:
     async with rig(2) as r:
         for replica in r.replicas:

@@ -38,6 +38,8 @@ class Node:
     def __init__(self, cluster: Cluster, name: str, run: int, network: Network | None) -> None:
         loop = asyncio.get_running_loop()
         self.name = name
+        self.skew_s = 0.0
+        """Added to its clock: a suspend that the loop's clock did not see."""
         self.client = cluster.store.client(name, network=network)
         self.serving: MemoryServing | None = None
         self._board = cluster.board
@@ -48,7 +50,7 @@ class Node:
             replica=name,
             instance=f"instance-{name}-{run}",
             new_uid="uid-1",
-            clock=loop.time,
+            clock=lambda: loop.time() + self.skew_s,
             unix_now=loop.time,
             rng=random.Random(run),
             probe=memory_probe(cluster.board, name),

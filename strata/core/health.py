@@ -1,0 +1,89 @@
+"""Whether a replica may be trusted with members (PROTOCOLS 5.5): a sick replica kills nobody.
+
+Two questions, asked at the moment of each act with the clock read anew:
+
+    ready?         etcd answered within 2 s, and the event loop has turned within 1 s of its time
+    may it delete? nothing in the last 5 s suggests that what it sees of its members is its own fault:
+                   a stall, a silence of etcd, sessions that broke in a mass
+
+After a stall everything is due at once, timers and broken streams, in no order. So whoever asks
+finds the stall by the clock, whether or not the loop's own measurement has run again by then.
+
+Times are seconds of one clock that runs through suspends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+ETCD_SILENT_S = 2.0
+FORSAKEN_S = 4.0
+"""After so long a silence members are sent away. When etcd itself is gone, its clients notice within
+about a second and a half of each other (renewals and ticks); nobody is sent from one to the next."""
+LAG_S = 1.0
+TURN_S = 0.25
+"""How often the loop is measured."""
+RECOVERY_S = 1.0
+"""After a stall the loop must have turned well for so long before members are welcome again."""
+SPARE_S = 5.0
+MASS_S = 1.0
+MASS_LEAST = 5
+MASS_SHARE = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Diagnosis:
+    """What one replica knows of its own health. `turned_s`: when its loop last turned."""
+
+    turned_s: float
+    stalled_s: float = float("-inf")
+    """When the last stall was noticed."""
+    spare_until_s: float = float("-inf")
+    spare_reason: str = ""
+    _losses_s: deque[float] = field(default_factory=deque)
+
+    def turned(self, now_s: float, *, etcd_silence_s: float) -> None:
+        """Take note of a turn of the loop."""
+        self._look(now_s, etcd_silence_s)
+        self.turned_s = now_s
+
+    def lost(self, now_s: float, *, left: int) -> None:
+        """Take note that a session broke, and how many are left."""
+        losses = self._losses_s
+        losses.append(now_s)
+        while losses[0] <= now_s - MASS_S:
+            losses.popleft()
+        if len(losses) > max(MASS_LEAST, MASS_SHARE * (left + len(losses))):
+            self._spare(now_s, f"{len(losses)} sessions broke within {MASS_S:g} s")
+
+    def unready(self, now_s: float, *, etcd_silence_s: float) -> str:
+        """Return why members are better served elsewhere; an empty string when they are not."""
+        self._look(now_s, etcd_silence_s)
+        if etcd_silence_s > ETCD_SILENT_S:
+            return f"etcd has answered nothing for {etcd_silence_s:.1f} s"
+        if now_s < self.stalled_s + RECOVERY_S:
+            return "its event loop stalled"
+        return ""
+
+    def sends_away(self, now_s: float, *, etcd_silence_s: float) -> bool:
+        """Tell whether members should leave for a peer that is ready, if there is one."""
+        unready = self.unready(now_s, etcd_silence_s=etcd_silence_s)
+        return bool(unready) and not ETCD_SILENT_S < etcd_silence_s <= FORSAKEN_S
+
+    def spares_s(self, now_s: float, *, etcd_silence_s: float) -> float:
+        """Return for how long nobody may be deleted; 0 when somebody may be now."""
+        self._look(now_s, etcd_silence_s)
+        return max(0.0, self.spare_until_s - now_s)
+
+    def _look(self, now_s: float, etcd_silence_s: float) -> None:
+        lag_s = now_s - self.turned_s - TURN_S
+        if lag_s > LAG_S:
+            self.stalled_s = now_s
+            self._spare(now_s, f"its event loop stalled for {lag_s:.1f} s")
+        if etcd_silence_s > ETCD_SILENT_S:
+            self._spare(now_s, "etcd was silent")
+
+    def _spare(self, now_s: float, reason: str) -> None:
+        self.spare_until_s = now_s + SPARE_S
+        self.spare_reason = reason
