@@ -1,0 +1,259 @@
+"""The catalog: commits that are complete and stay, an order that never goes back (PROTOCOLS 8)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from strata_chaos.checkers.findings import Findings
+from strata_chaos.checkers.images import problem_of
+from strata_chaos.checkers.truth import Change, Clock, Event, Held, State
+from strata_chaos.history import Outcome, Record, Where
+
+RULES: Final = {
+    "transitions": "a record is opened; then committed or aborted; committed turns only corrupt or deleting",
+    "complete": "a commit finds the ack of every rank and the seal, whose digest is the record's",
+    "current": "a commit happens in the generation that the record is of",
+    "acks-once": "an ack and a seal are created once, while their attempt is open",
+    "latest-order": "latest only grows, by generation and step, and names a committed record",
+    "latest-kept": "no record is tombstoned while latest names it",
+    "committed-stays": "what a client was told is committed was committed by then, and for good",
+    "restore-exact": "a restore returned the bytes that this rank number saved, in that step and generation",
+    "restore-point": "a restore began where the head of its generation says",
+    "latest-monotonic": "a reader that asks for the latest checkpoint never hears of an older one",
+    "on-disk": "at the end every committed checkpoint is on disk, marked, and every byte is as recorded",
+}
+
+_NEXT: Final[dict[str | None, frozenset[str | None]]] = {
+    None: frozenset({"open", "prepared"}),
+    "open": frozenset({"committed", "aborted"}),
+    "committed": frozenset({"corrupt", "deleting"}),
+    "aborted": frozenset({"open", "deleting"}),
+    "corrupt": frozenset({"deleting"}),
+    "prepared": frozenset({"deleting", "committed"}),
+    "deleting": frozenset({None}),
+}
+
+
+class Catalog:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.findings = Findings("catalog", RULES)
+        self._committed: dict[tuple[str, str], tuple[int, Where]] = {}
+        """(job, attempt) -> revision and line of the commit."""
+        self._points: dict[tuple[str, int], Any] = {}
+        self._saved: dict[tuple[str, int, int, int], set[str]] = defaultdict(set)
+        """(job, generation, step, rank) -> sha256 of what clients saved there."""
+        self._told: dict[tuple[str, str, str], tuple[float, Where]] = {}
+        """(job, attempt, client) -> when that client was first told that it is committed."""
+        self._restored: list[Record] = []
+        self._heard: dict[tuple[str, int], tuple[int, int]] = {}
+
+    # -- etcd
+
+    def change(self, change: Change, before: State) -> None:
+        for event in change.events:
+            match event.key.kind:
+                case "record":
+                    self._record_event(change, event, before)
+                case "ack" | "seal" if not event.deleted:
+                    self._ack(event, before)
+                case "latest" if not event.deleted:
+                    self._latest(change, event, before)
+                case "world" if not event.deleted:
+                    head = event.value or {}
+                    self._points[event.key.job, head.get("generation", 0)] = head.get("restore")
+
+    def _record_event(self, change: Change, event: Event, before: State) -> None:
+        old = (event.before.value or {}) if event.before is not None else {}
+        new = event.value or {}
+        was, now = old.get("state"), None if event.deleted else new.get("state")
+        job, (step, generation) = event.key.job, event.key.ids
+        what = f"step {step} of generation {generation} of {job}"
+        same = old.get("attempt") == new.get("attempt")
+        fine = now in _NEXT.get(was, frozenset())
+        if was is not None and now is not None:
+            fine = fine and same is not (was == "aborted" and now == "open")
+        self.findings.check(
+            "transitions",
+            fine,
+            f"{what} went from {was or 'nothing'} to {now or 'nothing'} at revision {change.revision}"
+            + ("" if same or not old or not new else f", from attempt {old.get('attempt')} to another"),
+            event.where,
+        )
+        if now == "committed" and was != "committed":
+            self._commit(change, event, new, before)
+        elif now == "deleting":
+            latest = before.value("latest", job) or {}
+            self.findings.check(
+                "latest-kept",
+                (latest.get("step"), latest.get("attempt")) != (step, old.get("attempt")),
+                f"{what} was tombstoned at revision {change.revision}, while it was the latest",
+                event.where,
+            )
+
+    def _commit(self, change: Change, event: Event, record: dict[str, Any], before: State) -> None:
+        check = self.findings.check
+        job, (step, generation) = event.key.job, event.key.ids
+        attempt = str(record.get("attempt"))
+        what = f"step {step} of generation {generation} of {job} (attempt {attempt})"
+        here = {e.key: e.value for e in change.events if e.key.kind in {"ack", "seal"} and not e.deleted}
+
+        def there(kind: str, *ids: Any) -> dict[str, Any] | None:
+            found = before.get(kind, job, *ids)
+            return found.value if found is not None else here.get((kind, job, ids))  # type: ignore[call-overload]  # a Key is a tuple
+
+        ranks = record.get("ranks", 0)
+        missing = [r for r in range(ranks) if there("ack", step, generation, attempt, r) is None]
+        seal = there("seal", step, generation, attempt)
+        sealed = seal is not None and seal.get("digest") == record.get("manifest_digest")
+        check(
+            "complete",
+            ranks > 0 and not missing and sealed,
+            f"{what} was committed at revision {change.revision} "
+            + (f"without the acks of ranks {missing}" if missing else "without a seal of its digest"),
+            event.where,
+        )
+        current = (before.value("world", job) or {}).get("generation")
+        check(
+            "current",
+            current == generation,
+            f"{what} was committed at revision {change.revision}, when the world was at generation {current}",
+            event.where,
+        )
+        self._committed[job, attempt] = change.revision, event.where
+
+    def _ack(self, event: Event, before: State) -> None:
+        job, (step, generation, attempt, *_rank) = event.key.job, event.key.ids
+        record = before.value("record", job, step, generation) or {}
+        open_ = (record.get("state"), record.get("attempt")) == ("open", attempt)
+        self.findings.check(
+            "acks-once",
+            event.before is None and open_,
+            f"{event.name} was "
+            + (
+                "written again"
+                if event.before is not None
+                else f"written while its record was {record.get('state', 'absent')}"
+                + ("" if record.get("attempt") in {attempt, None} else " of another attempt")
+            ),
+            event.where,
+        )
+
+    def _latest(self, change: Change, event: Event, before: State) -> None:
+        new = event.value or {}
+        old = (event.before.value or {}) if event.before is not None else {}
+        job = event.key.job
+        order = new.get("generation", 0), new.get("step", 0)
+        last = old.get("generation", 0), old.get("step", 0)
+        where = new.get("step"), new.get("record_generation")
+        named = [e.value for e in change.of("record") if e.key == ("record", job, where)]
+        record = named[0] if named else before.value("record", job, *where)
+        fits = (
+            record is not None
+            and record.get("attempt") == new.get("attempt")
+            and record.get("state") == "committed"
+        )
+        self.findings.check(
+            "latest-order",
+            order > last and fits,
+            f"latest of {job} went from {last} to {order} at revision {change.revision}"
+            + ("" if fits else ", which names no committed record"),
+            event.where,
+        )
+
+    # -- clients
+
+    def record(self, record: Record) -> None:
+        match record.op:
+            case "checkpoint.save":
+                args = record.args
+                slot = args["job"], args["generation"], args["step"], args["rank"]
+                self._saved[slot].add(args["digest"])
+                if record.outcome is Outcome.OK and record.t1 is not None and record.result.get("committed"):
+                    self._tell(record, record.t1)
+            case "checkpoint.restore" if record.outcome is Outcome.OK:
+                self._restored.append(record)
+            case "checkpoint.latest" if record.outcome is Outcome.OK:
+                self._latest_told(record)
+
+    def _latest_told(self, record: Record) -> None:
+        told = record.result["generation"], record.result["step"]
+        reader = record.client, record.process
+        last = self._heard.get(reader, (0, 0))
+        self.findings.check(
+            "latest-monotonic",
+            told >= last,
+            f"{record.client} heard of {told} as the latest (generation, step), after {last}",
+            record.where,
+        )
+        self._heard[reader] = max(told, last)
+        self._tell(record, record.t0 if record.t1 is None else record.t1)
+
+    def _tell(self, record: Record, told_t: float) -> None:
+        key = record.args["job"], record.result["attempt"], record.client
+        if told_t <= self._told.get(key, (told_t, record.where))[0]:
+            self._told[key] = told_t, record.where
+
+    # -- the whole
+
+    def finish(self, clock: Clock, end: State) -> None:
+        for (job, attempt, client), (told_t, where) in self._told.items():
+            commit = self._committed.get((job, attempt))
+            self.findings.check(
+                "committed-stays",
+                commit is not None and clock.not_before(commit[0]) <= told_t,
+                f"{client} was told that attempt {attempt} of {job} is committed; "
+                + ("it never was" if commit is None else f"it was only later, at revision {commit[0]}"),
+                where,
+                *(() if commit is None else (commit[1],)),
+            )
+        for record in self._restored:
+            self._restore(record)
+        told = {(job, attempt) for job, attempt, _client in self._told}
+        for key, held in end.all("record"):
+            self._disk(key.job, held, told)
+
+    def _restore(self, record: Record) -> None:
+        args, point = record.args, record.args["point"]
+        key = args["job"], args["generation"]
+        if key in self._points:
+            wanted = self._points[key]
+            self.findings.check(
+                "restore-point",
+                wanted == point,
+                f"{record.client} restored {point} in generation {args['generation']}, whose head says {wanted}",
+                record.where,
+            )
+        if point is None:
+            return
+        slot = args["job"], point["record_generation"], point["step"], args["rank"]
+        saved = self._saved.get(slot)
+        if saved is None:
+            return  # a rank that the saving world did not have, or that recorded nothing
+        self.findings.check(
+            "restore-exact",
+            record.result["digest"] in saved,
+            f"{record.client} restored step {point['step']} of generation {point['record_generation']} as rank"
+            f" {args['rank']} and got {record.result['digest'][:16]}…, which nobody saved there",
+            record.where,
+        )
+
+    def _disk(self, job: str, held: Held, told: set[tuple[str, str]]) -> None:
+        value = held.value or {}
+        path = urlsplit(str(value.get("path", "")))
+        folder = Path(unquote(path.path))
+        if value.get("state") != "committed" or path.scheme != "file" or not folder.parent.is_dir():
+            return  # not there to be looked at: another machine's, or an object store's
+        attempt = str(value.get("attempt"))
+        problem = problem_of(folder, str(value.get("manifest_digest")), marked=(job, attempt) in told)
+        commit = self._committed.get((job, attempt))
+        self.findings.check(
+            "on-disk",
+            not problem,
+            f"step {value.get('step')} of {job} (attempt {attempt}) is committed, and {problem}",
+            *(() if commit is None else (commit[1],)),
+        )

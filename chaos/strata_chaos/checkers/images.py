@@ -1,0 +1,64 @@
+"""Looks whether a committed checkpoint is on disk, byte for byte, without Strata's own reader.
+
+The layout and what the digests cover are those of docs/checkpoints.md, "On disk": the catalog's
+record has the digest of manifest.json, which has those of the ranks' manifests, which have those of
+every chunk (8 MiB, beginning anew at each tensor) of the images.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+CHUNK_BYTES: Final = 8 << 20
+ALGORITHM: Final = "xxh3-128"
+
+
+def problem_of(folder: Path, manifest_digest: str, *, marked: bool) -> str:
+    """Return what is wrong with a checkpoint's folder, in words; empty when all is as recorded.
+
+    `marked`: somebody was told that it is committed, so the marker has to be there.
+    """
+    try:
+        manifest = _document(folder / "manifest.json", manifest_digest)
+        for part in manifest["ranks"]:
+            rank = _document(folder / part["manifest"], part["digest"])
+            if wrong := _image(folder / rank["image"]["file"], rank):
+                return wrong
+        if marked and not (folder / "COMMIT").is_file():
+            return f"{folder / 'COMMIT'} is missing"
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (ValueError, KeyError, OSError) as error:
+        return f"{folder.name} cannot be read: {error}"
+    return ""
+
+
+def _document(path: Path, digest: str) -> dict[str, Any]:
+    data = path.read_bytes()
+    if f"{ALGORITHM}:{xxhash.xxh3_128_hexdigest(data)}" != digest:
+        raise ValueError(f"{path.name} differs from its digest")
+    body = json.loads(data)
+    if not isinstance(body, dict):
+        raise TypeError(f"{path.name} is no object")
+    return body
+
+
+def _image(path: Path, rank: dict[str, Any]) -> str:
+    size, header = rank["image"]["size_bytes"], rank["image"]["header_bytes"]
+    with path.open("rb") as file:
+        if path.stat().st_size != size:
+            return f"{path.name} has {path.stat().st_size} bytes, not {size}"
+        if xxhash.xxh3_128_hexdigest(file.read(header)) != rank["image"]["header_digest"]:
+            return f"the header of {path.name} differs from its digest"
+        for name, tensor in rank["tensors"].items():
+            start, end = tensor["range"]
+            file.seek(start)
+            for index, digest in enumerate(tensor["chunks"]):
+                data = file.read(min(CHUNK_BYTES, end - start - index * CHUNK_BYTES))
+                if xxhash.xxh3_128_hexdigest(data) != digest:
+                    return f"chunk {index} of {name} in {path.name} differs from its digest"
+    return ""

@@ -1,0 +1,126 @@
+"""Leadership: one instance an epoch, epochs that grow, and no write of a leader that has ended.
+
+A *leader's write* is one that only a controller makes: it names an epoch, in its value or its key.
+The epoch of a moment is the create_revision that the leader key has then (PROTOCOLS 4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+from strata_chaos.checkers.findings import Findings
+from strata_chaos.checkers.keyspace import UNKNOWN
+from strata_chaos.checkers.truth import Change, Clock, Event, State
+from strata_chaos.history import Record
+
+RULES: Final = {
+    "one-instance": "the leader key is created and deleted, never overwritten",
+    "epochs-grow": "a new leader's epoch is above all before it",
+    "fenced": "a write that names an epoch happens while the leader key has that create_revision",
+    "leader-present": "keys of ended generations are cleared away only while there is a leader",
+    "samples-agree": "linearizable reads of the leader key see the leader that the events tell of",
+    "known-keys": "every key is one that docs/keyspace.md describes",
+}
+
+_EPOCH_IN_VALUE: Final = frozenset({"world", "standbys", "phase", "dataset-assignment"})
+_CLEARED_BY_LEADER: Final = frozenset({"chunk", "failed", "done", "restored"})
+
+
+class Leadership:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.findings = Findings("leadership", RULES)
+        self._last_epoch = 0
+        self._since: list[int] = [0]
+        self._epochs: list[int] = [0]
+        self._gone_t: float | None = None
+        self._gaps_s: list[float] = []
+        self._samples: list[tuple[int, int, Record]] = []
+
+    def change(self, change: Change, before: State) -> None:
+        held = before.get("leader")
+        epoch = held.create_revision if held is not None else 0
+        for event in change.events:
+            self._event(change, event, epoch)
+
+    def _event(self, change: Change, event: Event, epoch: int) -> None:
+        check = self.findings.check
+        kind = event.key.kind
+        if kind == UNKNOWN:
+            check("known-keys", False, f"{event.name} is no key of the keyspace", event.where)
+            return
+        self.findings.judged["known-keys"] += 1
+        if kind == "leader":
+            self._leader(change, event)
+        elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk"):
+            named = event.key.ids[1] if kind == "chunk" else (event.value or {}).get("epoch", 0)
+            check(
+                "fenced",
+                named == epoch,
+                f"{event.name} was written for epoch {named} at revision {change.revision}, when "
+                + (f"the epoch was {epoch}" if epoch else "nobody led"),
+                event.where,
+            )
+        elif event.deleted and kind in _CLEARED_BY_LEADER:
+            check(
+                "leader-present",
+                epoch > 0,
+                f"{event.name} was cleared away at revision {change.revision}, when nobody led",
+                event.where,
+            )
+
+    def _leader(self, change: Change, event: Event) -> None:
+        if event.deleted:
+            self._gone_t = change.t
+            self._note(change.revision, 0)
+            return
+        check = self.findings.check
+        before = event.before
+        check(
+            "one-instance",
+            before is None and event.create_revision == change.revision,
+            f"the leader key of epoch {event.create_revision} was overwritten at revision {change.revision}",
+            event.where,
+        )
+        if before is not None:
+            return
+        check(
+            "epochs-grow",
+            event.create_revision > self._last_epoch,
+            f"epoch {event.create_revision} follows epoch {self._last_epoch}",
+            event.where,
+        )
+        if self._gone_t is not None:
+            self._gaps_s.append(change.t - self._gone_t)
+            self._gone_t = None
+        self._last_epoch = event.create_revision
+        self._note(change.revision, event.create_revision)
+
+    def _note(self, revision: int, epoch: int) -> None:
+        self._since.append(revision)
+        self._epochs.append(epoch)
+
+    def record(self, record: Record) -> None:
+        if record.op == "observer.sample":
+            self._samples.append((record.result["revision"], record.result["epoch"], record))
+
+    def finish(self, clock: Clock, end: State) -> None:
+        last = max((held.mod_revision for held in end.held.values()), default=0)
+        for revision, epoch, record in self._samples:
+            if revision > max(last, self._since[-1]):
+                continue  # the events of that revision were not recorded any more
+            told = self._epochs[bisect_right(self._since, revision) - 1]
+            self.findings.check(
+                "samples-agree",
+                told == epoch,
+                f"a read at revision {revision} saw epoch {epoch}, the events tell of {told}",
+                record.where,
+            )
+        if self._gaps_s:
+            gaps = sorted(self._gaps_s)
+            self.findings.notes.append(
+                f"{len(gaps)} changes of leader; without one for {gaps[len(gaps) // 2]:.2f} s (median),"
+                f" {gaps[-1]:.2f} s (longest)"
+            )

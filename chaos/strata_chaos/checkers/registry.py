@@ -1,0 +1,205 @@
+"""The registry: whose key goes, and why; incarnations that mean what they say (PROTOCOLS 5).
+
+A deletion needs a reason that the histories give: the member left, its process was killed or ended,
+its path or its process was under a fault, or it was replaced. That a process had *not* ended is only
+known where it recorded something later. So a deletion is a violation when the process was alive
+after it, had not asked to leave, and no fault touched it.
+
+Members that live by heartbeats are known dead by their silence, which a slow call is too; of them
+only the rest is judged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final, NamedTuple
+
+from strata_chaos.checkers.findings import Findings
+from strata_chaos.checkers.truth import Change, Clock, Event, Held, State
+from strata_chaos.history import Outcome, Record, Where
+
+RULES: Final = {
+    "hand-over": "a Put on a worker's key keeps its boot; another boot comes by delete and create",
+    "deleted-for-a-reason": "a member whose process lives, has not left and is under no fault stays",
+    "stale-never-acts": "acks and seals name the incarnation that the worker has at that moment",
+    "told-incarnation": "the incarnation that a client was given is that of its own process's key",
+}
+
+WINDOW_S: Final = 20.0
+"""How long before a deletion a fault of the member may have been healed: detection, grace, orphans."""
+_ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
+_TOUCHING: Final = ("member", "rank", "supervisor", "worker", "client", "host")
+"""Faults whose name says that they touch members or their path; others must remove nobody."""
+
+
+class Deletion(NamedTuple):
+    """A worker key that went."""
+
+    job: str
+    worker: str
+    incarnation: int
+    pid: int
+    revision: int
+    seen_t: float
+    orphan: bool
+    where: Where
+
+
+class Registry:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.findings = Findings("registry", RULES)
+        self._deletions: list[Deletion] = []
+        self._pids: dict[tuple[str, str, int], int] = {}
+        self._leaving: dict[tuple[int, str], float] = {}
+        self._killed: dict[int, float] = {}
+        self._alive_until: dict[int, tuple[float, Where]] = {}
+        self._unary: set[int] = set()
+        self._faults: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._told: list[tuple[Record, int]] = []
+
+    # -- etcd
+
+    def change(self, change: Change, before: State) -> None:
+        for event in change.events:
+            kind = event.key.kind
+            if kind == "worker":
+                if event.deleted:
+                    self._deleted(change, event, before)
+                else:
+                    self._put(change, event)
+            elif kind in {"ack", "seal"} and not event.deleted:
+                self._acted(change, event, before)
+
+    def _put(self, change: Change, event: Event) -> None:
+        value = event.value or {}
+        worker = event.key.ids[0]
+        self._pids[event.key.job, worker, event.create_revision] = value.get("pid", 0)
+        if event.before is not None:
+            boot = (event.before.value or {}).get("boot")
+            self.findings.check(
+                "hand-over",
+                boot == value.get("boot") and event.create_revision == event.before.create_revision,
+                f"{worker} of {event.key.job} went from boot {boot} to {value.get('boot')} at revision"
+                f" {change.revision} without a deletion in between",
+                event.where,
+            )
+
+    def _deleted(self, change: Change, event: Event, before: State) -> None:
+        held = event.before
+        if held is None:
+            return
+        value = held.value or {}
+        instances = {(replica.value or {}).get("instance") for _key, replica in before.all("replica")}
+        self._deletions.append(
+            Deletion(
+                job=event.key.job,
+                worker=event.key.ids[0],
+                incarnation=held.create_revision,
+                pid=value.get("pid", 0),
+                revision=change.revision,
+                seen_t=change.t,
+                orphan=value.get("served_by") not in instances,
+                where=event.where,
+            )
+        )
+
+    def _acted(self, change: Change, event: Event, before: State) -> None:
+        value = event.value or {}
+        worker = str(value.get("worker"))
+        held: Held | None = before.get("worker", event.key.job, worker)
+        self.findings.check(
+            "stale-never-acts",
+            held is not None and held.create_revision == value.get("incarnation"),
+            f"{event.name} was written at revision {change.revision} for incarnation"
+            f" {value.get('incarnation')} of {worker}, which "
+            + ("is gone" if held is None else f"is incarnation {held.create_revision}"),
+            event.where,
+        )
+
+    # -- clients
+
+    def record(self, record: Record) -> None:
+        op, args = record.op, record.args
+        if record.client == "nemesis":
+            self._fault(record)
+            return
+        if op in _ENDS:
+            self._killed[args["pid"]] = min(record.t0, self._killed.get(args["pid"], record.t0))
+        elif op == "member.leave":
+            key = record.process, args["worker"]
+            self._leaving[key] = min(record.t0, self._leaving.get(key, record.t0))
+        elif op in {"member.heartbeat", "member.register"}:
+            self._unary.add(record.process)
+        if op in {"member.join", "member.rejoin", "member.register"} and record.outcome is Outcome.OK:
+            self._incarnation(record)
+        last_t = record.t0 if record.t1 is None else record.t1
+        if last_t >= self._alive_until.get(record.process, (0.0, record.where))[0]:
+            self._alive_until[record.process] = last_t, record.where
+
+    def _incarnation(self, record: Record) -> None:
+        args, told = record.args, record.result.get("incarnation")
+        pid = self._pids.get((args["job"], args["worker"], told if isinstance(told, int) else 0))
+        self.findings.check(
+            "told-incarnation",
+            pid == record.process,
+            f"process {record.process} was told that it is incarnation {told} of {args['worker']}, whose key"
+            f" names process {pid}",
+            record.where,
+        )
+
+    def _fault(self, record: Record) -> None:
+        """Keep when a fault touched members: from its injection until it was healed."""
+        if not _touches(record.args):
+            return
+        windows = self._faults[f"{record.args.get('fault')} {record.args.get('targets')}"]
+        if record.op == "fault.inject":
+            windows.append((record.t0, float("inf")))
+        elif record.op == "fault.heal" and windows:
+            windows[-1] = windows[-1][0], record.t0 if record.t1 is None else record.t1
+
+    # -- the whole
+
+    def finish(self, clock: Clock, end: State) -> None:
+        reasons: dict[str, int] = defaultdict(int)
+        for gone in self._deletions:
+            reason = self._reason(gone)
+            reasons[reason or "no reason"] += 1
+            life = self._alive_until.get(gone.pid)
+            evidence = (gone.where,) if life is None else (gone.where, life[1])
+            self.findings.check(
+                "deleted-for-a-reason",
+                bool(reason),
+                f"{gone.worker} of {gone.job} (incarnation {gone.incarnation}, process {gone.pid}) was removed"
+                f" at revision {gone.revision}, though its process lived on, had not left, and no fault"
+                f" touched it" + ("; the replica that served it was gone" if gone.orphan else ""),
+                *evidence,
+            )
+        if reasons:
+            told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            self.findings.notes.append(f"members removed: {told}")
+
+    def _reason(self, gone: Deletion) -> str:
+        """Return what the histories give as the reason; empty when they exclude every one."""
+        left = self._leaving.get((gone.pid, gone.worker))
+        if left is not None and left <= gone.seen_t:
+            return "left"
+        killed = self._killed.get(gone.pid)
+        if killed is not None and killed <= gone.seen_t:
+            return "ended"
+        windows = (window for found in self._faults.values() for window in found)
+        if any(begin <= gone.seen_t and until >= gone.seen_t - WINDOW_S for begin, until in windows):
+            return "under a fault"
+        if gone.pid in self._unary:
+            return "silent"
+        life = self._alive_until.get(gone.pid)
+        if life is None or life[0] <= gone.seen_t:
+            return "not heard of again"
+        return ""
+
+
+def _touches(args: Any) -> bool:
+    targets = args.get("targets") or ()
+    words = " ".join([str(args.get("fault", "")), *map(str, targets)])
+    return any(word in words for word in _TOUCHING)

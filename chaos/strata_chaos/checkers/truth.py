@@ -1,0 +1,146 @@
+"""etcd's side of a run: transactions in order, the state before each, and when they happened."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from strata_chaos.checkers.keyspace import Key, parse_key, parse_value
+from strata_chaos.history import Record, Where
+
+
+class Held(NamedTuple):
+    """A key as it is at some revision."""
+
+    create_revision: int
+    mod_revision: int
+    value: dict[str, Any] | None
+
+
+class Event(NamedTuple):
+    """One key put or deleted. `before` is what it was; `raw` is the value as text."""
+
+    key: Key
+    name: str
+    deleted: bool
+    value: dict[str, Any] | None
+    raw: str | None
+    create_revision: int
+    before: Held | None
+    where: Where
+
+
+class Change(NamedTuple):
+    """All events of one revision, which is one transaction; `t` is when the observer saw it."""
+
+    revision: int
+    t: float
+    events: tuple[Event, ...]
+
+    def of(self, kind: str, *, deleted: bool = False) -> Iterator[Event]:
+        """Yield the events of one kind of key."""
+        return (e for e in self.events if e.key.kind == kind and e.deleted is deleted)
+
+
+class State:
+    """What is there, by parsed key, as of the last change applied."""
+
+    def __init__(self) -> None:
+        self.held: dict[Key, Held] = {}
+
+    def get(self, kind: str, job: str = "", *ids: Any) -> Held | None:
+        return self.held.get(Key(kind, job, ids))
+
+    def value(self, kind: str, job: str = "", *ids: Any) -> dict[str, Any] | None:
+        found = self.held.get(Key(kind, job, ids))
+        return found.value if found is not None else None
+
+    def all(self, kind: str, job: str | None = None) -> Iterator[tuple[Key, Held]]:
+        """Yield every key of a kind: a walk over everything, for rare questions."""
+        return (
+            (key, held)
+            for key, held in self.held.items()
+            if key.kind == kind and (job is None or key.job == job)
+        )
+
+    def apply(self, change: Change) -> None:
+        for event in change.events:
+            if event.deleted:
+                self.held.pop(event.key, None)
+            else:
+                self.held[event.key] = Held(event.create_revision, change.revision, event.value)
+
+
+@dataclass(slots=True)
+class Clock:
+    """When revisions were committed, as tightly as the observer's samples tell."""
+
+    _revisions: list[int] = field(default_factory=list)
+    _begun: list[float] = field(default_factory=list)
+
+    def sample(self, revision: int, t0: float) -> None:
+        """A linearizable read that began at `t0` returned `revision`."""
+        if not self._revisions or revision > self._revisions[-1]:
+            self._revisions.append(revision)
+            self._begun.append(t0)
+        elif revision == self._revisions[-1]:
+            self._begun[-1] = max(self._begun[-1], t0)
+
+    def not_before(self, revision: int) -> float:
+        """Return a time before which `revision` was not committed."""
+        index = bisect_left(self._revisions, revision) - 1
+        return self._begun[index] if index >= 0 else float("-inf")
+
+
+def changes(records: Iterable[Record], state: State) -> Iterator[Change | Record]:
+    """Yield whole transactions, `state` being what was before each, and the observer's other lines.
+
+    The caller applies a change to `state` before it takes the next.
+    """
+    pending: list[Record] = []
+    for record in records:
+        if record.op == "etcd.event":
+            if pending and pending[0].result["revision"] != record.result["revision"]:
+                yield _change(pending, state)
+                pending = []
+            pending.append(record)
+        else:
+            if pending and record.op in {"observer.gap", "observer.listed", "etcd.listed"}:
+                yield _change(pending, state)
+                pending = []
+            yield record
+    if pending:
+        yield _change(pending, state)
+
+
+def _change(records: list[Record], state: State) -> Change:
+    events = []
+    for record in records:
+        result = record.result
+        name = result["key"]
+        key = parse_key(name)
+        deleted = result["type"] == "delete"
+        raw = None if deleted else result["value"]
+        events.append(
+            Event(
+                key=key,
+                name=name,
+                deleted=deleted,
+                value=parse_value(raw),
+                raw=raw,
+                create_revision=0 if deleted else result["create_revision"],
+                before=state.held.get(key),
+                where=record.where,
+            )
+        )
+    return Change(records[0].result["revision"], records[0].t0, tuple(events))
+
+
+def listed(record: Record) -> tuple[Key, Held]:
+    """Return the key that an `etcd.listed` line tells of."""
+    result = record.result
+    return parse_key(result["key"]), Held(
+        result["create_revision"], result["revision"], parse_value(result["value"])
+    )

@@ -1,0 +1,203 @@
+"""Relayed watches: exactly etcd's events, in order, once, across every resume (PROTOCOLS 3.2-3.4).
+
+A reader's stream is compared event by event with etcd's own between its position and the revision
+that each message reaches. A message marked `resync` begins a whole state, which must be that of the
+revision it reaches; a stream without a token must begin with one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from strata_chaos.checkers.findings import Findings
+from strata_chaos.checkers.truth import Change, Clock, State
+from strata_chaos.history import Record, Where
+
+RULES: Final = {
+    "exact": "a stream delivers etcd's events after its position: in order, no gap, none twice",
+    "resync-state": "a resync is the whole state of the revision that it reaches",
+    "resync-marked": "a stream that resumes nowhere begins with a resync",
+    "never-back": "a stream never reaches a revision below its position, nor another cluster's",
+}
+
+Told = tuple[str, int, str | None]
+"""A key below the job, the revision, and the digest of its value; None for a deletion."""
+
+
+@dataclass(slots=True)
+class JobLog:
+    """All events of one job, compactly: 20 bytes an event."""
+
+    revisions: array[int] = field(default_factory=lambda: array("q"))
+    keys: array[int] = field(default_factory=lambda: array("i"))
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+    names: list[str] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
+    """Positions of deletions."""
+
+    def add(self, name: str, revision: int, digest: str | None) -> None:
+        key = self.ids.get(name)
+        if key is None:
+            key = self.ids[name] = len(self.names)
+            self.names.append(name)
+        if digest is None:
+            self.deleted.add(len(self.revisions))
+        self.revisions.append(revision)
+        self.keys.append(key)
+        self.digests.append(int(digest, 16) if digest is not None else 0)
+
+    def event(self, index: int) -> Told:
+        digest = None if index in self.deleted else f"{self.digests[index]:016x}"
+        return self.names[self.keys[index]], self.revisions[index], digest
+
+    def after(self, index: int, revision: int, prefix: str) -> tuple[list[Told], int]:
+        """Return the events from `index` on up to `revision`, and the index behind them."""
+        found = []
+        while index < len(self.revisions) and self.revisions[index] <= revision:
+            if self.names[self.keys[index]].startswith(prefix):
+                found.append(self.event(index))
+            index += 1
+        return found, index
+
+    def state(self, revision: int, prefix: str) -> tuple[dict[str, tuple[int, str | None]], int]:
+        """Return every key at `revision`, and the index behind it."""
+        held: dict[str, tuple[int, str | None]] = {}
+        events, index = self.after(0, revision, prefix)
+        for name, mod_revision, digest in events:
+            if digest is None:
+                held.pop(name, None)
+            else:
+                held[name] = mod_revision, digest
+        return held, index
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one stream of a reader has told so far."""
+
+    job: str
+    prefix: str
+    uid: str
+    position: int | None
+    index: int = 0
+    resyncing: bool = False
+    pending: list[Told] = field(default_factory=list)
+    messages: int = 0
+
+
+class Watches:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.findings = Findings("watches", RULES)
+        self._logs: dict[str, JobLog] = defaultdict(JobLog)
+        self._streams: dict[tuple[str, int, int], Stream] = {}
+        self._last = 0
+
+    def change(self, change: Change, before: State) -> None:
+        self._last = change.revision
+        for event in change.events:
+            job = event.key.job
+            if job:
+                name = event.name.split("/jobs/", 1)[1][len(job) + 1 :]
+                digest = None if event.raw is None else sha256(event.raw.encode()).hexdigest()[:16]
+                self._logs[job].add(name, change.revision, digest)
+
+    def record(self, record: Record) -> None:
+        if record.op == "watch" and record.begun:
+            args = record.args
+            stream = Stream(args["job"], args["prefix"], args["uid"], args["resume"])
+            if stream.position is not None:
+                log = self._logs[stream.job]
+                stream.index = _behind(log, stream.position)
+            self._streams[record.client, record.process, args["stream"]] = stream
+        elif record.op == "watch":
+            self._streams.pop((record.client, record.process, record.args["stream"]), None)
+        elif record.op == "watch.message":
+            key = record.client, record.process, record.args["stream"]
+            if key in self._streams:
+                self._message(record, self._streams[key])
+
+    def _message(self, record: Record, stream: Stream) -> None:
+        check = self.findings.check
+        told: dict[str, Any] = dict(record.result)
+        stream.messages += 1
+        if stream.messages == 1 and stream.position is None:
+            check(
+                "resync-marked",
+                told["resync"],
+                f"{record.client} resumed nowhere, and its first message is no resync",
+                record.where,
+            )
+        if told["resync"]:
+            stream.resyncing, stream.pending = True, []
+        stream.pending += [(key, revision, digest) for key, revision, _created, digest in told["events"]]
+        revision = told["revision"]
+        if revision is None:
+            return  # more of it follows
+        check(
+            "never-back",
+            revision >= (stream.position or 0) and told["uid"] == (stream.uid or told["uid"]),
+            f"{record.client} was at revision {stream.position} of {stream.uid or 'no cluster'} and was told"
+            f" {revision} of {told['uid']}",
+            record.where,
+        )
+        if revision <= self._last:
+            if stream.resyncing:
+                self._resynced(record.client, record.where, stream, revision)
+            elif stream.position is not None:
+                self._events(record.client, record.where, stream, revision)
+        stream.resyncing, stream.pending = False, []
+        stream.position, stream.uid = max(revision, stream.position or 0), told["uid"]
+
+    def _resynced(self, client: str, where: Where, stream: Stream, revision: int) -> None:
+        state, stream.index = self._logs[stream.job].state(revision, stream.prefix)
+        told = {key: (mod_revision, digest) for key, mod_revision, digest in stream.pending}
+        differing = sorted(key for key in state.keys() | told.keys() if state.get(key) != told.get(key))
+        self.findings.check(
+            "resync-state",
+            not differing,
+            f"{client} was given a state of {stream.job} at revision {revision} that differs in"
+            f" {len(differing)} keys, the first: {differing[:1]}",
+            where,
+        )
+
+    def _events(self, client: str, where: Where, stream: Stream, revision: int) -> None:
+        expected, stream.index = self._logs[stream.job].after(stream.index, revision, stream.prefix)
+        self.findings.check(
+            "exact",
+            expected == stream.pending,
+            f"{client} got, after revision {stream.position} and up to {revision}, {_differ(stream.pending, expected)}",
+            where,
+        )
+
+    def finish(self, clock: Clock, end: State) -> None:
+        """Nothing is left to judge: a stream that ended early resumes, or is not continued."""
+
+
+def _behind(log: JobLog, revision: int) -> int:
+    low, high = 0, len(log.revisions)
+    while low < high:
+        middle = (low + high) // 2
+        if log.revisions[middle] <= revision:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _differ(told: list[Told], expected: list[Told]) -> str:
+    missing = [event for event in expected if event not in told]
+    extra = [event for event in told if event not in expected]
+    if missing:
+        return f"{len(told)} events, and not {missing[0][0]} of revision {missing[0][1]}"
+    if extra:
+        return f"{extra[0][0]} of revision {extra[0][1]}, which etcd does not have there"
+    if len(told) != len(expected):
+        return "an event twice"
+    return "events in another order than etcd's"

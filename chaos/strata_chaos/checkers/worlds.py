@@ -1,0 +1,187 @@
+"""Worlds: generations one by one, each described once and consistently, survivors in their places.
+
+PROTOCOLS 6.1. The head is judged in the transaction that writes it; clients' own accounts of their
+places are compared with the chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from strata_chaos.checkers.findings import Findings
+from strata_chaos.checkers.truth import Change, Clock, Event, State
+from strata_chaos.history import Outcome, Record, Where
+
+RULES: Final = {
+    "one-by-one": "a head is of the generation after the one before",
+    "whole": "the head's chunks hold as many members and ranks as it says",
+    "places": "group ranks and first ranks are unique and without holes, no worker is there twice",
+    "members-existed": "every member of a world is an incarnation that was registered before",
+    "survivors-stay": "a survivor keeps its group rank, unless the world became too small for it",
+    "restore-named": "a head that restores moves `latest` and writes `restored` in its transaction",
+    "chunks-stay": "the chunks of a generation do not change once its head is written",
+    "told-places": "a client's own place is that of its incarnation in the world it names",
+}
+
+
+class Place(NamedTuple):
+    """A member's place in one world."""
+
+    worker: str
+    incarnation: int
+    group_rank: int
+    slots: int
+    first_rank: int
+
+
+class Worlds:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.findings = Findings("worlds", RULES)
+        self._born: set[tuple[str, str, int]] = set()
+        self._worlds: dict[tuple[str, int], dict[int, Place]] = {}
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._heads: dict[str, tuple[int, tuple[Place, ...]]] = {}
+
+    def change(self, change: Change, before: State) -> None:
+        for event in change.events:
+            kind = event.key.kind
+            if kind == "worker" and not event.deleted:
+                self._born.add((event.key.job, event.key.ids[0], event.create_revision))
+            elif kind == "chunk":
+                self._chunk(change, event, before)
+            elif kind == "world" and not event.deleted:
+                self._head(change, event, before)
+
+    def _chunk(self, change: Change, event: Event, before: State) -> None:
+        job, (generation, epoch, _index) = event.key.job, event.key.ids
+        current = (before.value("world", job) or {}).get("generation", 0)
+        if not event.deleted:
+            self.findings.check(
+                "chunks-stay",
+                generation > current,
+                f"{event.name} was written at revision {change.revision}, and the head of {job} was at"
+                f" generation {current} already (epoch {epoch})",
+                event.where,
+            )
+
+    def _head(self, change: Change, event: Event, before: State) -> None:
+        check = self.findings.check
+        job, head = event.key.job, event.value or {}
+        generation, epoch = head.get("generation", 0), head.get("epoch", 0)
+        last, old = self._heads.get(job, (0, ()))
+        check(
+            "one-by-one",
+            generation == last + 1,
+            f"job {job} went from generation {last} to {generation} at revision {change.revision}",
+            event.where,
+        )
+        found: dict[int, Any] = {
+            key.ids[2]: held.value
+            for key, held in before.all("chunk", job)
+            if key.ids[:2] == (generation, epoch)
+        }
+        found |= {
+            e.key.ids[2]: e.value
+            for e in change.of("chunk")
+            if e.key.job == job and e.key.ids[:2] == (generation, epoch)
+        }
+        members = tuple(
+            Place(m["worker"], m["incarnation"], m["group_rank"], m["slots"], m["first_rank"])
+            for index in sorted(found)
+            for m in (found[index] or {}).get("members", ())
+        )
+        size = sum(member.slots for member in members)
+        said = (head.get("chunks", 0), head.get("members"), head.get("size"))
+        check(
+            "whole",
+            said == (len(found), len(members), size),
+            f"the head of {job} generation {generation} says {said[0]} chunks, {said[1]} members,"
+            f" {said[2]} ranks; there are {len(found)}, {len(members)} and {size}",
+            event.where,
+        )
+        self._places(job, generation, members, event.where)
+        if members and old:
+            self._survivors(job, generation, old, members, event.where)
+        self._restore(change, event, job, generation, head)
+        self._heads[job] = (generation, members)
+        self._worlds[job, generation] = {member.incarnation: member for member in members}
+        self._sizes[job, generation] = size
+
+    def _places(self, job: str, generation: int, members: tuple[Place, ...], where: Where) -> None:
+        check = self.findings.check
+        first = 0
+        wrong = ""
+        for index, member in enumerate(members):
+            if (member.group_rank, member.first_rank) != (index, first):
+                wrong = f"{member.worker} has group rank {member.group_rank} from rank {member.first_rank} on"
+            first += member.slots
+            check(
+                "members-existed",
+                (job, member.worker, member.incarnation) in self._born,
+                f"generation {generation} of {job} has {member.worker} as incarnation"
+                f" {member.incarnation}, which was never registered",
+                where,
+            )
+        if len({member.worker for member in members}) != len(members):
+            wrong = "a worker is there twice"
+        if members:
+            check("places", not wrong, f"in generation {generation} of {job} {wrong}", where)
+
+    def _survivors(
+        self, job: str, generation: int, old: tuple[Place, ...], new: tuple[Place, ...], where: Where
+    ) -> None:
+        now = {member.incarnation: member for member in new}
+        for member in old:
+            kept = now.get(member.incarnation)
+            if kept is not None and member.group_rank < len(new):
+                self.findings.check(
+                    "survivors-stay",
+                    kept.group_rank == member.group_rank,
+                    f"{member.worker} of {job} went from group rank {member.group_rank} to"
+                    f" {kept.group_rank} in generation {generation}, which has {len(new)} members",
+                    where,
+                )
+
+    def _restore(self, change: Change, event: Event, job: str, generation: int, head: dict[str, Any]) -> None:
+        point = head.get("restore")
+        restored = [
+            (e.value or {}).get("step")
+            for e in change.of("restored")
+            if e.key == ("restored", job, (generation,))
+        ]
+        latest = [e.value or {} for e in change.of("latest") if e.key.job == job]
+        if point is None and not restored and not latest:
+            return
+        wanted = [] if point is None else [(generation, point["step"], point["attempt"])]
+        got = [(one.get("generation"), one.get("step"), one.get("attempt")) for one in latest]
+        self.findings.check(
+            "restore-named",
+            wanted == got and restored == [step for _generation, step, _attempt in wanted],
+            f"the head of {job} generation {generation} restores {point}; its transaction wrote"
+            f" restored {restored} and latest {got}",
+            event.where,
+        )
+
+    def record(self, record: Record) -> None:
+        if record.op not in {"member.join", "member.rejoin"} or record.outcome is not Outcome.OK:
+            return
+        told = record.result
+        key = record.args["job"], told["generation"]
+        place = self._worlds.get(key, {}).get(told["incarnation"])
+        fits = (
+            place is not None
+            and (place.first_rank, self._sizes[key]) == (told["rank"], told["world_size"])
+            and place.worker == record.args["worker"]
+        )
+        self.findings.check(
+            "told-places",
+            fits,
+            f"{record.client} was told rank {told['rank']} of {told['world_size']} in generation"
+            f" {told['generation']} as incarnation {told['incarnation']}; the world says {place}",
+            record.where,
+        )
+
+    def finish(self, clock: Clock, end: State) -> None:
+        """Nothing is left to judge."""

@@ -1,0 +1,233 @@
+"""The verdict on a recorded run: every checker over every history of its folder.
+
+    verdict = judge(Path("runs/7"))
+    print(verdict.summary())
+
+Two passes, both streams. First etcd's own events, which set up what the checkers know; then all the
+other lines, judged one by one. What is kept grows with the run by a few dozen bytes an event, so an
+hour fits; `tests/unit/chaos/test_judge.py` measures it.
+
+A verdict is *unknown* where the ground truth has a gap, is missing, or a file is no history: then
+nothing is claimed. A rule that had nothing to judge is said to have judged nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from strata_chaos.checkers import ALL, Checker
+from strata_chaos.checkers.truth import Change, Clock, State, changes, listed
+from strata_chaos.history import History, HistoryError, Record, Where
+
+OBSERVER: Final = "observer"
+
+
+class Result(StrEnum):
+    """What a run shows."""
+
+    PASS = "pass"  # noqa: S105  # no password
+    VIOLATION = "violation"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken promise: which checker's which rule, in a sentence, with the lines that show it."""
+
+    checker: str
+    rule: str
+    message: str
+    evidence: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.checker}/{self.rule}: {self.message}"]
+        return "\n".join([*lines, *(f"    {line}" for line in self.evidence)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCoverage:
+    """One rule: its promise, how often it was judged, how often broken."""
+
+    checker: str
+    rule: str
+    promise: str
+    judged: int
+    broken: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What `judge` found. `operations` counts ended ones by (op, outcome); `doubts` make it unknown."""
+
+    result: Result
+    violations: tuple[Violation, ...]
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...]
+    operations: dict[tuple[str, str], int]
+    coverage: tuple[RuleCoverage, ...]
+    lines: int
+    events: int
+    torn: tuple[str, ...]
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The rules that had nothing to judge."""
+        return tuple(f"{each.checker}/{each.rule}" for each in self.coverage if not each.judged)
+
+    def summary(self) -> str:
+        """Return the verdict as text for a person."""
+        judged = sum(each.judged for each in self.coverage)
+        lines = [f"{self.result}: {self.lines} lines, {self.events} events of etcd, {judged} judgements"]
+        lines += [f"doubt: {doubt}" for doubt in self.doubts]
+        lines += [str(violation) for violation in self.violations]
+        broken = [each for each in self.coverage if each.broken]
+        lines += [f"{each.checker}/{each.rule}: broken {each.broken} times" for each in broken]
+        by_op: dict[str, Counter[str]] = {}
+        for (op, outcome), count in sorted(self.operations.items()):
+            by_op.setdefault(op, Counter())[outcome] += count
+        lines += [
+            f"{op}: " + ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
+            for op, found in by_op.items()
+        ]
+        lines += list(self.notes)
+        if self.unjudged:
+            lines.append(f"judged nothing: {', '.join(self.unjudged)}")
+        lines += [f"torn: {torn}" for torn in self.torn]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """What one run of the judge gathers."""
+
+    history: History
+    checkers: list[Checker]
+    state: State = field(default_factory=State)
+    clock: Clock = field(default_factory=Clock)
+    doubts: list[str] = field(default_factory=list)
+    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    open: dict[str, str] = field(default_factory=dict)
+    """Announced operations that have not ended yet: id -> op."""
+    lines: int = 0
+    events: int = 0
+
+    def counted(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            self.lines += 1
+            yield record
+
+    def truth(self, files: list[Path]) -> None:
+        """Judge etcd's changes, in order."""
+        for file in files:
+            for item in changes(self.counted(self.history.of(file)), self.state):
+                if isinstance(item, Change):
+                    self.events += len(item.events)
+                    for checker in self.checkers:
+                        checker.change(item, self.state)
+                    self.state.apply(item)
+                else:
+                    self._observed(item)
+
+    def _observed(self, record: Record) -> None:
+        if record.op == "observer.gap":
+            self.doubts.append(
+                f"etcd's events have a gap after revision {record.args['after']} ({record.where})"
+            )
+        elif record.op == "observer.listed":
+            if record.args["why"] == "start":
+                self.doubts.append("the observer came when etcd had been written already")
+        elif record.op == "etcd.listed":
+            key, held = listed(record)
+            self.state.held[key] = held
+        elif record.op == "observer.sample":
+            self.clock.sample(record.result["revision"], record.t0)
+        for checker in self.checkers:
+            checker.record(record)
+
+    def clients(self, files: list[Path]) -> None:
+        """Judge all other lines, file by file, and count what ended how."""
+        for file in files:
+            for record in self.counted(self.history.of(file)):
+                if record.begun:
+                    self.open[record.id] = record.op
+                else:
+                    self.open.pop(record.id, None)
+                    self.operations[record.op, record.outcome.value] += 1
+                for checker in self.checkers:
+                    checker.record(record)
+        for op in self.open.values():  # whoever did it died before it heard
+            self.operations[op, "unknown"] += 1
+
+
+def judge(folder: Path) -> Verdict:
+    """Return the verdict on the run in `folder`, from all `*.jsonl` below it."""
+    history = History(folder)
+    trial = _Trial(history, [make() for make in ALL])
+    try:
+        observed = [file for file in history.files if _is_truth(history, file)]
+        if not observed:
+            trial.doubts.append("no observer recorded what etcd did")
+        elif len(observed) > 1:
+            trial.doubts.append(f"{len(observed)} observers recorded; one run has one")
+        trial.truth(observed)
+        trial.clients([file for file in history.files if file not in observed])
+        for checker in trial.checkers:
+            checker.finish(trial.clock, trial.state)
+    except HistoryError as error:
+        trial.doubts.append(str(error))
+    if observed_torn := [torn for name, torn in history.torn.items() if OBSERVER in name]:
+        trial.doubts.append(f"the ground truth ends early: {observed_torn[0]}")
+    if trial.events and not trial.operations:
+        trial.doubts.append("no client recorded anything")
+    return _verdict(trial)
+
+
+def _is_truth(history: History, file: Path) -> bool:
+    first = next(iter(history.of(file)), None)
+    return first is not None and first.client == OBSERVER
+
+
+def _verdict(trial: _Trial) -> Verdict:
+    found = [violation for checker in trial.checkers for violation in checker.findings.violations]
+    places: set[Where] = {place for violation in found for place in violation.evidence}
+    quoted = trial.history.quote(places) if places else {}
+    violations = tuple(
+        Violation(
+            checker=each.checker,
+            rule=each.rule,
+            message=each.message,
+            evidence=tuple(f"{place}: {quoted.get(place, '')}" for place in each.evidence),
+        )
+        for each in found
+    )
+    result = Result.PASS
+    if trial.doubts:
+        result = Result.UNKNOWN
+    if violations:
+        result = Result.VIOLATION
+    return Verdict(
+        result=result,
+        violations=violations,
+        doubts=tuple(trial.doubts),
+        notes=tuple(note for checker in trial.checkers for note in checker.findings.notes),
+        operations=dict(trial.operations),
+        coverage=tuple(
+            RuleCoverage(
+                checker=findings.checker,
+                rule=rule,
+                promise=promise,
+                judged=findings.judged[rule],
+                broken=findings.broken[rule],
+            )
+            for findings in (checker.findings for checker in trial.checkers)
+            for rule, promise in findings.rules.items()
+        ),
+        lines=trial.lines,
+        events=trial.events,
+        torn=tuple(trial.history.torn.values()),
+    )
