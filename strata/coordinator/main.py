@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
 import random
@@ -21,6 +22,7 @@ from strata.coordinator.etcd_access import check_versions, connected, member_sta
 from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import Replica
 from strata.coordinator.server import Server
+from strata.coordinator.service_manager import ServiceManager, told
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, InvalidArgument
@@ -33,6 +35,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 def serve(config: CoordinatorConfig, page: PageFactory | None = None) -> None:
     """As `run_coordinator`, on the fastest event loop there is."""
+    faulthandler.enable()  # a watchdog's SIGABRT leaves the stacks in the log
     with contextlib.suppress(OSError):  # forbidden in some containers, and no loss there
         # barriers arrive in bursts: fewer preemptions serve all of them sooner
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -74,7 +77,8 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
                     page=page,
                 )
                 gc.freeze()  # what exists now lives as long as the process
-                with _on_signals(replica.stop):
+                manager = ServiceManager.of(os.environ, pid=os.getpid())
+                with _on_signals(replica.stop), told(manager, replica.is_ready):
                     await replica.run()
         except asyncio.CancelledError:
             if not signalled:

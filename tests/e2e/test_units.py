@@ -1,0 +1,78 @@
+"""The systemd units below deploy/etcd/systemd say what systemd understands, and give little away."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Need
+
+FOLDER = ROOT / "deploy" / "etcd" / "systemd"
+UNITS = sorted(FOLDER.glob("*.service"))
+
+MAX_EXPOSURE = 1.5
+"""Of systemd's scale from 0 to 10; a service without any restriction has 9.6."""
+
+
+@pytest.fixture
+def analyze(need: Need) -> str:
+    program = shutil.which("systemd-analyze")
+    need("systemd", program is not None, "apt-get install systemd")
+    assert program is not None
+    return program
+
+
+def installed(unit: Path, folder: Path, etcd_bin: Path) -> Path:
+    """A copy of the unit that names the programs of this clone: systemd looks whether they exist."""
+    text = unit.read_text()
+    for path, here in (
+        ("/usr/local/bin/etcd", etcd_bin / "etcd"),
+        ("/opt/strata/bin/strata", Path(sys.executable).with_name("strata")),
+    ):
+        text = text.replace(f"ExecStart={path}", f"ExecStart={here}")
+    copy = folder / unit.name
+    copy.write_text(text)
+    return copy
+
+
+def test_there_is_one_for_etcd_and_one_for_coordinators() -> None:
+    assert [unit.name for unit in UNITS] == ["strata-coordinator@.service", "strata-etcd@.service"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_finds_no_fault_in_it(unit: Path, analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
+    copy = installed(unit, tmp_path, etcd_bin)
+    done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_fault_would_be_found(analyze: str, etcd_bin: Path, tmp_path: Path) -> None:
+    copy = installed(UNITS[0], tmp_path, etcd_bin)
+    copy.write_text(copy.read_text().replace("ProtectHome=", "ProtectHouse="))
+    done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=False)
+    assert "ProtectHouse" in done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_little_of_the_host_is_open_to_it(unit: Path, analyze: str) -> None:
+    done = subprocess.run(
+        [analyze, "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) <= MAX_EXPOSURE, done.stdout
+
+
+@pytest.mark.parametrize("name", ["etcd", "coordinator"])
+def test_every_file_that_a_unit_reads_has_an_example(name: str) -> None:
+    unit = (FOLDER / f"strata-{name}@.service").read_text()
+    for path in re.findall(r"^EnvironmentFile=/etc/strata/(.+)$", unit, re.MULTILINE):
+        assert (FOLDER / path.replace("%i", f"{name}-1")).exists()
