@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from strata.client import loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.unary import ATTEMPT_S, UnaryClient
+from strata.config import Credentials
 from strata.errors import InvalidArgument, NotFound
 from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
@@ -59,8 +60,16 @@ class CoordinatorClient:
     worker id is another process to the cluster, and is refused while the first one lives.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, job: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        job: str,
+        timeout_s: float,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.endpoints = tuple(endpoints)
+        self._credentials = credentials
         self.job = job
         self.timeout_s = timeout_s
         self.boot = uuid.uuid4().hex
@@ -71,10 +80,19 @@ class CoordinatorClient:
 
     @classmethod
     def connect(
-        cls, endpoints: str | Iterable[str], *, job: str = "default", timeout_s: float = 10.0
+        cls,
+        endpoints: str | Iterable[str],
+        *,
+        job: str = "default",
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
     ) -> Self:
-        """Return a client of the coordinators at `endpoints`: "a:50051,b:50051,c:50051"."""
-        return cls(parse_endpoints(endpoints), job=job, timeout_s=timeout_s)
+        """Return a client of the coordinators at `endpoints`: "a:50051,b:50051,c:50051".
+
+        Without `credentials` those of the environment and of strata.toml count.
+        """
+        own = Credentials.load(env=os.environ) if credentials is None else credentials
+        return cls(parse_endpoints(endpoints, own), job=job, timeout_s=timeout_s, credentials=own)
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +127,7 @@ class CoordinatorClient:
 
     async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
         if self._unary is None:
-            self._unary = UnaryClient(self.endpoints, random.Random())
+            self._unary = UnaryClient(self.endpoints, random.Random(), self._credentials)
         return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
 
     # -- reading

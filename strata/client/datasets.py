@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from strata.client.coordinator import CoordinatorClient
+from strata.config import Credentials
 from strata.errors import ConfigError, NotFound
 from strata.v1.datasets_pb2 import (
     Dataset,
@@ -50,9 +51,16 @@ class DatasetRegistry:
     """
 
     def __init__(
-        self, coordinator_url: str | Iterable[str], *, job: str = "default", timeout_s: float = 10.0
+        self,
+        coordinator_url: str | Iterable[str],
+        *,
+        job: str = "default",
+        timeout_s: float = 10.0,
+        credentials: Credentials | None = None,
     ) -> None:
-        self._client = CoordinatorClient.connect(coordinator_url, job=job, timeout_s=timeout_s)
+        self._client = CoordinatorClient.connect(
+            coordinator_url, job=job, timeout_s=timeout_s, credentials=credentials
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,9 @@
 """Where coordinators are, as people write it, and which one to try next.
 
 `host:50051`, `http://host:50051`, `[::1]:50051`, `host` (port 50051), `unix:/path`, several of
-them separated by commas or as a sequence.
+them separated by commas or as a sequence. `https://` asks for TLS, `http://` for plaintext; without
+either it is TLS when an authority or a certificate is configured. Plaintext leaves this host only
+where `insecure` allows it.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import ipaddress
 import random
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from strata.config import Credentials, is_loopback
 from strata.errors import ConfigError
 
 DEFAULT_PORT: Final = 50051
@@ -28,6 +31,8 @@ class Endpoint:
     host: str = ""
     port: int = 0
     path: str = ""
+    tls: bool = field(default=False, compare=False)
+    """How it is spoken to; the address alone says which endpoint it is."""
 
     @property
     def is_literal(self) -> bool:
@@ -52,17 +57,35 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_endpoints(endpoints: str | Iterable[str]) -> tuple[Endpoint, ...]:
-    """Return the endpoints in the order given, each once; `ConfigError` says which one is wrong."""
+def parse_endpoints(
+    endpoints: str | Iterable[str], credentials: Credentials | None = None
+) -> tuple[Endpoint, ...]:
+    """Return the endpoints in the order given, each once; `ConfigError` says which one is wrong.
+
+    So is one that would be spoken to in plaintext over a network that nobody said is safe.
+    """
+    shown = credentials or Credentials()
     parts = [endpoints] if isinstance(endpoints, str) else list(endpoints)
     words = [word.strip() for part in parts for word in part.split(",")]
-    found = dict.fromkeys(_parse(word) for word in words if word)
+    found = dict.fromkeys(_parse(word, tls=shown.wants_tls) for word in words if word)
     if not found:
         raise ConfigError("no coordinator endpoint is given", hint=_HINT)
+    for endpoint in found:
+        _check_plaintext(endpoint, shown)
     return tuple(found)
 
 
-def _parse(word: str) -> Endpoint:
+def _check_plaintext(endpoint: Endpoint, credentials: Credentials) -> None:
+    if endpoint.tls or endpoint.path or credentials.insecure or is_loopback(endpoint.host):
+        return
+    raise ConfigError(
+        f"{endpoint} is not a loopback address, and would be spoken to in plaintext",
+        hint="set tls.ca_file (--tls-ca-file), or pass --insecure (STRATA_INSECURE=1) in a network that you"
+        " trust",
+    )
+
+
+def _parse(word: str, *, tls: bool) -> Endpoint:
     if word.startswith("unix:"):
         path = word.removeprefix("unix:").removeprefix("//")
         if not path.startswith("/"):
@@ -70,23 +93,23 @@ def _parse(word: str) -> Endpoint:
         return Endpoint(path=path)
     rest = word
     if (scheme := _SCHEME.match(word)) is not None:
-        if scheme[1].lower() == "https":
-            raise ConfigError(f"{word!r}: this version speaks plaintext only", hint="write http://")
-        if scheme[1].lower() not in {"http", "grpc"}:
+        name = scheme[1].lower()
+        if name not in {"http", "https", "grpc"}:
             raise ConfigError(f"{word!r}: unknown scheme {scheme[1]!r}", hint=_HINT)
+        tls = tls if name == "grpc" else name == "https"
         rest = word[scheme.end() :].removesuffix("/")
     if rest.startswith("["):
         host, closed, tail = rest[1:].partition("]")
         ip = _ip(host)
         if not closed or ip is None or ip.version != 6:
             raise ConfigError(f"{word!r} is not an IPv6 address in brackets", hint=_HINT)
-        return Endpoint(host=str(ip), port=_port(word, tail.removeprefix(":")))
+        return Endpoint(host=str(ip), port=_port(word, tail.removeprefix(":")), tls=tls)
     if rest.count(":") > 1:
         raise ConfigError(f"{word!r}: an IPv6 address stands in brackets", hint=_HINT)
     host, _, port = rest.partition(":")
     if not _HOST.match(host):
         raise ConfigError(f"{word!r} does not name a host", hint=_HINT)
-    return Endpoint(host=host, port=_port(word, port))
+    return Endpoint(host=host, port=_port(word, port), tls=tls)
 
 
 def _port(word: str, text: str) -> int:
@@ -150,7 +173,7 @@ class Route:
         may know itself by an address that does not reach it from here.
         """
         given = [e for e in self._parsed(addresses) if e != self.current]
-        known = [e for e in given if e in self._endpoints]
+        known = [e for e in self._endpoints if e in given]
         elsewhere = any(e != self.current for e in self._endpoints)
         self._asked = known or ([] if elsewhere else given)
         self._rng.shuffle(self._asked)
@@ -182,12 +205,12 @@ class Route:
         self._at = self._endpoints.index(chosen)
         return chosen
 
-    @staticmethod
-    def _parsed(addresses: Iterable[str]) -> list[Endpoint]:
+    def _parsed(self, addresses: Iterable[str]) -> list[Endpoint]:
+        """Return what replicas say of each other; they are spoken to as the configured ones are."""
         found = []
         for address in addresses:
             try:
-                found.append(_parse(address))
+                found.append(_parse(address, tls=any(e.tls for e in self._endpoints)))
             except ConfigError:  # an address we cannot read is one we cannot use
                 continue
         return found

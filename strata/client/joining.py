@@ -21,6 +21,7 @@ from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
+from strata.config import Credentials
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, StrataError, Unavailable
@@ -48,6 +49,7 @@ def connect(
     min_workers: int = 1,
     max_workers: int | None = None,
     timeout_s: float = 300.0,
+    credentials: Credentials | None = None,
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
@@ -56,6 +58,9 @@ def connect(
     (STRATA_ENDPOINTS), under `worker_id` (STRATA_WORKER_ID, else made of the host's name and the
     local rank, or the process id). The job is created with `min_workers` and `max_workers` (as
     many) if it is new; the call returns once its world has formed with this process in it.
+
+    `credentials` say who this process is, and whom it trusts; without them, the environment and
+    strata.toml do. A rank needs none: its supervisor has them.
 
     Connecting again in the same process gives another client of the same session: of the rank's, or
     of the lone trainer's with the same endpoints, job and worker id.
@@ -89,7 +94,10 @@ def connect(
         timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))
     except ValueError:
         raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
-    return background.call(_share(background, parse_endpoints(where), registration, timing, timeout_s))
+    own = Credentials.load(env=environment) if credentials is None else credentials
+    return background.call(
+        _share(background, parse_endpoints(where, own), registration, timing, own, timeout_s)
+    )
 
 
 _seat: Seat | None = None
@@ -164,6 +172,7 @@ async def _share(
     endpoints: tuple[Endpoint, ...],
     registration: Registration,
     timing: Timing,
+    credentials: Credentials,
     timeout_s: float,
 ) -> RankClient:
     """Return a client of the session that this process has as this member; join if it has none."""
@@ -179,7 +188,7 @@ async def _share(
     try:
         if lone.seat is None or not lone.seat.users or lone.seat.session.error is not None:
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
-            lone.seat = await _join(background, endpoints, registration, timing, left_s)
+            lone.seat = await _join(background, endpoints, registration, timing, credentials, left_s)
         return RankClient(lone.seat, background)
     finally:
         lone.lock.release()
@@ -190,11 +199,14 @@ async def _join(
     endpoints: tuple[Endpoint, ...],
     registration: Registration,
     timing: Timing,
+    credentials: Credentials,
     timeout_s: float,
 ) -> Seat:
     """Register as a member with one rank, and wait for a world that has a place for it."""
     watcher = Watcher()
-    session = MemberSession(endpoints, registration, watcher, rng=random.Random(), timing=timing)
+    session = MemberSession(
+        endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
+    )
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)
     try:

@@ -10,6 +10,7 @@ from strata.client.channel import dialer
 from strata.client.endpoints import Endpoint, Route
 from strata.client.session import Session
 from strata.client.terms import Dial, Pace, SessionObserver
+from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.session.link import Link
 from strata.v1.common_pb2 import Token
@@ -35,6 +36,7 @@ class MemberSession(Session):
         timing: Timing | None = None,
         dial: Dial | None = None,
         pace: Pace | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         def introduce(token: Token, incarnation: int) -> Hello:
             member = Registration()
@@ -44,7 +46,7 @@ class MemberSession(Session):
 
         def dial_as_told(endpoint: Endpoint) -> AbstractAsyncContextManager[Link[Down, Up]]:
             told = self.welcome.detect_s if self.welcome is not None else 0.0
-            return dialer(Timing.derive(told) if told else timing or Timing.derive())(endpoint)
+            return dialer(Timing.derive(told) if told else timing or Timing.derive(), credentials)(endpoint)
 
         super().__init__(
             introduce=introduce,

@@ -15,13 +15,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from strata.client.channel import connected
+from strata.client.channel import Connection, connected
 from strata.client.endpoints import Endpoint, Route
+from strata.config import Credentials
 from strata.errors import ClusterReplaced, InvalidArgument, StrataError, Unavailable
 from strata.v1 import (
     admin_pb2,
@@ -73,7 +73,7 @@ class _Line:
     """A channel in use, and what has to be undone with it once nobody uses it any more."""
 
     endpoint: Endpoint
-    channel: grpc.aio.Channel
+    connection: Connection
     stack: AsyncExitStack
     users: int = 0
 
@@ -81,7 +81,10 @@ class _Line:
 class UnaryClient:
     """Calls any of our unary methods at whichever endpoint answers. For one event loop."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], rng: random.Random) -> None:
+    def __init__(
+        self, endpoints: Sequence[Endpoint], rng: random.Random, credentials: Credentials | None = None
+    ) -> None:
+        self._credentials = credentials
         self._endpoints = tuple(endpoints)
         self._route = Route(endpoints, rng)
         self._line: _Line | None = None
@@ -121,13 +124,13 @@ class UnaryClient:
         line = await self._connected()
         line.users += 1
         try:
-            invoke: Any = line.channel.unary_unary(
+            invoke: Any = line.connection.channel.unary_unary(
                 method.path,
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=method.response.FromString,
             )
             with translated(str(line.endpoint)):
-                response = await invoke(request, timeout=attempt_s)
+                response = await invoke(request, timeout=attempt_s, metadata=line.connection.metadata)
         except (StrataError, asyncio.CancelledError) as error:
             if self._line is line and not (isinstance(error, StrataError) and not error.retryable):
                 self._line = None  # it gave no answer: the next attempt goes elsewhere
@@ -160,6 +163,8 @@ class UnaryClient:
                 endpoint, delay_s = self._route.next()
                 await asyncio.sleep(delay_s)
                 async with AsyncExitStack() as stack:
-                    channel = await stack.enter_async_context(connected(endpoint))
-                    self._line = _Line(endpoint, channel, stack.pop_all())
+                    connection = await stack.enter_async_context(
+                        connected(endpoint, credentials=self._credentials)
+                    )
+                    self._line = _Line(endpoint, connection, stack.pop_all())
             return self._line

@@ -76,7 +76,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     """
     configure(fmt=config.log.format, level=config.log.level)
     _check_command(command[0])
-    endpoints = parse_endpoints(config.endpoints)
+    endpoints = parse_endpoints(config.endpoints, config.credentials)
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
     registration = Registration(
         job=checked_id("job", config.job),
@@ -94,7 +94,9 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         ),
     )
     observer = _Observer()
-    session = MemberSession(endpoints, registration, observer, rng=random.Random())
+    session = MemberSession(
+        endpoints, registration, observer, rng=random.Random(), credentials=config.credentials
+    )
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     _on_signals(asked, observer)
     serve_session = asyncio.create_task(session.run(), name="session")

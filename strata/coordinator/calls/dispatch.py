@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from strata.coordinator.gate import check_call
 from strata.coordinator.view import floors
 from strata.coordinator.view.mirror import Mirror
+from strata.core.authority import Identity
 from strata.errors import InvalidArgument, Refused
 from strata.v1 import session_pb2
 
@@ -26,24 +28,30 @@ class Caller:
     job: str
     worker: str
     incarnation: int
+    identity: Identity | None = None
 
 
 ANYBODY: Final = None
-"""The caller of a unary request: nothing proves who it is."""
+"""The caller of a unary request: it has no session, and its identity is all that is known."""
 
 
 class Calls:
     """Answers requests by name; the names are those of `Call` in session.proto."""
 
-    def __init__(self, mirror: Mirror, *tables: Mapping[str, Answer]) -> None:
+    def __init__(self, mirror: Mirror, *tables: Mapping[str, Answer], cluster: str) -> None:
         self._mirror = mirror
+        self._cluster = cluster
         self._table: dict[str, Answer] = {name: answer for table in tables for name, answer in table.items()}
 
-    async def answer(self, name: str, request: Any, caller: Caller | None) -> Any:
+    async def answer(
+        self, name: str, request: Any, caller: Caller | None, identity: Identity | None = None
+    ) -> Any:
         """Return the response to one request; raises the refusal."""
-        await floors.honour(self._mirror, request.token)
         if caller is not None:
             _check(request, caller)
+            identity = caller.identity
+        check_call(identity, name, request, self._cluster)
+        await floors.honour(self._mirror, request.token)
         response = await self._table[name](request)
         response.token.CopyFrom(floors.token(self._mirror))
         return response

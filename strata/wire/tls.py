@@ -1,0 +1,120 @@
+"""TLS and tokens as gRPC takes them: channels, a server's credentials, and who calls."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import grpc
+import grpc.aio
+
+from strata.config import Credentials
+from strata.core.authority import Identity, parse_identity
+from strata.errors import StrataError, Unauthenticated
+from strata.observe import get_logger
+from strata.security.tls import Pem, Stamp, read_pem, stamp
+from strata.security.tokens import own_token
+
+log = get_logger()
+
+_BEARER: Final = "Bearer "
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def open_channel(target: str, *, options: Sequence[tuple[str, int]], pem: Pem | None) -> grpc.aio.Channel:
+    """Return a channel to `target`: TLS with the files in `pem`, plaintext for None."""
+    if pem is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=pem.ca, private_key=pem.key, certificate_chain=pem.cert
+    )
+    return grpc.aio.secure_channel(target, credentials, options=options)
+
+
+def shown(credentials: Credentials) -> Metadata:
+    """Return the metadata with our token; nothing when we have none."""
+    token = own_token(credentials)
+    return (("authorization", _BEARER + token),) if token else ()
+
+
+class ServerTls:
+    """The credentials of a server's port, read again for new connections when the files changed.
+
+    `verify_clients`: a caller must show a certificate of our authority. A file that cannot be used
+    leaves what was there before in use, and is said once in the log.
+    """
+
+    def __init__(
+        self, credentials: Credentials, *, verify_clients: bool, now: Callable[[], dt.datetime]
+    ) -> None:
+        self._credentials = credentials
+        self._verify = verify_clients
+        self._now = now
+        self._stamp: Stamp = ()
+        self._complaint = ""
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials for `add_secure_port`; `ConfigError` when the files are wrong."""
+        self._stamp = stamp(self._credentials)
+        first = self._configuration()
+        fetch: Any = self._fetch  # None means "no news", which the types do not know
+        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=self._verify)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return the new configuration, None for the one in use; called before each handshake.
+
+        Runs in a thread of gRPC's, so nothing may be raised here.
+        """
+        now = stamp(self._credentials)
+        if now == self._stamp:
+            return None
+        try:
+            found = self._configuration()
+        except StrataError as error:
+            if self._complaint != error.message:
+                self._complaint = error.message
+                log.warning("certificate_not_taken", error=error.message, hint=error.hint)
+            return None
+        self._stamp, self._complaint = now, ""
+        log.info("certificate_taken", cert_file=str(self._credentials.cert_file))
+        return found
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        pem = read_pem(self._credentials, self._now())
+        assert pem.key is not None  # a port with TLS has a certificate: CoordinatorConfig
+        assert pem.cert is not None
+        return grpc.ssl_server_certificate_configuration(
+            [(pem.key, pem.cert)], root_certificates=pem.ca if self._verify else None
+        )
+
+
+class Context(Protocol):
+    """The part of a servicer's context that tells who calls."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return what the transport knows of the caller."""
+        ...
+
+    def invocation_metadata(self) -> Any:
+        """Return the metadata that the caller sent."""
+        ...
+
+
+def certified(context: Context) -> Identity:
+    """Return the identity in the caller's certificate; `Unauthenticated` if it names none."""
+    uris = [uri.decode("utf-8", errors="replace") for uri in context.auth_context().get("peer_uri", ())]
+    return parse_identity(uris)
+
+
+def bearer(context: Context) -> str:
+    """Return the token that the caller sent; `Unauthenticated` when it sent none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str):
+            if value[: len(_BEARER)].lower() != _BEARER.lower():
+                raise Unauthenticated("the authorization is of another kind than Bearer")
+            return value[len(_BEARER) :].strip()
+    raise Unauthenticated(
+        "the coordinator wants a token, and none was sent", hint="set auth.token_file (--token-file)"
+    )
