@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from strata.client import fork
-from strata.client.endpoints import Endpoint
+from strata.client.endpoints import Endpoint, check_plaintext
 from strata.client.terms import Dial
 from strata.config import Credentials
 from strata.core.timing import Timing
@@ -75,6 +75,7 @@ async def connected(
     """
     fork.allow_grpc()
     own = credentials or Credentials()
+    check_plaintext(endpoint, own)
     now = dt.datetime.now(dt.UTC)
     pem = read_pem(own, now) if endpoint.tls else None
     metadata = () if endpoint.path else shown(own)

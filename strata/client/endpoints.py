@@ -62,7 +62,8 @@ def parse_endpoints(
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints in the order given, each once; `ConfigError` says which one is wrong.
 
-    So is one that would be spoken to in plaintext over a network that nobody said is safe.
+    With `credentials` so is one that would be spoken to in plaintext over a network that nobody
+    said is safe, before anything is tried.
     """
     shown = credentials or Credentials()
     parts = [endpoints] if isinstance(endpoints, str) else list(endpoints)
@@ -70,12 +71,14 @@ def parse_endpoints(
     found = dict.fromkeys(_parse(word, tls=shown.wants_tls) for word in words if word)
     if not found:
         raise ConfigError("no coordinator endpoint is given", hint=_HINT)
-    for endpoint in found:
-        _check_plaintext(endpoint, shown)
+    if credentials is not None:
+        for endpoint in found:
+            check_plaintext(endpoint, credentials)
     return tuple(found)
 
 
-def _check_plaintext(endpoint: Endpoint, credentials: Credentials) -> None:
+def check_plaintext(endpoint: Endpoint, credentials: Credentials) -> None:
+    """Return if `endpoint` may be spoken to as it would be; else raise `ConfigError`."""
     if endpoint.tls or endpoint.path or credentials.insecure or is_loopback(endpoint.host):
         return
     raise ConfigError(

@@ -145,6 +145,11 @@ class CoordinatorConfig:
                 "the coordinator has a certificate, but no way to know its callers",
                 hint="set tls.ca_file, or auth.accepted_tokens_file",
             )
+        if self.accepted_tokens_file is not None and self.credentials.token_file is None:
+            raise ConfigError(
+                "replicas know each other by tokens too, and this one has none to show",
+                hint="set auth.token_file (--token-file): strata tokens add --role coordinator --out FILE",
+            )
         if self.credentials.ca_file is not None and not self.serves_tls:
             raise ConfigError(
                 "tls.ca_file without a certificate of our own: the port would be plaintext",

@@ -1,7 +1,9 @@
 """The gRPC server of a replica: one port for clients and peers.
 
-The port is plaintext; where that is allowed is checked with the configuration. What the options
-are for: liveness by pings (`core.timing`); one server a port, for with SO_REUSEPORT a second one
+The port speaks TLS when there is a certificate, and asks callers for theirs, or for a token; where
+plaintext is allowed is checked with the configuration. What a caller may do is `gate`'s business;
+health and reflection, which tell nothing of any job, are open to whom the transport lets in. What
+the options are for: liveness by pings (`core.timing`); one server a port, for with SO_REUSEPORT a second one
 would take half of the connections in silence; room for thousands of streams opened at once, of
 which gRPC otherwise refuses a quarter.
 """
@@ -9,6 +11,7 @@ which gRPC otherwise refuses a quarter.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
@@ -19,10 +22,12 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from strata.config import split_address
+from strata.config import CoordinatorConfig, split_address
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.gate import Gate
 from strata.coordinator.service import Service
 from strata.coordinator.servicers.admin import AdminServicer
+from strata.coordinator.servicers.answering import Desk
 from strata.coordinator.servicers.barriers import BarriersServicer
 from strata.coordinator.servicers.checkpoints import CheckpointsServicer
 from strata.coordinator.servicers.datasets import DatasetsServicer
@@ -32,6 +37,7 @@ from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer
 from strata.coordinator.servicers.worlds import WorldsServicer
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Unavailable
+from strata.security.tls import read_pem
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1 import admin_pb2_grpc as admin
 from strata.v1 import barriers_pb2_grpc as barriers
@@ -46,6 +52,7 @@ from strata.v1 import worlds_pb2_grpc as worlds
 from strata.v1.peers_pb2 import PeerDown, PeerUp
 from strata.wire.status import translated
 from strata.wire.streams import dialled
+from strata.wire.tls import ServerTls, open_channel, shown
 
 MAX_PENDING: Final = 20_000
 STOP_GRACE_S: Final = 2.0
@@ -69,7 +76,8 @@ class Server:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
-        self._service = Service(context, _Dialer(context.timing))
+        self._gate = Gate(context.config, now=_now)
+        self._service = Service(context, _Dialer(context))
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -79,7 +87,7 @@ class Server:
         server = grpc.aio.server(options=server_options(self._context.timing))
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
-        bound = _bind(server, config.listen)
+        bound = _bind(server, config)
         await server.start()
         self._server = server
         for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
@@ -109,10 +117,11 @@ class Server:
         return self._tasks.create_task(logic)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        service, calls = self._service, self._service.calls
-        session.add_SessionsServicer_to_server(SessionsServicer(service, self._spawn), server)
-        peers.add_PeersServicer_to_server(PeersServicer(service, self._spawn), server)
-        watch.add_WatchServicer_to_server(WatchServicer(service), server)
+        service, gate = self._service, self._gate
+        calls = Desk(calls=service.calls, gate=gate)
+        session.add_SessionsServicer_to_server(SessionsServicer(service, gate, self._spawn), server)
+        peers.add_PeersServicer_to_server(PeersServicer(service, gate, self._spawn), server)
+        watch.add_WatchServicer_to_server(WatchServicer(service, gate), server)
         members.add_MembersServicer_to_server(MembersServicer(calls), server)
         worlds.add_WorldsServicer_to_server(WorldsServicer(calls), server)
         barriers.add_BarriersServicer_to_server(BarriersServicer(calls), server)
@@ -121,6 +130,7 @@ class Server:
         recovery.add_RecoveryServicer_to_server(RecoveryServicer(calls), server)
         status = AdminServicer(
             self._context,
+            gate,
             peer_ready=lambda instance: instance in service.peers.ready(),
             sessions=service.keeper.sessions,
         )
@@ -142,10 +152,15 @@ def server_options(timing: Timing) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
-    """Return the port bound at `address`; `ConfigError` says why there is none."""
+def _bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
+    """Return the port bound; `ConfigError` says why there is none."""
+    address = config.listen
+    tls = None
+    if config.serves_tls:
+        verify = config.accepted_tokens_file is None
+        tls = ServerTls(config.credentials, verify_clients=verify, now=_now).credentials()
     try:
-        return server.add_insecure_port(address)
+        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     except RuntimeError as error:
         raise ConfigError(f"cannot serve at {address}: {_why(address) or error}") from error
 
@@ -166,9 +181,10 @@ def _why(address: str) -> str:
 class _Dialer:
     """Opens links to peers: a channel of its own for each, so that none waits for another's backoff."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, context: ReplicaContext) -> None:
+        self._config = context.config
         self._options: list[tuple[str, int]] = [
-            *timing.client_options(),
+            *context.timing.client_options(),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
@@ -178,8 +194,16 @@ class _Dialer:
 
     @asynccontextmanager
     async def __call__(self, address: str) -> AsyncIterator[Link[PeerDown, PeerUp]]:
-        async with grpc.aio.insecure_channel(address, options=self._options) as channel:
+        credentials = self._config.credentials
+        pem = read_pem(credentials, _now()) if self._config.serves_tls else None
+        metadata = shown(credentials)
+        async with open_channel(address, options=self._options, pem=pem) as channel:
             with translated(address):
-                call: Any = peers.PeersStub(channel).Link()
+                call: Any = peers.PeersStub(channel).Link(metadata=metadata)
                 async with dialled(call, address) as link:
                     yield link
+
+
+def _now() -> dt.datetime:
+    """The wall clock: certificates and tokens are dated by it."""
+    return dt.datetime.now(dt.UTC)

@@ -27,6 +27,7 @@ from strata.coordinator.members.session import House
 from strata.coordinator.members.sessions import Sessions
 from strata.coordinator.members.unary import UnaryMembers
 from strata.coordinator.view.watches import Watches
+from strata.core.authority import Identity
 from strata.core.barriers import OpenRound
 from strata.core.health import TURN_S
 from strata.core.ids import InstanceId
@@ -71,6 +72,7 @@ class Service:
             DatasetCalls(context).table(),
             unary.table(),
             self._barrier_calls.table(),
+            cluster=context.keys.cluster,
         )
         house = House(
             context=context,
@@ -110,9 +112,11 @@ class Service:
             self._leave()
             self._context.soft.state = None
 
-    async def serve_member(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
-        """Serve one member's session to its end."""
-        await self.sessions.serve(link)
+    async def serve_member(
+        self, link: Link[session_pb2.Up, session_pb2.Down], identity: Identity | None = None
+    ) -> None:
+        """Serve one member's session to its end; `identity` is who opened it, None if nobody asked."""
+        await self.sessions.serve(link, identity)
 
     async def serve_peer(self, link: Link[peers_pb2.PeerUp, peers_pb2.PeerDown]) -> None:
         """Serve one peer's link to its end."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from strata.v1.worlds_pb2 import World, WorldMember
 
 OURS = "STRATA_"
+PUBLIC = frozenset({"STRATA_INSECURE", "STRATA_TLS_CA_FILE"})
+"""What a rank inherits of the supervisor's credentials: nothing that proves who it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ def rank_environment(
     `restarts` counts the generations that this supervisor started before. Thread pools are held
     to one thread unless the user set them, because the ranks of a node share its cores.
     """
-    environment = {k: v for k, v in inherited.items() if not k.startswith(OURS) or k == "STRATA_TOKEN"}
+    environment = {k: v for k, v in inherited.items() if not k.startswith(OURS) or k in PUBLIC}
     environment.setdefault("OMP_NUM_THREADS", "1")
     rank = place.member.first_rank + local_rank
     environment |= {

@@ -14,16 +14,18 @@ import contextlib
 import fcntl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
 from strata.client import CoordinatorClient
+from strata.config import Credentials
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.launch.children import Child
 from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_cluster import EtcdCluster
+from strata.launch.etcd_http import EtcdTls
 from strata.launch.ports import free_ports, is_free
 from strata.v1.admin_pb2 import GetStatusResponse
 
@@ -36,8 +38,17 @@ Say = Callable[[str], None]
 class LocalCoordinator:
     """One coordinator process. Its log is a file below the cluster's folder."""
 
-    def __init__(self, name: str, address: str, http: str, arguments: list[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        http: str,
+        arguments: list[str],
+        log: Path,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.name = name
+        self._credentials = credentials
         self.address = address
         self.http = http
         """Where its page is, `host:port`."""
@@ -58,7 +69,9 @@ class LocalCoordinator:
             answer = GetStatusResponse()
             with (
                 contextlib.suppress(Unavailable),  # not yet: what follows decides for how long
-                CoordinatorClient.connect(self.address, timeout_s=1.0) as client,
+                CoordinatorClient.connect(
+                    self.address, timeout_s=1.0, credentials=self._credentials
+                ) as client,
             ):
                 answer = client.status()
             ready = any(r.replica == self.name and r.ready for r in answer.replicas)
@@ -81,9 +94,15 @@ class LocalCluster:
     """What `start` started; `stop` ends it in order, `kill` at once."""
 
     def __init__(
-        self, etcd: EtcdCluster, coordinators: list[LocalCoordinator], logs: Path, lock: TextIO
+        self,
+        etcd: EtcdCluster,
+        coordinators: list[LocalCoordinator],
+        logs: Path,
+        lock: TextIO,
+        credentials: Credentials | None = None,
     ) -> None:
         self.etcd = etcd
+        self._credentials = credentials
         self.coordinators = coordinators
         self.logs = logs
         self._lock = lock
@@ -103,11 +122,16 @@ class LocalCluster:
         fsync: bool = True,
         say: Say = lambda _line: None,
         timeout_s: float = 60.0,
+        etcd_tls: EtcdTls | None = None,
+        options: Callable[[str], Sequence[str]] = lambda _name: (),
+        credentials: Credentials | None = None,
     ) -> Self:
         """Return a cluster in which every process is ready.
 
         `ports` are the coordinators' gRPC ports, `http_ports` those of their pages; free ones when
         None. `say` is told of each step.
+        `options` gives each coordinator, by its name, more flags; `credentials` are those with
+        which the coordinators are asked whether they are ready.
         Raises `ConfigError` when there is no suitable etcd, `Unavailable` when something does not
         come up; nothing is left running then.
         """
@@ -128,7 +152,12 @@ class LocalCluster:
         etcd: EtcdCluster | None = None
         try:
             etcd = EtcdCluster.start(
-                folder / "etcd", members=etcd_members, binary=binary, fsync=fsync, timeout_s=timeout_s
+                folder / "etcd",
+                members=etcd_members,
+                binary=binary,
+                tls=etcd_tls,
+                fsync=fsync,
+                timeout_s=timeout_s,
             )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
             for number, (port, page) in enumerate(zip(chosen, pages, strict=True), 1):
@@ -138,15 +167,19 @@ class LocalCluster:
                         name,
                         f"{HOST}:{port}",
                         f"{HOST}:{page}",
-                        _coordinator_command(
-                            name,
-                            port=port,
-                            http_port=page,
-                            etcd=",".join(etcd.endpoints),
-                            cluster=cluster,
-                            detect_s=detect_s,
-                        ),
+                        [
+                            *_coordinator_command(
+                                name,
+                                port=port,
+                                http_port=page,
+                                etcd=",".join(etcd.endpoints),
+                                cluster=cluster,
+                                detect_s=detect_s,
+                            ),
+                            *options(name),
+                        ],
                         folder / "logs" / f"{name}.log",
+                        credentials,
                     )
                 )
             for coordinator in started:
@@ -159,7 +192,7 @@ class LocalCluster:
                 etcd.kill()
             lock.close()
             raise
-        return cls(etcd, started, folder / "logs", lock)
+        return cls(etcd, started, folder / "logs", lock, credentials)
 
     @property
     def endpoints(self) -> str:
@@ -168,7 +201,9 @@ class LocalCluster:
 
     def status(self, *, timeout_s: float = 5.0) -> GetStatusResponse:
         """Return the status as any coordinator that answers sees it."""
-        with CoordinatorClient.connect(self.endpoints, timeout_s=timeout_s) as client:
+        with CoordinatorClient.connect(
+            self.endpoints, timeout_s=timeout_s, credentials=self._credentials
+        ) as client:
             return client.status()
 
     def leader(self, *, timeout_s: float = 30.0) -> LocalCoordinator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.dispatch import Caller, Calls
@@ -11,6 +11,7 @@ from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.progress import ProgressBoard
 from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.view import floors
+from strata.core.authority import Identity
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView
 from strata.core.members import Registration, decide_leave, decide_rank_exit
@@ -45,6 +46,7 @@ class MemberSession:
         session: Session,
         job: str,
         registration: Registration,
+        identity: Identity | None,
         on_end: Callable[[MemberSession, End], None],
     ) -> None:
         self.job = job
@@ -55,7 +57,7 @@ class MemberSession:
         self._session = session
         self._on_end = on_end
         self._leaving = False
-        self._caller = Caller(job=job, worker=registration.worker, incarnation=0)
+        self._caller = Caller(job=job, worker=registration.worker, incarnation=0, identity=identity)
 
     # -- what the replica says
 
@@ -63,7 +65,7 @@ class MemberSession:
         """Tell the member that it is registered."""
         context = self._house.context
         self.incarnation = entry.create_revision
-        self._caller = Caller(job=self.job, worker=self.worker, incarnation=self.incarnation)
+        self._caller = replace(self._caller, incarnation=self.incarnation)
         welcome = session_pb2.Welcome(
             token=floors.token(context.mirror),
             incarnation=entry.create_revision,

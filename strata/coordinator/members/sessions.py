@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.gate import check_session
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.session import House, MemberSession
 from strata.coordinator.view import floors
+from strata.core.authority import Identity
 from strata.core.checkpoints import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView
@@ -56,9 +59,9 @@ class Sessions:
         self._limits = Limits(tick_s=house.context.timing.tick_s)
         self._moved = house.context.measures.moved.child()
 
-    async def serve(self, link: Link[Up, Down]) -> None:
+    async def serve(self, link: Link[Up, Down], identity: Identity | None) -> None:
         """Serve one session to its end."""
-        await serve(link, self._accept, limits=self._limits)
+        await serve(link, partial(self._accept, identity), limits=self._limits)
 
     def move_all(self, addresses: Iterable[str], reason: str) -> None:
         """Send every member to another replica."""
@@ -77,17 +80,21 @@ class Sessions:
 
     # -- the life of a session
 
-    async def _accept(self, hello: session_pb2.Hello, session: Session) -> MemberSession:
+    async def _accept(
+        self, identity: Identity | None, hello: session_pb2.Hello, session: Session
+    ) -> MemberSession:
         if not hello.HasField("member"):
             raise InvalidArgument(
                 "a coordinator serves members; a rank's session goes to its supervisor",
                 hint="connect to the socket in STRATA_SOCKET",
             )
+        claimed = hello.member
+        check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
         await floors.honour(self._context.mirror, hello.token)
         registration = member_wire.registration(hello.member)
         check_registration(registration)
         job = checked_id("job", hello.member.job)
-        member = MemberSession(self._house, session, job, registration, self._ended)
+        member = MemberSession(self._house, session, job, registration, identity, self._ended)
         entry = await self._registrar.register(member, registration)
         try:
             self._open(member, entry)

@@ -7,13 +7,16 @@ from collections.abc import Callable
 import grpc
 
 from strata.coordinator.context import EtcdMember, ReplicaContext
+from strata.coordinator.gate import Gate
 from strata.coordinator.observed import UNHEARD
 from strata.core import records
 from strata.core.ids import InstanceId
 from strata.core.job import job_names
 from strata.core.leadership import leader_of
 from strata.core.view import Entry
+from strata.errors import StrataError
 from strata.v1 import admin_pb2, admin_pb2_grpc
+from strata.wire.status import abort
 from strata.wire.tokens import token
 
 
@@ -23,19 +26,25 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     def __init__(
         self,
         context: ReplicaContext,
+        gate: Gate,
         *,
         peer_ready: Callable[[InstanceId], bool],
         sessions: Callable[[], int],
     ) -> None:
         self._context = context
+        self._gate = gate
         self._peer_ready = peer_ready
         self._sessions = sessions
 
     async def GetStatus(  # noqa: N802  # the name is the RPC's
         self,
         _request: admin_pb2.GetStatusRequest,
-        _call: grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse],
+        call: grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse],
     ) -> admin_pb2.GetStatusResponse:
+        try:
+            self._gate.admit(call, "Admin.GetStatus")
+        except StrataError as error:
+            await abort(call, error)
         context, view = self._context, self._context.mirror.view
         etcd = await context.etcd_members()
         leader = leader_of(view, context.keys)

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from strata.coordinator.calls.dispatch import ANYBODY, Calls
+from strata.coordinator.gate import Gate
 from strata.errors import StrataError
 from strata.observe import get_logger
 from strata.wire.status import Aborts, abort
+from strata.wire.tls import Context as Caller
 
 log = get_logger()
 
 
-async def answer(calls: Calls, name: str, request: Any, context: Aborts) -> Any:
+class Context(Aborts, Caller, Protocol):
+    """What answering needs of a servicer's context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """Where unary calls come in: who may, and what answers."""
+
+    calls: Calls
+    gate: Gate
+
+
+async def answer(desk: Desk, name: str, request: Any, context: Context) -> Any:
     """Return the response to `request`, or end the call with the reason why there is none."""
     try:
-        response = await calls.answer(name, request, ANYBODY)
+        identity = desk.gate.caller(context)
+        response = await desk.calls.answer(name, request, ANYBODY, identity)
     except StrataError as error:
         await abort(context, error)
     except Exception:

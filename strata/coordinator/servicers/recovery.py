@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.coordinator.calls.dispatch import Calls
-from strata.coordinator.servicers.answering import answer
+from strata.coordinator.servicers.answering import Desk, answer
 from strata.v1 import recovery_pb2 as pb
 from strata.v1.recovery_pb2_grpc import RecoveryServicer as Base
 
@@ -13,9 +12,9 @@ from strata.v1.recovery_pb2_grpc import RecoveryServicer as Base
 
 
 class RecoveryServicer(Base):
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     async def GetRecovery(self, request: pb.RecoveryRequest, context: Any) -> pb.RecoveryResponse:
-        response: pb.RecoveryResponse = await answer(self._calls, "get_recovery", request, context)
+        response: pb.RecoveryResponse = await answer(self._desk, "get_recovery", request, context)
         return response

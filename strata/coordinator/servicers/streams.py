@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+from strata.coordinator.gate import Gate
 from strata.coordinator.service import Service
+from strata.core.authority import Identity
 from strata.errors import StrataError
 from strata.v1 import watch_pb2
 from strata.v1.peers_pb2_grpc import PeersServicer as PeersBase
@@ -18,32 +21,47 @@ from strata.wire.streams import Spawn, serve_stream
 
 
 class SessionsServicer(SessionsBase):
-    def __init__(self, service: Service, spawn: Spawn) -> None:
+    def __init__(self, service: Service, gate: Gate, spawn: Spawn) -> None:
         self._service = service
+        self._gate = gate
         self._spawn = spawn
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
-        await serve_stream(context, self._service.serve_member, self._spawn)
+        identity = await _admitted(self._gate, context, "Sessions.Session")
+        serve = partial(self._service.serve_member, identity=identity)
+        await serve_stream(context, serve, self._spawn)
 
 
 class PeersServicer(PeersBase):
-    def __init__(self, service: Service, spawn: Spawn) -> None:
+    def __init__(self, service: Service, gate: Gate, spawn: Spawn) -> None:
         self._service = service
+        self._gate = gate
         self._spawn = spawn
 
     async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
+        await _admitted(self._gate, context, "Peers.Link")
         await serve_stream(context, self._service.serve_peer, self._spawn)
 
 
 class WatchServicer(WatchBase):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, gate: Gate) -> None:
         self._service = service
+        self._gate = gate
 
     async def Watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
+        await _admitted(self._gate, context, "Watch.Watch", job=request.job)
         try:
             async for response in self._service.watches.watch(request):
                 yield response
         except StrataError as error:
             await abort(context, error)
+
+
+async def _admitted(gate: Gate, context: Any, method: str, *, job: str | None = None) -> Identity | None:
+    """Return who opens the stream; end it with the reason if they may not."""
+    try:
+        return gate.admit(context, method, job=job)
+    except StrataError as error:
+        await abort(context, error)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.coordinator.calls.dispatch import Calls
-from strata.coordinator.servicers.answering import answer
+from strata.coordinator.servicers.answering import Desk, answer
 from strata.v1 import worlds_pb2 as pb
 from strata.v1.worlds_pb2_grpc import WorldsServicer as Base
 
@@ -13,17 +12,17 @@ from strata.v1.worlds_pb2_grpc import WorldsServicer as Base
 
 
 class WorldsServicer(Base):
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
 
     async def GetWorld(self, request: pb.GetWorldRequest, context: Any) -> pb.GetWorldResponse:
-        response: pb.GetWorldResponse = await answer(self._calls, "get_world", request, context)
+        response: pb.GetWorldResponse = await answer(self._desk, "get_world", request, context)
         return response
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
-        response: pb.ListJobsResponse = await answer(self._calls, "list_jobs", request, context)
+        response: pb.ListJobsResponse = await answer(self._desk, "list_jobs", request, context)
         return response
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
-        response: pb.GetJobResponse = await answer(self._calls, "get_job", request, context)
+        response: pb.GetJobResponse = await answer(self._desk, "get_job", request, context)
         return response

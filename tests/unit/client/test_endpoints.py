@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from strata.client.endpoints import Endpoint, Route, parse_endpoints
+from strata.config import Credentials
 from strata.errors import ConfigError
 
 
@@ -36,7 +38,7 @@ def test_lists_keep_their_order_and_drop_repetitions() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", " , ", "host:0", "host:65536", "host:x", "::1:50051", "[::1", "[host]:1", "[1.2.3.4]:1", "https://host:1",
+        "", " , ", "host:0", "host:65536", "host:x", "::1:50051", "[::1", "[host]:1", "[1.2.3.4]:1",
         "ftp://host:1", "unix:relative", "http://", "a b:1", "host:1/path", "user@host:1", "host:-1", "host:\u0661",
     ],
 )  # fmt: skip
@@ -116,3 +118,42 @@ def test_an_address_that_is_not_configured_is_taken_only_if_there_is_no_other() 
     several.next()
     several.go_to(["10.9.9.9:1"])
     assert str(several.next()[0]) in {"a:1", "b:1"}
+
+
+SECURE = Credentials(ca_file=Path("ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("text", "credentials", "tls"),
+    [
+        ("host:1", SECURE, True),
+        ("https://host:1", Credentials(), True),
+        ("http://host:1", Credentials(insecure=True), False),
+        ("host:1", Credentials(insecure=True), False),
+        ("http://127.0.0.1:1", SECURE, False),
+        ("127.0.0.1:1", SECURE, True),
+        ("localhost:1", Credentials(), False),
+        ("grpc://[::1]:1", Credentials(), False),
+        ("unix:/x", Credentials(), False),
+    ],
+)
+def test_what_is_spoken_follows_from_scheme_and_credentials(
+    text: str, credentials: Credentials, tls: bool
+) -> None:
+    (endpoint,) = parse_endpoints(text, credentials)
+    assert endpoint.tls is tls
+
+
+@pytest.mark.parametrize("text", ["host:1", "http://host:1", "10.0.0.1:1", "127.0.0.1:1,http://host:2"])
+def test_plaintext_does_not_leave_this_host_unasked(text: str) -> None:
+    with pytest.raises(ConfigError, match="plaintext") as told:
+        parse_endpoints(text, Credentials())
+    assert "--insecure" in told.value.hint
+
+
+def test_replicas_that_others_name_are_spoken_to_as_the_configured_ones() -> None:
+    way = Route(parse_endpoints("https://a:1"), random.Random(1))
+    way.next()
+    way.go_to(["b:2"])
+    endpoint, _delay = way.next()
+    assert (str(endpoint), endpoint.tls) == ("b:2", True)

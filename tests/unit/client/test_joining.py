@@ -13,6 +13,7 @@ from strata.client.endpoints import parse_endpoints
 from strata.client.loop import BackgroundLoop
 from strata.client.member import MemberSession
 from strata.client.rank import RankClient
+from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.testing.links import Switchboard
 from strata.testing.virtual_time import in_virtual_time
@@ -53,7 +54,7 @@ async def connect(endpoints: str = "a:1,b:1", worker: str = "w", *, timeout_s: f
     registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
     background = cast("BackgroundLoop", SameLoop())
     return await joining._share(
-        background, parse_endpoints(endpoints), registration, Timing.derive(), timeout_s
+        background, parse_endpoints(endpoints), registration, Timing.derive(), Credentials(), timeout_s
     )
 
 

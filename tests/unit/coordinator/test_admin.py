@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from strata.coordinator.context import EtcdMember
 from strata.coordinator.controllers.compaction import Compaction
 from strata.coordinator.controllers.loop import drive
+from strata.coordinator.gate import Gate
 from strata.coordinator.servicers.admin import UNHEARD, AdminServicer
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetStatusRequest
@@ -28,7 +30,10 @@ async def test_the_status_names_replicas_leader_and_who_answers() -> None:
         await asyncio.sleep(2)
         heard = leader.context.instance
         servicer = AdminServicer(
-            node.context, peer_ready=lambda instance: instance == heard, sessions=lambda: 7
+            node.context,
+            Gate(node.context.config, now=lambda: dt.datetime.now(dt.UTC)),
+            peer_ready=lambda instance: instance == heard,
+            sessions=lambda: 7,
         )
         answer = await servicer.GetStatus(GetStatusRequest(), NO_CALL)
         assert answer.cluster == "default"

@@ -50,11 +50,18 @@ def test_torch_s_names_and_ours() -> None:
 
 
 def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
-    inherited = {"STRATA_RUN_SLOTS": "8", "STRATA_RESTORE": "stale", "STRATA_TOKEN": "t", "STRATAGEM": "x"}
+    inherited = {
+        "STRATA_RUN_SLOTS": "8",
+        "STRATA_RESTORE": "stale",
+        "STRATA_AUTH_TOKEN_FILE": "t",
+        "STRATA_INSECURE": "1",
+        "STRATAGEM": "x",
+    }
     found = rank_environment(place(), local_rank=0, inherited=inherited, restarts=0)
     assert "STRATA_RUN_SLOTS" not in found
     assert "STRATA_RESTORE" not in found
-    assert found["STRATA_TOKEN"] == "t"
+    assert "STRATA_AUTH_TOKEN_FILE" not in found  # a rank's supervisor speaks for it
+    assert found["STRATA_INSECURE"] == "1"
     assert found["STRATAGEM"] == "x"
 
 
