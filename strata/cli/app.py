@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from strata.cli import barriers, certs, checkpoints, coordinator, dev, members, status
+from strata.cli import barriers, certs, checkpoints, coordinator, dev, members, status, tokens
 from strata.cli import run as run_command
 from strata.cli.exits import Exit, exit_code
 from strata.cli.output import print_error
@@ -50,6 +50,7 @@ app.command("members")(members.members)
 app.command("barriers")(barriers.barriers)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.add_typer(certs.app, name="certs")
+app.add_typer(tokens.app, name="tokens")
 
 
 def run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
@@ -14,13 +15,17 @@ from strata.cli.output import (
     print_table,
     ranks,
 )
+from strata.config import Credentials
 
 
+@connecting
 def barriers(
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     job: Job = "default",
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show the open barriers of a job with the missing ranks, and the rounds that ended last.
 
@@ -29,7 +34,9 @@ def barriers(
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
     from strata.v1.barriers_pb2 import BarrierResult  # noqa: PLC0415  # likewise
 
-    with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
+    with CoordinatorClient.connect(
+        endpoints, job=job, timeout_s=timeout_s, credentials=credentials
+    ) as client:
         answer = client.barriers()
         if not answer.open and not answer.recent:
             client.job_status()  # a job that does not exist is said to be missing, not empty

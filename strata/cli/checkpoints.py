@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
@@ -15,13 +16,17 @@ from strata.cli.output import (
     print_table,
     size,
 )
+from strata.config import Credentials
 
 
+@connecting
 def checkpoints(
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     job: Job = "default",
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show the checkpoints of a job, newest last.
 
@@ -33,7 +38,9 @@ def checkpoints(
         CheckpointType,
     )
 
-    with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
+    with CoordinatorClient.connect(
+        endpoints, job=job, timeout_s=timeout_s, credentials=credentials
+    ) as client:
         listed = client.checkpoints()
         if not listed:
             client.job_status()  # a job that does not exist is said to be missing, not empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
@@ -14,13 +15,17 @@ from strata.cli.output import (
     print_table,
     ranks,
 )
+from strata.config import Credentials
 
 
+@connecting
 def members(
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     job: Job = "default",
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show the members of a job, their ranks and how far each rank is.
 
@@ -28,7 +33,9 @@ def members(
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
-    with CoordinatorClient.connect(endpoints, job=job, timeout_s=timeout_s) as client:
+    with CoordinatorClient.connect(
+        endpoints, job=job, timeout_s=timeout_s, credentials=credentials
+    ) as client:
         listed = client.members()
         if as_json:
             print_json(listed)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from strata.cli.credentials import Insecure, TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
 from strata.config import RunConfig
 
 
@@ -53,6 +54,11 @@ def run(
         bool | None,
         typer.Option("--resume", help="Go on with a job that is done or has failed."),
     ] = None,
+    ca_file: TlsCaFile = None,
+    cert_file: TlsCertFile = None,
+    key_file: TlsKeyFile = None,
+    token_file: TokenFile = None,
+    insecure: Insecure = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or plain.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
 ) -> None:
@@ -76,6 +82,11 @@ def run(
         "address": address,
         "stop_grace_s": stop_grace_s,
         "resume": resume,
+        "credentials.ca_file": ca_file,
+        "credentials.cert_file": cert_file,
+        "credentials.key_file": key_file,
+        "credentials.token_file": token_file,
+        "credentials.insecure": insecure,
         "log.format": log_format,
     }
     settings = RunConfig.load(flags=flags, env=os.environ, path=config)

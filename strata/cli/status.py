@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
     DEFAULT_TIMEOUT_S,
@@ -15,15 +16,19 @@ from strata.cli.output import (
     print_table,
     size,
 )
+from strata.config import Credentials
 
 if TYPE_CHECKING:
     from strata.v1.worlds_pb2 import Job
 
 
+@connecting
 def status(
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
 ) -> None:
     """Show the coordinators, the leader, etcd's members and the jobs.
 
@@ -31,7 +36,7 @@ def status(
     """
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
-    with CoordinatorClient.connect(endpoints, timeout_s=timeout_s) as client:
+    with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=credentials) as client:
         answer = client.status()
         if as_json:
             print_json(answer)

@@ -1,0 +1,97 @@
+"""`strata tokens`: the file of accepted tokens, for set-ups without client certificates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strata.cli.output import Json, print_table
+from strata.core.authority import Role
+from strata.security.private import write_private
+from strata.security.tokens import TokenFile
+
+app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True)
+
+File = Annotated[
+    Path,
+    typer.Option(
+        "--file", envvar="STRATA_AUTH_ACCEPTED_TOKENS_FILE", help="The file of hashes that coordinators read."
+    ),
+]
+
+
+@app.command()
+def add(
+    file: File,
+    role: Annotated[Role, typer.Option("--role", help="What it is for.")],
+    id: Annotated[  # noqa: A002  # the option's name
+        str, typer.Option("--id", help="Who it is for: a member's worker id, a coordinator's name.")
+    ],
+    job: Annotated[
+        list[str] | None, typer.Option("--job", help="A job to which it is limited; may be repeated.")
+    ] = None,
+    days: Annotated[int | None, typer.Option("--days", help="How long it counts. (until revoked)")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the token to this file, instead of showing it.")
+    ] = None,
+) -> None:
+    """Make a token, accept it from now on, and show it once: only its hash is kept.
+
+    Example: strata tokens add --file tokens.json --role member --id node-1 --out node-1.token
+    """
+    entry, token = TokenFile(file).add(
+        role=role, id=id, jobs=tuple(job or ()), now=datetime.now(UTC), days=days
+    )
+    if out is None:
+        typer.echo(token)
+        return
+    write_private(out, token.encode() + b"\n")
+    typer.echo(f"{out}: token {entry.name} of {entry.role} {entry.id}")
+
+
+@app.command("list")
+def list_(file: File, as_json: Json = False) -> None:
+    """Show whose tokens are accepted. The tokens themselves are not known.
+
+    Example: strata tokens list --file tokens.json
+    """
+    entries = TokenFile(file).entries()
+    if as_json:
+        listed = [{key: value for key, value in asdict(e).items() if key != "digest"} for e in entries]
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    now = datetime.now(UTC)
+    print_table(
+        str(file),
+        ("TOKEN", "ROLE", "ID", "JOBS", "MADE", "EXPIRES"),
+        (
+            (
+                entry.name,
+                entry.role,
+                entry.id,
+                ", ".join(entry.jobs) or "all",
+                entry.created,
+                f"{entry.expires or 'never'}{' (EXPIRED)' if entry.expired(now) else ''}",
+            )
+            for entry in entries
+        ),
+        empty="no token is accepted",
+    )
+
+
+@app.command()
+def revoke(
+    file: File,
+    token: Annotated[str, typer.Argument(help="The token's name, or its beginning, as `list` shows it.")],
+) -> None:
+    """Accept a token no more. Coordinators that read this file refuse it from their next call on.
+
+    Example: strata tokens revoke --file tokens.json 4f2a91c07d3e
+    """
+    entry = TokenFile(file).revoke(token)
+    typer.echo(f"token {entry.name} of {entry.role} {entry.id} is not accepted any more")
