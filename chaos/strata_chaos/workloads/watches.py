@@ -75,10 +75,12 @@ async def watch(
     rng: random.Random,
 ) -> None:
     """Record one stream, and keep its token, until it breaks, it is time to move on, or all ends."""
-    async with connected(endpoint, timing=Timing.derive()) as channel:
-        stub: Any = WatchStub(channel)
+    async with connected(endpoint, timing=Timing.derive()) as connection:
+        stub: Any = WatchStub(connection.channel)
         with translated(str(endpoint)):
-            call = stub.Watch(WatchRequest(job=options.job, prefix=prefix, token=token))
+            call = stub.Watch(
+                WatchRequest(job=options.job, prefix=prefix, token=token), metadata=connection.metadata
+            )
             try:
                 async with asyncio.timeout(rng.uniform(*STAY_S)):
                     async for response in call:
