@@ -13,6 +13,7 @@ import grpc.aio
 import uvloop
 
 from strata.v1 import members_pb2, session_pb2, worlds_pb2
+from strata.v1.members_pb2_grpc import MembersServicer, MembersStub, add_MembersServicer_to_server
 from strata.v1.session_pb2_grpc import SessionsServicer, SessionsStub, add_SessionsServicer_to_server
 
 IN_FLIGHT = 8
@@ -25,7 +26,7 @@ def say(value: object) -> None:
     sys.stdout.flush()
 
 
-class Bare(SessionsServicer):
+class Bare(SessionsServicer, MembersServicer):
     """Answers calls with one and the same world, as large as the coordinator's, and nothing else."""
 
     def __init__(self, members: int) -> None:
@@ -37,6 +38,13 @@ class Bare(SessionsServicer):
             for n in range(members)
         ]
         self.world = worlds_pb2.GetWorldResponse(world=world, members=places)
+        self.alive = members_pb2.HeartbeatResponse(world=world)
+
+    async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802  # the proto's name
+        return members_pb2.RegisterResponse(incarnation=1)
+
+    async def Heartbeat(self, request: Any, context: Any) -> Any:  # noqa: N802  # the proto's name
+        return self.alive
 
     async def Session(  # type: ignore[override]  # noqa: N802  # it reads and writes by its context
         self, request_iterator: Any, context: Any
@@ -54,7 +62,9 @@ class Bare(SessionsServicer):
 async def server(address: str, members: int) -> None:
     """Serve until killed."""
     made = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add_SessionsServicer_to_server(Bare(members), made)
+    bare = Bare(members)
+    add_SessionsServicer_to_server(bare, made)
+    add_MembersServicer_to_server(bare, made)
     made.add_insecure_port(address)
     await made.start()
     gc.freeze()
@@ -65,8 +75,10 @@ async def server(address: str, members: int) -> None:
 class Stream:
     """One session, and what this client does on it."""
 
-    def __init__(self, call: Any, messages: int) -> None:
+    def __init__(self, call: Any, heartbeat: Any, member: Any, messages: int) -> None:
         self.call = call
+        self.heartbeat = heartbeat
+        self.member = member
         self.messages = messages
 
     async def said(self) -> None:
@@ -89,6 +101,15 @@ class Stream:
             if done < self.messages - IN_FLIGHT:
                 await self.ask()
 
+    async def unary(self) -> None:
+        """Send heartbeats, some in flight at all times."""
+
+        async def beat(count: int) -> None:
+            for _ in range(count):
+                await self.heartbeat(self.member)
+
+        await asyncio.gather(*(beat(self.messages // IN_FLIGHT) for _ in range(IN_FLIGHT)))
+
     async def ask(self) -> None:
         call = session_pb2.Call(id=1, get_world=worlds_pb2.GetWorldRequest())
         await self.call.write(session_pb2.Up(call=call))
@@ -96,6 +117,14 @@ class Stream:
     async def reply(self) -> None:
         while not (await self.call.read()).HasField("reply"):
             pass
+
+
+async def kept_alive(made: list[Stream]) -> None:
+    """Send a heartbeat of each now and then, whatever is being measured."""
+    while True:
+        await asyncio.sleep(1)
+        for stream in made:
+            await stream.heartbeat(stream.member)
 
 
 async def client(address: str, number: int, streams: int, messages: int, members: int) -> None:
@@ -111,12 +140,22 @@ async def client(address: str, number: int, streams: int, messages: int, members
             member = members_pb2.Registration(job="bench", worker_id=worker, boot=worker, slots=1, spec=spec)
             await call.write(session_pb2.Up(hello=session_pb2.Hello(member=member)))
             await call.read()
-            made.append(Stream(call, messages))
+            # beside the session a member of its own that has none
+            stub: Any = MembersStub(channel)
+            alone = members_pb2.Registration(job="beats", worker_id=worker, boot=worker, slots=1, spec=spec)
+            registered = await stub.Register(members_pb2.RegisterRequest(registration=alone))
+            heartbeat = members_pb2.HeartbeatRequest(
+                job="beats", worker_id=worker, boot=worker, incarnation=registered.incarnation
+            )
+            made.append(Stream(call, stub.Heartbeat, heartbeat, messages))
         say("ready")
         loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            await asyncio.gather(*(getattr(stream, line.strip())() for stream in made))
-            say("done")
+        async with asyncio.TaskGroup() as tasks:
+            idle = tasks.create_task(kept_alive(made))
+            while line := await loop.run_in_executor(None, sys.stdin.readline):
+                await asyncio.gather(*(getattr(stream, line.strip())() for stream in made))
+                say("done")
+            idle.cancel()
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ do not blur it:
 
 - said: Progress, which nobody answers (a fence call ends each batch); bare: read and thrown away
 - echo: Call(GetWorld) and its Reply, 8 in flight on a stream; bare: read, and the reply written
+- unary: Members.Heartbeat, 8 in flight on a channel; bare: the answer at once
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from strata.launch.local_cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("_session_program.py")
 GOAL = 0.8
-KINDS = ("said", "echo")
+KINDS = ("said", "echo", "unary")
 
 
 class Peer:
@@ -117,13 +118,15 @@ def main() -> int:
     options = parser.parse_args()
     results = measure(options.streams, options.messages, options.runs)
     summary = "; ".join(
-        f"{kind}: {r['per_core_s']} messages/s per core, {r['ratio']:.2f} of a bare stream"
+        f"{kind}: {r['per_core_s']} messages/s per core, {r['ratio']:.2f} of the bare server"
         for kind, r in results.items()
     )
     body = {
         "benchmark": "session_messages",
-        "goal": f"≥ 10,000/s per core, and ≥ {GOAL} of a bare stream",
-        "met": all(r["ratio"] >= GOAL and r["per_core_s"] >= 10_000 for r in results.values()),
+        "goal": f"≥ 10,000/s per core on streams, and ≥ {GOAL} of the bare server",
+        "met": all(
+            r["ratio"] >= GOAL and (kind == "unary" or r["per_core_s"] >= 10_000) for kind, r in results.items()
+        ),
         "summary": summary,
         **results,
     }
