@@ -125,7 +125,8 @@ def main() -> int:
         "benchmark": "session_messages",
         "goal": f"≥ 10,000/s per core on streams, and ≥ {GOAL} of the bare server",
         "met": all(
-            r["ratio"] >= GOAL and (kind == "unary" or r["per_core_s"] >= 10_000) for kind, r in results.items()
+            r["ratio"] >= GOAL and (kind == "unary" or r["per_core_s"] >= 10_000)
+            for kind, r in results.items()
         ),
         "summary": summary,
         **results,
