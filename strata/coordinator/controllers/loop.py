@@ -4,6 +4,10 @@ A controller has one method, `turn`: look at the view, do what is missing. The l
 the view changed in a way that the controller cares about (changes during a turn make one further
 turn), when the time that the last turn asked for has come, and after `tick_s` in any case.
 
+A controller rests for a while after each turn, in proportion to what the turn took. A turn looks at
+all members of a job, and a thousand of them register in a thousand transactions: a turn for each
+would leave this loop no time to hear of the others, and the view would fall behind etcd.
+
 Controllers are isolated: what one raises is logged and tried again, with growing pauses, and
 stops neither the others nor the leadership. Only the loss of the fence passes through.
 """
@@ -23,6 +27,10 @@ log = get_logger()
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+REST_SHARE: Final = 2.0
+"""The rest after a turn, in times of what the turn took."""
+LONGEST_REST_S: Final = 0.25
+"""Well within the time in which a leader's world controller must turn (PROTOCOLS 4.4)."""
 
 
 class Controller(Protocol):
@@ -71,9 +79,11 @@ async def drive(controller: Controller, mirror: Mirror, measures: Measures | Non
     done, failed = turns.child(controller.name, "ok"), turns.child(controller.name, "failed")
     leave = mirror.subscribe(look)
     backoff = Backoff()
+    loop = asyncio.get_running_loop()
     try:
         while True:
             changed.clear()
+            began = loop.time()
             try:
                 delay_s = await controller.turn()
             except NotLeader:
@@ -86,8 +96,10 @@ async def drive(controller: Controller, mirror: Mirror, measures: Measures | Non
                 continue
             done.add()
             backoff.succeeded()
+            rest_s = min(LONGEST_REST_S, REST_SHARE * (loop.time() - began))
+            await asyncio.sleep(rest_s)
             try:
-                async with asyncio.timeout(_soonest(delay_s, controller.tick_s)):
+                async with asyncio.timeout(_soonest(delay_s, controller.tick_s) - rest_s):
                     await changed.wait()
             except TimeoutError:
                 pass

@@ -99,10 +99,13 @@ class Mirror:
         """Return once the view is the state as of `revision` or later. The caller has a limit."""
         pause_s = FOREIGN_S
         while revision > self._known:
+            known = self._known
             try:
                 async with asyncio.timeout(pause_s):
                     await self._told(revision)
             except TimeoutError:
+                if self._known > known:
+                    continue  # the watch tells and is only late: a list would make it later
                 pause_s = min(2.0, 2 * pause_s)
                 await self._prove(revision)
 

@@ -5,6 +5,9 @@ is nothing to wait for. The batch holds all compares and all writes of its parts
 compares what another one writes, so it succeeds only if each part would after the others: a pin
 and the deletion that compares its absence never come true together. If it fails, each part is executed alone, and the one whose compares do
 not hold learns it. If its outcome is unknown, that is the outcome of each part.
+
+What does not fit together goes side by side: a thousand members that begin a new job all write its
+spec, one of them succeeds, and the others must not wait in line to find that out.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from strata.errors import InvalidArgument, QuotaExceeded, StrataError
 
 MAX_BATCH: Final = 100
 """Compares, and writes, of one transaction (PROTOCOLS 2.1, 2.5)."""
+AT_ONCE: Final = 64
+"""Transactions under way that could not be joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,11 @@ class Coalescer:
             await self._came.wait()
             self._came.clear()
             while self._queue:
-                await self._commit(self._take())
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(AT_ONCE):
+                        if not self._queue:
+                            break
+                        tasks.create_task(self._commit(self._take()))
 
     def _take(self) -> list[_Part]:
         """Take the longest head of the queue that makes one legal transaction."""
@@ -60,7 +69,11 @@ class Coalescer:
         return [part for part in batch if not part.answer.cancelled()]
 
     async def _commit(self, batch: list[_Part]) -> None:
-        if len(batch) > 1:
+        """Execute a batch, joined if it can be; each part learns its own outcome."""
+        if len(batch) == 1:
+            await self._alone(batch[0])
+            return
+        if batch:
             joint = Txn(
                 compares=tuple(dict.fromkeys(c for part in batch for c in part.txn.compares)),
                 success=tuple(op for part in batch for op in part.txn.success),

@@ -72,6 +72,23 @@ async def test_changes_during_a_turn_make_one_further_turn() -> None:
 
 
 @in_virtual_time()
+async def test_turns_that_take_long_leave_time_for_others() -> None:
+    class Long(Counter):
+        async def turn(self) -> float | None:
+            await asyncio.sleep(0.05)  # in real life without ever yielding
+            return await super().turn()
+
+    async with rig() as r:
+        controller = Long()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(driven(r, controller, 3))
+            for _ in range(200):
+                await r.mirror.at_least(r.put("a"))
+                await asyncio.sleep(0.01)
+        assert 10 <= len(controller.turns) <= 15, "one in 0.15 s, and one more for the last changes"
+
+
+@in_virtual_time()
 async def test_it_turns_when_the_last_turn_asked_for_it() -> None:
     async with rig() as r:
         controller = Counter()

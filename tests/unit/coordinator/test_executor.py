@@ -274,6 +274,17 @@ async def test_two_writes_of_one_key_are_never_joined() -> None:
         assert r.get("a") == b"x"
 
 
+@in_virtual_time()
+async def test_what_cannot_be_joined_goes_side_by_side() -> None:
+    network = Answers()
+    async with rig(network=network) as r:
+        network.begin(*[Fate(delay_s=0.1)] * 50)
+        began = asyncio.get_running_loop().time()
+        results = await settle_all(r, [Claim("a", str(i).encode()) for i in range(50)])
+        assert sorted(type(e).__name__ for e in results) == ["Conflict"] * 49 + ["NoneType"]
+        assert asyncio.get_running_loop().time() - began < 0.3, "nobody waits in line for the others"
+
+
 @pytest.mark.parametrize("guard", [absent(KEYS.root + "pins/a"), none_in(KEYS.root + "pins/")])
 @pytest.mark.parametrize("first", ["pin", "delete"])
 @in_virtual_time()

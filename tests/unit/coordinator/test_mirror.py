@@ -208,6 +208,21 @@ class LateWatch(Counting):
 
 
 @in_virtual_time()
+async def test_a_watch_that_tells_and_is_only_late_is_waited_for_without_a_list() -> None:
+    network = LateWatch()
+    async with rig(network=network) as r:
+        network.reads = 0
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(40):
+                revision = r.put("a")
+                await asyncio.sleep(0.05)
+            waiting = tasks.create_task(r.mirror.at_least(revision))
+            await waiting
+        assert network.reads == 0
+        assert r.mirror.view.revision >= revision
+
+
+@in_virtual_time()
 async def test_many_who_wait_for_a_late_watch_do_not_list_one_after_the_other() -> None:
     network = LateWatch()
     async with rig(network=network) as r:
