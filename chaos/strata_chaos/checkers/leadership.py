@@ -33,6 +33,7 @@ class Leadership:
     def __init__(self) -> None:
         self.findings = Findings("leadership", RULES)
         self._last_epoch = 0
+        self._last_revision = 0
         self._since: list[int] = [0]
         self._epochs: list[int] = [0]
         self._gone_t: float | None = None
@@ -40,6 +41,7 @@ class Leadership:
         self._samples: list[tuple[int, int, Record]] = []
 
     def change(self, change: Change, before: State) -> None:
+        self._last_revision = change.revision
         held = before.get("leader")
         epoch = held.create_revision if held is not None else 0
         for event in change.events:
@@ -107,9 +109,8 @@ class Leadership:
             self._samples.append((record.result["revision"], record.result["epoch"], record))
 
     def finish(self, clock: Clock, end: State) -> None:
-        last = max((held.mod_revision for held in end.held.values()), default=0)
         for revision, epoch, record in self._samples:
-            if revision > max(last, self._since[-1]):
+            if revision > self._last_revision:
                 continue  # the events of that revision were not recorded any more
             told = self._epochs[bisect_right(self._since, revision) - 1]
             self.findings.check(
@@ -121,6 +122,6 @@ class Leadership:
         if self._gaps_s:
             gaps = sorted(self._gaps_s)
             self.findings.notes.append(
-                f"{len(gaps)} changes of leader; without one for {gaps[len(gaps) // 2]:.2f} s (median),"
-                f" {gaps[-1]:.2f} s (longest)"
+                f"{len(gaps)} changes of leader; from one key's end to the next one {gaps[len(gaps) // 2]:.2f} s"
+                f" (median), {gaps[-1]:.2f} s (longest)"
             )

@@ -1,0 +1,371 @@
+"""A made-up run, line by line: a small etcd that counts revisions, and clients that tell of themselves.
+
+`good_run` is one in which every rule of every checker has something to judge, and nothing is wrong.
+A doctored history is that run with one thing changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+ROOT = "/strata/v1/default/"
+JOB = f"{ROOT}jobs/j/"
+Line = dict[str, Any]
+
+
+def number(value: int) -> str:
+    return f"{value:012d}"
+
+
+def b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass
+class Story:
+    """Lines by file. Time passes by itself: every line is a tenth of a second after the last."""
+
+    files: dict[str, list[Line]] = field(default_factory=dict)
+    revision: int = 0
+    t: float = 1000.0
+    held: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    # -- etcd
+
+    def txn(self, *operations: tuple[str, Any]) -> int:
+        """Commit (key, value) pairs as one transaction; None deletes. Returns the revision."""
+        self.revision += 1
+        self.t += 0.1
+        for key, value in operations:
+            before = self.held.get(key)
+            result: Line = {"revision": self.revision, "key": key, "type": "put", "lease": 0}
+            result["prev"] = before and {"create_revision": before[0], "mod_revision": before[1]}
+            if value is None:
+                result |= {"type": "delete", "value": None}
+                self.held.pop(key, None)
+            else:
+                created = before[0] if before else self.revision
+                self.held[key] = created, self.revision
+                text = json.dumps({"v": 1, **value}, separators=(",", ":"))
+                result |= {"value": text, "create_revision": created}
+            self.line("observer", 1, "etcd.event", result=result, t=self.t)
+        return self.revision
+
+    def sample(self) -> None:
+        """The observer reads the leader key."""
+        self.t += 0.1
+        epoch = self.held.get(f"{ROOT}leader", (0, 0))[0]
+        result = {"revision": self.revision, "epoch": epoch, "leader": None}
+        self.line("observer", 1, "observer.sample", result=result, t=self.t)
+
+    # -- clients
+
+    def line(
+        self,
+        client: str,
+        process: int,
+        op: str,
+        *,
+        args: Line | None = None,
+        result: Line | None = None,
+        outcome: str = "ok",
+        error: str = "",
+        t: float | None = None,
+        begun: str = "",
+        identity: str = "",
+    ) -> Line:
+        """Write one line; `begun` makes it a beginning with that id."""
+        if t is None:
+            self.t += 0.1
+            t = self.t
+        line: Line = {"v": 1, "client": client, "process": process, "op": op, "t0": t, "t1": t}
+        line |= {"args": args or {}, "result": result or {}, "outcome": outcome}
+        if begun:
+            line |= {"id": begun, "t1": None, "outcome": "unknown"}
+        elif identity:
+            line["id"] = identity
+        if error:
+            line["error"] = {"type": error, "message": f"it ended with {error}"}
+        self.files.setdefault("observer" if client == "observer" else f"{client}-{process}", []).append(line)
+        return line
+
+    # -- for doctors
+
+    def lines(self, op: str) -> list[Line]:
+        """Return every line of an operation, in the order of files."""
+        return [line for lines in self.files.values() for line in lines if line["op"] == op]
+
+    def events(self, key: str) -> list[Line]:
+        """Return the results of all events of a key below the job (or of the cluster: "/leader")."""
+        name = ROOT + key[1:] if key.startswith("/") else JOB + key
+        return [line["result"] for line in self.lines("etcd.event") if line["result"]["key"] == name]
+
+    def drop(self, wanted: Callable[[Line], bool]) -> None:
+        """Take lines out."""
+        for name, lines in self.files.items():
+            self.files[name] = [line for line in lines if not wanted(line)]
+
+    def write(self, folder: Path) -> Path:
+        """Write the histories below `folder`, and return it."""
+        run = folder / "run"
+        run.mkdir(exist_ok=True)
+        for name, lines in self.files.items():
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (run / f"{name}.jsonl").write_text(text)
+        return run
+
+
+def edit(event: Line, **fields: Any) -> None:
+    """Change fields of the value of an event."""
+    value = json.loads(event["value"])
+    event["value"] = json.dumps({**value, **fields}, separators=(",", ":"))
+
+
+# -- a good run -------------------------------------------------------------------------------
+
+
+def worker(boot: str, served_by: str, pid: int) -> Line:
+    return {"boot": boot, "served_by": served_by, "host": "h", "slots": 1, "pid": pid}
+
+
+def world(story: Story, generation: int, epoch: int, members: list[tuple[str, int]], **more: Any) -> None:
+    chunk = f"{JOB}worlds/{number(generation)}/{number(epoch)}/members/{number(0)}"
+    rows = [
+        {"worker": name, "incarnation": born, "group_rank": i, "slots": 1, "first_rank": i}
+        for i, (name, born) in enumerate(members)
+    ]
+    head = {"generation": generation, "epoch": epoch, "members": len(rows), "size": len(rows), "chunks": 1}
+    restore = more.get("restore")
+    beside: list[tuple[str, Any]] = []
+    if restore is not None:
+        latest = {"generation": generation, **restore}
+        beside = [
+            (f"{JOB}latest", latest),
+            (f"{JOB}worlds/{number(generation)}/restored", {"step": restore["step"]}),
+        ]
+    story.txn(
+        (chunk, {"members": rows}), (f"{JOB}world", {**head, "reason": "r", "restore": restore}), *beside
+    )
+
+
+def join(story: Story, op: str, name: str, pid: int, incarnation: int, generation: int, rank: int) -> None:
+    story.line(
+        f"c.{name}",
+        pid,
+        op,
+        args={"worker": name, "job": "j", "pid": pid},
+        result={"incarnation": incarnation, "generation": generation, "rank": rank, "world_size": 2},
+    )
+
+
+def barrier(story: Story, name: str, round_: int, *, released: bool) -> None:
+    """Both members arrive in generation 1; the round is released, or times out without rank 1."""
+    payloads = {str(rank): b64(f"1/{name}/{round_}/{rank}") for rank in (0, 1)}
+    args = [
+        {
+            "job": "j",
+            "worker": f"w{rank}",
+            "generation": 1,
+            "rank": rank,
+            "name": name,
+            "ranks": [0, 1],
+            "payload": payloads[str(rank)],
+        }
+        for rank in (0, 1)
+    ]
+    ids = [f"{name}-{round_}-{rank}" for rank in (0, 1)]
+    for rank in (0, 1):
+        story.line(f"c.w{rank}", 10 + rank, "barrier", args=args[rank], begun=ids[rank])
+    base = f"{JOB}barriers/{name}/{number(1)}/"
+    value: Line = {
+        "generation": 1,
+        "round": round_,
+        "digest": "d",
+        "reason": "r",
+        "missing": [],
+        "payloads": {},
+    }
+    if released:
+        outcome = {**value, "result": "released", "payloads": payloads}
+        story.txn((f"{base}{number(round_)}/outcome", outcome), (f"{base}floor", {"round": round_}))
+    else:
+        story.txn((f"{base}{number(round_)}/outcome", {**value, "result": "timed_out", "missing": [1]}))
+    for rank in (0, 1):
+        story.line(
+            f"c.w{rank}",
+            10 + rank,
+            "barrier",
+            args=args[rank],
+            identity=ids[rank],
+            outcome="ok" if released else "fail",
+            error="" if released else "BarrierTimeout",
+            result={"payloads": payloads} if released else {},
+        )
+
+
+def images(folder: Path, ranks: int) -> str:
+    """Write a checkpoint's files, and return the digest of its manifest."""
+    folder.mkdir(parents=True)
+    parts = []
+    for rank in range(ranks):
+        header, data = b'{"x":1}', f"weights of {rank}".encode()
+        (folder / f"rank-{rank}.safetensors").write_bytes(header + data)
+        manifest = {
+            "image": {
+                "file": f"rank-{rank}.safetensors",
+                "size_bytes": len(header + data),
+                "header_bytes": len(header),
+                "header_digest": xxhash.xxh3_128_hexdigest(header),
+            },
+            "tensors": {
+                "x": {
+                    "range": [len(header), len(header + data)],
+                    "chunks": [xxhash.xxh3_128_hexdigest(data)],
+                }
+            },
+        }
+        text = json.dumps(manifest).encode()
+        (folder / f"rank-{rank}.json").write_bytes(text)
+        parts.append(
+            {"manifest": f"rank-{rank}.json", "digest": f"xxh3-128:{xxhash.xxh3_128_hexdigest(text)}"}
+        )
+    text = json.dumps({"ranks": parts}).encode()
+    (folder / "manifest.json").write_bytes(text)
+    (folder / "COMMIT").write_text("{}")
+    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(text)}"
+
+
+def save(story: Story, storage: Path, step: int, attempt: str, born: list[int]) -> None:
+    """Both members save `step` in generation 1, and it is committed."""
+    folder = storage / attempt
+    digest = images(folder, 2)
+    slot = f"{JOB}checkpoints/{number(step)}/{number(1)}"
+    record: Line = {"attempt": attempt, "step": step, "generation": 1, "type": "full", "ranks": 2}
+    record |= {"path": folder.as_uri(), "manifest_digest": "", "state": "open"}
+    begun = []
+    for rank in (0, 1):
+        args = {"job": "j", "worker": f"w{rank}", "generation": 1, "rank": rank, "step": step}
+        args["digest"] = sha(f"{step}/{rank}".encode())
+        begun.append(args)
+        story.line(f"c.w{rank}", 10 + rank, "checkpoint.save", args=args, begun=f"save-{step}-{rank}")
+    story.txn((slot, record))
+    for rank in (0, 1):
+        ack = {"digest": f"d{rank}", "size_bytes": 1, "worker": f"w{rank}", "incarnation": born[rank]}
+        story.txn((f"{slot}/{attempt}/acks/{number(rank)}", ack))
+    seal = {"digest": digest, "size_bytes": 2, "worker": "w0", "incarnation": born[0]}
+    story.txn((f"{slot}/{attempt}/acks/seal", seal))
+    latest = {"generation": 1, "step": step, "attempt": attempt, "record_generation": 1}
+    story.txn((slot, {**record, "state": "committed", "manifest_digest": digest}), (f"{JOB}latest", latest))
+    for rank in (0, 1):
+        story.line(
+            f"c.w{rank}",
+            10 + rank,
+            "checkpoint.save",
+            args=begun[rank],
+            identity=f"save-{step}-{rank}",
+            result={"committed": True, "attempt": attempt},
+        )
+    told = {"step": step, "generation": 1, "attempt": attempt}
+    story.line("reader", 20, "checkpoint.latest", args={"job": "j"}, result=told)
+
+
+def remove(story: Story, storage: Path, step: int, attempt: str) -> None:
+    """Tombstone a committed checkpoint, and remove it."""
+    slot = f"{JOB}checkpoints/{number(step)}/{number(1)}"
+    record = {"attempt": attempt, "step": step, "generation": 1, "state": "deleting", "ranks": 2}
+    story.txn((slot, record))
+    acks = [f"{slot}/{attempt}/acks/{name}" for name in (number(0), number(1), "seal")]
+    story.txn((slot, None), *((ack, None) for ack in acks))
+
+
+def follow(story: Story) -> None:
+    """A reader's two streams: from nothing, then resumed; told of the job's events as they are."""
+    log = [line["result"] for line in story.lines("etcd.event") if line["result"]["key"].startswith(JOB)]
+    middle = log[len(log) // 2]["revision"]
+
+    def told(events: list[Line]) -> list[list[Any]]:
+        return [
+            [
+                e["key"][len(JOB) :],
+                e["revision"],
+                e.get("create_revision", 0),
+                None if e["value"] is None else sha(e["value"].encode())[:16],
+            ]
+            for e in events
+        ]
+
+    def message(stream: int, revision: int, events: list[Line], *, resync: bool = False) -> None:
+        result = {"resync": resync, "events": told(events), "revision": revision, "uid": "u"}
+        story.line("watcher", 30, "watch.message", args={"stream": stream}, result=result)
+
+    def begin(stream: int, resume: int | None) -> None:
+        args = {"job": "j", "prefix": "", "stream": stream, "resume": resume, "uid": "u" if resume else ""}
+        story.line("watcher", 30, "watch", args=args, begun=f"watch-{stream}")
+
+    state: dict[str, Line] = {}
+    for event in log:
+        if event["revision"] <= middle:
+            state[event["key"]] = event
+    begin(1, None)
+    message(1, middle, [e for e in state.values() if e["type"] == "put"], resync=True)
+    begin(2, middle)
+    for revision in range(middle + 1, story.revision + 1):
+        events = [e for e in log if e["revision"] == revision]
+        if events:
+            message(2, revision, events)
+
+
+def good_run(storage: Path) -> Story:
+    """Return a run in which every rule has something to judge, and nothing is wrong."""
+    story = Story()
+    story.txn((f"{ROOT}uid", {"uid": "u"}))
+    epoch = story.txn((f"{ROOT}leader", {"instance": "A", "replica": "c1", "address": "a"}))
+    story.txn((f"{ROOT}replicas/c1", {"instance": "A", "address": "a"}))
+    w0 = story.txn((f"{JOB}spec", {"min_workers": 2}), (f"{JOB}workers/w0", worker("b0", "A", 10)))
+    w1 = story.txn((f"{JOB}workers/w1", worker("b1", "A", 11)))
+    world(story, 1, epoch, [("w0", w0), ("w1", w1)])
+    join(story, "member.join", "w0", 10, w0, 1, 0)
+    join(story, "member.join", "w1", 11, w1, 1, 1)
+    for round_ in (1, 2):
+        barrier(story, "all", round_, released=True)
+    barrier(story, "hurry", 1, released=False)
+    save(story, storage, 10, "a1", [w0, w1])
+    save(story, storage, 20, "a2", [w0, w1])
+    remove(story, storage, 10, "a1")
+    story.sample()
+    story.txn((f"{ROOT}leader", None))
+    epoch = story.txn((f"{ROOT}leader", {"instance": "B", "replica": "c2", "address": "b"}))
+    story.txn((f"{ROOT}replicas/c2", {"instance": "B", "address": "b"}))
+    story.sample()
+    story.txn((f"{JOB}workers/w0", worker("b0", "B", 10)))
+    story.line("fleet", 5, "process.kill", args={"pid": 11, "worker": "w1"})
+    story.txn((f"{JOB}workers/w1", None))
+    again = story.txn((f"{JOB}workers/w1", worker("b2", "B", 12)))
+    point = {"step": 20, "attempt": "a2", "record_generation": 1}
+    world(story, 2, epoch, [("w0", w0), ("w1", again)], restore=point)
+    join(story, "member.rejoin", "w0", 10, w0, 2, 0)
+    join(story, "member.join", "w1", 12, again, 2, 1)
+    for rank, pid in ((0, 10), (1, 12)):
+        args = {"job": "j", "worker": f"w{rank}", "generation": 2, "rank": rank, "point": point}
+        result = {"step": 20, "digest": sha(f"20/{rank}".encode())}
+        story.line(f"c.w{rank}", pid, "checkpoint.restore", args=args, result=result)
+    story.txn((f"{JOB}worlds/{number(1)}/{number(2)}/members/{number(0)}", None))
+    story.line("c.w0", 10, "member.leave", args={"worker": "w0", "job": "j", "pid": 10})
+    story.txn((f"{JOB}workers/w0", None))
+    story.line("c.w0", 10, "process.ending", args={"pid": 10})
+    story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+    story.sample()
+    follow(story)
+    return story
