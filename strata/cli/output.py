@@ -15,6 +15,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from strata.errors import StrataError
+from strata.observe.words import age, printable, ranks, size
+
+__all__ = ["age", "ranks", "size"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Endpoints = Annotated[
@@ -51,21 +54,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     Nothing is cut to the width of a terminal: a path or an id is of use only whole.
     """
     console = Console(highlight=False, emoji=False)
-    lines = [tuple(columns), *(tuple(_printable(str(cell)) for cell in row) for row in rows)]
+    lines = [tuple(columns), *(tuple(printable(str(cell)) for cell in row) for row in rows)]
     if len(lines) == 1:
         console.print(empty, markup=False, soft_wrap=True)
         return
-    console.print(_printable(title), style="italic", markup=False, soft_wrap=True)
+    console.print(printable(title), style="italic", markup=False, soft_wrap=True)
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for number, line in enumerate(lines):
         padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
         text = "  ".join(padded).rstrip()
         console.print(text, style="" if number else "bold", markup=False, soft_wrap=True)
-
-
-def _printable(text: str) -> str:
-    """Return text that moves no cursor and sets no colour: some of it comes from user programs."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def print_error(error: StrataError) -> None:
@@ -74,37 +72,6 @@ def print_error(error: StrataError) -> None:
     console.print(f"error: {error.message}", style="red", markup=False, soft_wrap=True)
     if error.hint:
         console.print(f"hint: {error.hint}", markup=False, soft_wrap=True)
-
-
-def age(milliseconds: int) -> str:
-    """Return a time span as people say it: `340 ms`, `12 s`, `3 min`, `2.5 h`."""
-    if milliseconds < 1000:
-        return f"{milliseconds} ms"
-    seconds = milliseconds / 1000
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in the unit that fits."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Return rank numbers as runs: `0-3, 7`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

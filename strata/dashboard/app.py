@@ -7,18 +7,32 @@ answered, so that a page of somebody else's cannot read this one under a name of
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+from collections.abc import Callable
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strata.config import is_loopback, split_address
+from strata.core.records import PoisonRecord
 from strata.dashboard.exposition import Exposition
+from strata.dashboard.html import tag
+from strata.dashboard.job import JobDetail, job_detail
+from strata.dashboard.layout import POLICY
+from strata.dashboard.pages import cluster_page, job_page, missing_page
 from strata.dashboard.source import Source
+from strata.dashboard.status import ClusterStatus, as_json, cluster_status
+from strata.errors import InvalidArgument
+from strata.observe.words import printable
+
+AGAIN_S: Final = 1.0
+"""How long a page stays as it was made; it costs the replica's loop a few milliseconds."""
+MAX_KEPT: Final = 64
 
 HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -45,13 +59,96 @@ def make_app(source: Source, *, listen: str) -> ASGIApp:
         body, content_type = exposition.answer(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
+    pages = _Pages(source)
     routes = [
+        Route("/", pages.cluster),
+        Route("/jobs/{job}", pages.job),
+        Route("/api/status", pages.cluster_json),
+        Route("/api/jobs/{job}", pages.job_json),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
     ]
     host, _port = split_address("coordinator.http_listen", listen)
     return _Guard(Starlette(routes=routes), names_only_loopback=is_loopback(host))
+
+
+class _Pages:
+    """Makes the pages and their JSON, each at most once in `AGAIN_S`, however many look."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._made: dict[tuple[str, str, int], tuple[float, Response]] = {}
+
+    async def cluster(self, _request: Request) -> Response:
+        return await self._kept(("page", "", 0), lambda cluster: _html(cluster_page(cluster)))
+
+    async def cluster_json(self, _request: Request) -> Response:
+        return await self._kept(("json", "", 0), lambda cluster: JSONResponse(as_json(cluster)))
+
+    async def job(self, request: Request) -> Response:
+        name, number = request.path_params["job"], _number(request.query_params.get("page", ""))
+
+        def made(cluster: ClusterStatus) -> Response:
+            try:
+                detail = self._detail(name, number)
+            except PoisonRecord as error:
+                return _html(missing_page(cluster, name, error.message), 500)
+            if detail is None:
+                return _html(
+                    missing_page(
+                        cluster,
+                        "No such job",
+                        "There is no job of that name. A job begins with its first member: see all ",
+                        tag("a", "jobs", href="/"),
+                        ".",
+                    ),
+                    404,
+                )
+            return _html(job_page(cluster, detail))
+
+        return await self._kept(("page", name, number), made)
+
+    async def job_json(self, request: Request) -> Response:
+        name, number = request.path_params["job"], _number(request.query_params.get("page", ""))
+
+        def made(_cluster: ClusterStatus) -> Response:
+            try:
+                detail = self._detail(name, number)
+            except PoisonRecord as error:
+                return JSONResponse({"error": error.message}, 500)
+            if detail is None:
+                return JSONResponse({"error": f"no job {printable(name)[:128]} exists"}, 404)
+            return JSONResponse(as_json(detail))
+
+        return await self._kept(("json", name, number), made)
+
+    def _detail(self, name: str, number: int) -> JobDetail | None:
+        try:
+            return job_detail(self._source, name, number)
+        except InvalidArgument:  # no name that a job could have
+            return None
+
+    async def _kept(self, key: tuple[str, str, int], make: Callable[[ClusterStatus], Response]) -> Response:
+        now = asyncio.get_running_loop().time()
+        held = self._made.get(key)
+        if held is not None and now - held[0] < AGAIN_S:
+            return held[1]
+        etcd = await self._source.etcd_members()
+        response = make(cluster_status(self._source, etcd))
+        self._made = {k: v for k, v in self._made.items() if now - v[0] < AGAIN_S}
+        if len(self._made) < MAX_KEPT:
+            self._made[key] = (now, response)
+        return response
+
+
+def _html(body: str, code: int = 200) -> Response:
+    return HTMLResponse(body, code, headers={"content-security-policy": POLICY})
+
+
+def _number(text: str) -> int:
+    """Return the page that is asked for; the first one for what is no number."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 1
 
 
 class _Guard:

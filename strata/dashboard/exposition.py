@@ -16,8 +16,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from strata.core.job import JobView, job_names
-from strata.core.records import PoisonRecord
 from strata.dashboard.source import Source
+from strata.errors import StrataError
 from strata.observe.metrics import Counter, Family, Histogram
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -52,7 +52,7 @@ def _jobs(read: Callable[[Source, JobView], float | None]) -> Callable[[Source],
         for name in job_names(source.view, source.keys):
             try:
                 value = read(source, JobView(source.view, source.keys.job(name)))
-            except PoisonRecord:
+            except StrataError:  # written by hand: a record, or the name itself
                 continue
             if value is not None:
                 yield (name,), float(value)
@@ -83,7 +83,7 @@ def _phases(source: Source) -> Iterator[tuple[tuple[str, ...], float]]:
     for name in job_names(source.view, source.keys):
         try:
             phase = JobView(source.view, source.keys.job(name)).phase()
-        except PoisonRecord:
+        except StrataError:  # written by hand: a record, or the name itself
             continue
         yield (name, phase.value), 1.0
 

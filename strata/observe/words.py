@@ -1,0 +1,43 @@
+"""Numbers and names as people read them: on the command line and on the status page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def printable(text: str) -> str:
+    """Return text that moves no cursor, sets no colour and turns no direction: programs wrote it."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def age(milliseconds: float) -> str:
+    """Return a time span as people say it: `340 ms`, `12 s`, `3 min`, `2.5 h`, `4 d`."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that fits."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return rank numbers as runs: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

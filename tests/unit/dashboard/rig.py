@@ -1,0 +1,209 @@
+"""A replica to look at: a real view, board and barrier book, filled by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from strata.coordinator.chronicle import Chronicle, Happening
+from strata.coordinator.context import EtcdMember
+from strata.coordinator.measures import Measures
+from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.observed import ReplicaState
+from strata.core import records
+from strata.core.arrivals import Arrival, BarrierBook, OpenRound
+from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, Uid, WorkerId
+from strata.core.keys import ClusterKeys
+from strata.core.leadership import leader_of
+from strata.core.records import (
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    JobSpec,
+    Member,
+    MembersChunk,
+    Worker,
+    WorldHead,
+    encode,
+)
+from strata.core.txn import Event, KeyValue, WatchBatch
+from strata.core.view import Entry, View
+from strata.v1.members_pb2 import RankProgress
+
+KEYS = ClusterKeys("default")
+EPOCH = 3
+
+
+class Shown:
+    """A `Source` with its soft state."""
+
+    def __init__(self) -> None:
+        self.replica, self.instance = ReplicaId("r1"), InstanceId("instance-1")
+        self.version, self.uid = "1.2.3", Uid("uid")
+        self.view, self.keys, self.measures = View(), KEYS, Measures()
+        self.chronicle = Chronicle(self.view, KEYS, self.measures, lambda: 1.7e9)
+        self.board, self.book = ProgressBoard(), BarrierBook()
+        self.etcd: Sequence[EtcdMember] = (
+            EtcdMember(endpoint="e1:2379", version="3.5.30", healthy=True, leader=True, db_size_bytes=4096),
+        )
+        self.ready: tuple[bool, str] = (True, "")
+
+    @property
+    def soft(self) -> Shown:
+        return self
+
+    # -- filling it
+
+    def put(self, key: str, record: Any) -> None:
+        """Write a record, as the watch would tell it."""
+        old = self.view.get(key)
+        revision = self.view.revision + 1
+        kv = KeyValue(
+            key=key,
+            value=record if isinstance(record, bytes) else encode(record),
+            create_revision=old.create_revision if old is not None else revision,
+            mod_revision=revision,
+            version=1,
+        )
+        batch = WatchBatch(revision=revision, events=(Event(kv=kv),))
+        self.view.apply(batch.revision, batch.events)
+        self.chronicle.take(batch)
+
+    def lead(self) -> None:
+        """Register this replica and let it lead."""
+        self.put(
+            KEYS.replica(self.replica),
+            records.Replica(instance=self.instance, address="h1:50051", http_address="h1:8080"),
+        )
+        self.put(
+            KEYS.leader, records.Leader(instance=self.instance, replica=self.replica, address="h1:50051")
+        )
+
+    def job(self, name: str, *, members: int, slots: int = 1, host: str = "host") -> None:
+        """Begin generation 1 of a job, in which every member takes part."""
+        keys = KEYS.job(name)
+        self.put(keys.spec, JobSpec(min_workers=members, max_workers=members))
+        places = []
+        for number in range(members):
+            worker = WorkerId(f"w{number}")
+            self.put(
+                keys.worker(worker),
+                Worker(boot=BootId("b"), served_by=self.instance, host=host, slots=slots, pid=100 + number),
+            )
+            places.append(
+                Member(
+                    worker=worker,
+                    incarnation=self.view.revision,
+                    group_rank=number,
+                    slots=slots,
+                    first_rank=number * slots,
+                )
+            )
+        for index, start in enumerate(range(0, members, 100)):
+            chunk = MembersChunk(members=tuple(places[start : start + 100]))
+            self.put(keys.members_chunk(1, EPOCH, index), chunk)
+        head = WorldHead(
+            generation=1, epoch=EPOCH, members=members, size=members * slots, reason="all are here", chunks=1
+        )
+        self.put(keys.head, head)
+
+    def say(self, name: str, rank: int, step: int, phase: str) -> None:
+        """Let a rank of generation 1 say where it is."""
+        said = RankProgress(rank=rank, step=step, phase=phase, age_ms=200)
+        self.board.note(name, 1, [said], own=True)
+
+    def arrive(self, name: str, barrier: str, ranks: Iterable[int], *, size: int) -> None:
+        """Let ranks of generation 1 arrive at the first round of a barrier."""
+        arrival = Arrival(
+            job=name,
+            name=barrier,
+            generation=1,
+            round=1,
+            ranks=tuple(ranks),
+            payloads=(),
+            participants=(),
+            age_ms=0,
+            timeout_ms=0,
+            phases=(),
+        )
+        self.book.add(arrival, size=size, now_ms=self.loop_now_ms() - 9_000)
+
+    def save(self, name: str, step: int, state: CheckpointState, *, ranks: int, reason: str = "") -> None:
+        """Write a checkpoint's record."""
+        self.put(
+            KEYS.job(name).checkpoint(step, 1),
+            CheckpointRecord(
+                attempt=AttemptId(f"a{step}"),
+                step=step,
+                generation=1,
+                type=CheckpointType.FULL,
+                state=state,
+                ranks=ranks,
+                path=f"file:///ckpt/{name}/step-{step}",
+                created_unix_ms=1_700_000_000_000,
+                size_bytes=1 << 20,
+                reason=reason,
+            ),
+        )
+
+    # -- a `Source`
+
+    def is_healthy(self) -> tuple[bool, str]:
+        return True, ""
+
+    def is_ready(self) -> tuple[bool, str]:
+        return self.ready
+
+    def leader(self) -> Entry[records.Leader] | None:
+        return leader_of(self.view, KEYS)
+
+    def replicas(self) -> list[ReplicaState]:
+        return [
+            ReplicaState(entry=entry, leader=True, ready=True, reason="")
+            for entry in self.view.entries(KEYS.replicas, records.Replica)
+        ]
+
+    def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
+        return self.chronicle.happenings(job, limit=limit)
+
+    async def etcd_members(self) -> Sequence[EtcdMember]:
+        return self.etcd
+
+    def last_etcd_members(self) -> Sequence[EtcdMember]:
+        return self.etcd
+
+    def epoch(self) -> int | None:
+        return EPOCH
+
+    def etcd_silence_s(self) -> float:
+        return 0.1
+
+    def etcd_revision(self) -> int:
+        return self.view.revision
+
+    def audit_differences(self) -> int:
+        return 0
+
+    def loop_lag_s(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def unix_now(self) -> float:
+        return 1.7e9
+
+    def loop_now_ms(self) -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+    # -- a `SoftState`
+
+    def session_count(self) -> int:
+        return 7
+
+    def ready_peers(self) -> Collection[InstanceId]:
+        return ()
+
+    def open_rounds(self, job: str) -> Iterator[OpenRound]:
+        return self.book.open(job)
+
+    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
+        return self.board.ranks(job, generation, ranks)
