@@ -62,7 +62,8 @@ async def _no_members() -> Sequence[EtcdMember]:
 class Replica:
     """A replica from its first list to its last goodbye; `run` is its life.
 
-    `store` serves everything, `renewals` only leases and campaigns (channels of their own).
+    `store` serves everything, `renewals` only the leader's lease and campaigns: channels of their
+    own, on which nothing else is waited for.
     `probe` is the plain connect by which a dead leader is told; without one it is waited for.
     `instance` and `new_uid` are fresh random names. `clock` runs through suspends.
     """
@@ -222,7 +223,7 @@ class Replica:
     def _register(self, address: str) -> Registration:
         context = self.context
         self._registration = Registration(
-            store=self._renewals,
+            store=self.context.store,
             mirror=context.mirror,
             executor=context.executor,
             keys=context.keys,

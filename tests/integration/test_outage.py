@@ -152,6 +152,32 @@ def test_each_coordinator_is_killed_in_turn_while_barriers_go_on(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_a_rolling_restart_of_all_coordinators_fails_nothing(
+    breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    steps = ("steps", "--pace-s", "0.01", "--until", str(until))
+    three = [
+        nodes.run(breakable.endpoints, *steps, node=name, options=("--min-workers", "3"))
+        for name in ("a", "b", "c")
+    ]
+    record.wait("step", count=3, step=5)
+    for coordinator in breakable.coordinators:
+        stopped_at = time.monotonic()
+        coordinator.child.ask_to_stop()
+        assert coordinator.child.join() == 0, "it parts in good order"
+        steps_after(record, stopped_at, 20, ranks=3)
+        coordinator.restart()
+        coordinator.wait_ready(LIMIT_S)
+        steps_after(record, time.monotonic(), 5, ranks=3)
+    same_generation(record, ranks=3)
+    for rank in range(3):
+        assert longest_gap(record.of("step", rank=rank)) < 3.0, "nobody waited for a lease or a timeout"
+    finish(until, *three)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_each_etcd_member_is_killed_in_turn_while_barriers_go_on(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

@@ -29,12 +29,14 @@ from strata.core.leadership import (
 from strata.core.records import PoisonRecord
 from strata.core.store import Store
 from strata.core.txn import Range, Txn, WatchBatch
-from strata.errors import NotFound, Unavailable
+from strata.errors import NotFound, StrataError, Unavailable
 from strata.observe import get_logger
 
 log = get_logger()
 
 RETRY_S: Final = 0.1
+REFUSED_S: Final = 1.0
+"""The pause after what does not go away by itself."""
 
 OnChange = Callable[[Epoch | None], None]
 
@@ -146,7 +148,12 @@ class Election:
                         await self._pause(RETRY_S)
                     except PoisonRecord as error:
                         log.warning("leader_key_unreadable", error=error.message)
-                        await self._pause(1.0)
+                        await self._pause(REFUSED_S)
+                    except StrataError as error:
+                        # A password or a certificate that etcd takes no more may be mended there. An
+                        # end of this replica would help nobody: its members need no leader.
+                        log.warning("election_refused", error=str(error))
+                        await self._pause(REFUSED_S)
         finally:
             leave()
 
@@ -237,6 +244,8 @@ class Election:
             gone = True
         except Unavailable as error:
             log.warning("leadership_not_renewed", error=error.message)
+        except StrataError as error:  # retried like any other until the lease runs out (PROTOCOLS 4.5)
+            log.warning("leadership_not_renewed", error=str(error))
         if self._standing.lease == lease:  # else this office has ended meanwhile
             if ttl_s > 0:
                 self._standing = self._standing.renewed(ttl_s)

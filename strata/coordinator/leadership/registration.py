@@ -1,8 +1,9 @@
 """This replica's own key `P/replicas/<replica>`, alive as long as its lease is renewed.
 
 The key tells clients and peers where this replica serves, and tells the leader that the members
-served by this instance are not orphans. The name belongs to one instance at a time: a remnant of
-an earlier run goes with its lease within seconds, an instance that stays is somebody else's.
+served by this instance are not orphans. The name belongs to one instance at a time. A remnant of an
+earlier run goes with its lease within seconds, and at once if its port is the one that this
+instance has bound: nobody else can serve there. An instance that stays is somebody else's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from strata.core.ids import ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Replica, encode
 from strata.core.store import Store
-from strata.core.txn import Decision, Put, Txn, absent, unchanged
+from strata.core.txn import Decision, Delete, Put, Txn, absent, unchanged
 from strata.core.view import View
 from strata.errors import Conflict, NotFound, Unavailable
 from strata.observe import get_logger
@@ -50,6 +51,7 @@ class Registration:
         self._name = replica
         self._record = record
         self._lease = 0
+        self._was_registered = False
 
     async def run(self) -> None:
         """Register, renew, and register again if the key is lost; until cancelled.
@@ -87,7 +89,7 @@ class Registration:
                 pass  # whoever holds it now is no remnant
             self._lease = (await self._store.grant(LEASE_S)).id  # the one before ran out meanwhile
             await self._executor.settle(self._decide)
-        self.registered = True
+        self.registered = self._was_registered = True
 
     async def _renew(self) -> None:
         """Return once the lease or the key is gone."""
@@ -124,6 +126,13 @@ class Registration:
         if entry is None or kv is None:
             return Decision(reason="the name is free", txn=Txn(compares=(absent(self._key),), success=(put,)))
         if entry.record.instance != self._record.instance:
+            if entry.record.address == self._record.address and not self._was_registered:
+                # Two transactions, so that our key is a new one: it counts as a replica that became
+                # ready (PROTOCOLS 5.4).
+                delete = Txn(
+                    compares=(unchanged(self._key, kv.mod_revision),), success=(Delete(key=self._key),)
+                )
+                return Decision(reason="a remnant: this instance serves at its address", txn=delete)
             return Decision(
                 reason="the name is taken",
                 refusal=Conflict(

@@ -28,13 +28,14 @@ JOB = KEYS.job("job")
 class Idle:
     """A `Serving` that serves nobody, and notes what was asked of it."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, address: str) -> None:
         self.context = context
+        self.address = address
         self.calls: list[str] = []
 
     async def start(self) -> str:
         self.calls.append("start")
-        return f"{self.context.replica}:50051"
+        return self.address
 
     async def run(self) -> None:
         self.calls.append("run")
@@ -48,9 +49,12 @@ class Idle:
 class Node:
     """One replica with its connection; `crash` ends it without a goodbye."""
 
-    def __init__(self, store: MemoryStore, name: str, network: Network | None, run: int = 1) -> None:
+    def __init__(
+        self, store: MemoryStore, name: str, network: Network | None, run: int = 1, *, address: str = ""
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.name = name
+        self.address = address or f"{name}:50051"
         self.client: MemoryClient = store.client(name, network=network)
         self.serving: list[Idle] = []
         self.replica = Replica(
@@ -68,7 +72,7 @@ class Node:
         self.task: asyncio.Task[None] | None = None
 
     def _serve(self, context: ReplicaContext) -> Idle:
-        self.serving.append(Idle(context))
+        self.serving.append(Idle(context, self.address))
         return self.serving[-1]
 
     @property

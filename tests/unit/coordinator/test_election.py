@@ -15,7 +15,7 @@ from strata.core.ids import Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader, decode, encode
 from strata.core.txn import Delete, Put, Range, Txn, WatchBatch, absent
-from strata.errors import NotLeader
+from strata.errors import NotLeader, Refused
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
@@ -414,3 +414,36 @@ async def test_a_fence_sends_nothing_when_the_lease_says_so() -> None:
         only.rig.client.heal()
         await asyncio.sleep(10)
         assert not store.read(Range(key=key)).kvs
+
+
+class Refusing(PromptNetwork):
+    """Lets etcd refuse what goes through this client, as after a role was taken away."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self.refused = 0
+
+    def fate(self, call: Call) -> Fate:
+        if self.refuses and call.kind in {"grant", "keep_alive", "execute"}:
+            self.refused += 1
+            raise Refused("etcdserver: permission denied")
+        return Fate()
+
+
+@in_virtual_time()
+async def test_what_etcd_refuses_is_retried_until_it_is_mended() -> None:
+    network = Refusing()
+    async with candidate(MemoryStore(), network=network) as only:
+        epoch = await only.election.elected()
+        network.refuses = True
+        await asyncio.sleep(3)
+        network.refuses = False
+        assert network.refused >= 2
+        await asyncio.sleep(10)
+        assert only.election.epoch == epoch, "a renewal is retried within the lease"
+        network.refuses = True
+        await only.election.ended(epoch)
+        await asyncio.sleep(30)
+        assert network.refused < 60, "not in a busy loop"
+        network.refuses = False
+        assert await only.election.elected() > epoch

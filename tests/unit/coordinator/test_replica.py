@@ -170,22 +170,50 @@ async def test_a_lost_registration_is_made_again() -> None:
 
 
 @in_virtual_time()
-async def test_a_restarted_replica_waits_for_its_remnant_to_go() -> None:
+async def test_a_replica_restarted_at_its_address_takes_its_name_at_once() -> None:
     async with fleet(1) as f:
         await ready(f.nodes)
         await f.nodes[0].crash()
+        began = asyncio.get_running_loop().time()
         again = f.add("r1")
         await ready([again])
+        assert asyncio.get_running_loop().time() - began < 0.1
         record = registered(f.store, "r1")
         assert record is not None
         assert record.instance == again.context.instance
 
 
 @in_virtual_time()
+async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go() -> None:
+    async with fleet(1) as f:
+        await ready(f.nodes)
+        await f.nodes[0].crash()
+        again = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(again.replica.run())
+            await ready([again])
+            again.replica.stop()
+            await running
+
+
+@in_virtual_time()
+async def test_whoever_lost_its_name_does_not_take_it_back() -> None:
+    store = MemoryStore()
+    first = Node(store, "r1", None)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(outcome(first))
+        await ready([first])
+        twin = Replica(instance=InstanceId("twin"), address="r1:50051")
+        store.execute(Txn(success=(Put(key=KEYS.replica("r1"), value=encode(twin)),)))
+    assert isinstance(running.result(), Conflict)
+    assert registered(store, "r1") == twin
+
+
+@in_virtual_time()
 async def test_a_name_that_another_replica_holds_is_an_error() -> None:
     async with fleet(1) as f:
         await ready(f.nodes)
-        twin = Node(f.store, "r1", None, run=2)
+        twin = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
         with pytest.raises(Conflict, match="another replica named r1 runs at r1:50051"):
             await twin.replica.run()
         assert twin.serving[0].calls[-1] == "stop"
