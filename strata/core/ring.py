@@ -228,5 +228,5 @@ def _with_room(shard: int, members: tuple[str, ...], shards: int, load: Counter[
 
 def _json_bytes(moved: Moved) -> int:
     return sum(
-        len(worker) + 6 + sum(len(str(shard)) + 1 for shard in taken) for worker, taken in moved.items()
+        len(worker) + 6 + len(taken) + sum(map(len, map(str, taken))) for worker, taken in moved.items()
     )
