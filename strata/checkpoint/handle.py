@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.core.records import CheckpointType
+from strata.core.spans import timeout
 from strata.errors import CheckpointError, StrataError, Unavailable
 
 Progress = Callable[["CheckpointInfo"], None]
@@ -83,6 +84,7 @@ class CheckpointInfo:
 
     def wait(self, timeout_s: float | None = None) -> CheckpointInfo:
         """Return once committed; raise what the save failed of, or `Unavailable` after `timeout_s`."""
+        timeout_s = timeout(timeout_s, zero=True)
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
                 raise Unavailable(f"the save of step {self.step} is not done after {timeout_s:g} s", hint="")

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import operator
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from strata.core.spans import seconds, timeout
 from strata.errors import InvalidArgument
 
+__all__ = [
+    "barrier_name",
+    "integer",
+    "metadata",
+    "payload",
+    "phase",
+    "ranks",
+    "seconds",
+    "text",
+    "texts",
+    "timeout",
+]
+
 MAX_PHASE_CHARS: Final = 200
-MAX_TIMEOUT_S: Final = 1e9
 
 _UNPRINTED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Control and format characters, lone surrogates, line and paragraph separators."""
@@ -29,19 +40,39 @@ def integer(what: str, value: object, *, below: int, hint: str = "pass a whole n
     return number
 
 
-def timeout(value: object) -> float | None:
-    """Return a timeout in seconds, finite and above 0; None for none."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InvalidArgument(f"timeout_s is {_shown(value)}, not a number", hint="pass seconds, such as 5.0")
-    seconds = float(value)
-    if not math.isfinite(seconds) or not 0 < seconds <= MAX_TIMEOUT_S:
+def text(what: str, value: object, *, hint: str = "") -> str:
+    """Return `value` if it is text that can be sent."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} is {_shown(value)}, not text", hint=hint or 'pass a str, such as "w0"')
+    try:
+        value.encode()
+    except UnicodeEncodeError:
         raise InvalidArgument(
-            f"timeout_s is {seconds:g}; it must be above 0 and at most {MAX_TIMEOUT_S:g}",
-            hint="leave it out to wait without an end",
-        )
-    return seconds
+            f"{what} is {_shown(value)}, which is no Unicode text", hint="it was decoded from other bytes"
+        ) from None
+    return value
+
+
+def texts(what: str, value: object) -> tuple[str, ...]:
+    """Return several texts as they are."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{what} is {_shown(value)}, not a list of texts", hint='pass ["gpu-0"], say')
+    return tuple(text(f"one of {what}", one) for one in value)
+
+
+def metadata(value: object) -> dict[str, str]:
+    """Return metadata as text by text; none for None."""
+    if value is None:
+        return {}
+    hint = 'pass {"note": "…"}; turn numbers into text first'
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"metadata is {_shown(value)}, and maps text to text", hint=hint)
+    for item in value.items():
+        for part in item:
+            if not isinstance(part, str):
+                raise InvalidArgument(f"metadata maps text to text, and {_shown(part)} is none", hint=hint)
+            text("metadata", part)
+    return dict(value)
 
 
 def barrier_name(value: object) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from strata.errors import ConfigError
+from strata.core.spans import seconds
+from strata.errors import ConfigError, InvalidArgument
 
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
+"""A URI: also one with too few slashes, which would otherwise name a folder below this one."""
 _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints"'
 
 
@@ -34,8 +38,10 @@ class CheckpointManagerConfig:
             raise ConfigError(f"keep_count must be at least 1, not {count!r}")
         for name in ("save_wait_s", "commit_timeout_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+            try:
+                seconds(value, what=name)
+            except InvalidArgument as error:
+                raise ConfigError(error.message, hint=error.hint) from None
         if self.storage_path is not None and not isinstance(self.storage_path, str | Path):
             raise ConfigError(
                 f"storage_path is a {type(self.storage_path).__name__}, not text or a Path", hint=_HINT
@@ -44,7 +50,7 @@ class CheckpointManagerConfig:
     def folder(self) -> Path:
         """Return the storage root; `ConfigError` unless it is a local or shared path."""
         text = str(self.storage_path) if self.storage_path is not None else ""
-        scheme = text.partition("://")[0] if "://" in text else ""
+        scheme = (found[1] or found[2]).lower() if (found := _SCHEME.match(text)) is not None else ""
         if self.bucket is not None or self.storage_type != "local" or scheme not in {"", "file"}:
             raise ConfigError(
                 f"this release stores checkpoints on local or shared paths only,"
@@ -56,6 +62,12 @@ class CheckpointManagerConfig:
         path = _path_of_uri(text) if scheme else text
         if "\0" in path:
             raise ConfigError(f"the storage path {text!r} has a NUL character in it", hint=_HINT)
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"the storage path {text!r} is no Unicode text", hint="rename the folder, or link to it"
+            ) from None
         try:
             return Path(path).expanduser().absolute()
         except RuntimeError as error:  # ~name, and nobody has that name
@@ -74,7 +86,7 @@ def _path_of_uri(uri: str) -> str:
             hint=f"mount that host's folder here and give its path, or write file:///{parts.netloc}{parts.path}"
             f" for the local folder /{parts.netloc}{parts.path}",
         )
-    if not parts.path or parts.query or parts.fragment:
+    if not parts.path.startswith("/") or parts.query or parts.fragment:
         raise ConfigError(
             f"the storage path {uri!r} is not file:// and a path alone",
             hint="write ? as %3F and # as %23, or give the folder without file://",

@@ -29,6 +29,7 @@ from strata.checkpoint.reader import Loaded, load
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_retention import retain
@@ -51,6 +52,7 @@ __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "Ch
 
 FAILING_PATIENCE_S: Final = 5.0
 _CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
+MAX_STEP: Final = 10**12
 _COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
@@ -188,22 +190,21 @@ class CheckpointManager:
     def _request(
         self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
     ) -> SaveRequest:
-        step, epoch = integer("step", step, below=10**12), integer("epoch", epoch, below=2**63)
+        step, epoch = integer("step", step, below=MAX_STEP), integer("epoch", epoch, below=2**63)
         if checkpoint_type is not CheckpointType.FULL:
             raise CheckpointError(
                 f"this release saves {CheckpointType.FULL.name} checkpoints only, not"
                 f" {getattr(checkpoint_type, 'name', checkpoint_type)}",
                 hint="use CheckpointType.FULL",
             )
-        if any(not isinstance(part, str) for item in (metadata or {}).items() for part in item):
-            raise InvalidArgument("metadata maps text to text")
+        told = arguments.metadata(metadata)
         if self._gone_back is not None:
             raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
         if not self._claimed:
             root.claim(self._storage, root.STANDALONE)
             self._claimed = True
         self._progressed_to = step
-        return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=dict(metadata or {}))
+        return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
 
     def _retain(self, saved: CheckpointMetadata | None) -> None:
         if self._catalog.rank == 0 and (saved is not None or self._local is not None):
@@ -257,6 +258,8 @@ class CheckpointManager:
         return bytes(loaded.saved.value(tree))
 
     def _load(self, step: int | None) -> tuple[CheckpointMetadata, Loaded] | None:
+        if step is not None:
+            step = integer("step", step, below=MAX_STEP)
         self._writer.settle()
         if step is not None:
             checkpoint = self._find(step)
@@ -356,7 +359,7 @@ class CheckpointManager:
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """Return once no save is in flight; raise the error of one that failed."""
-        self._writer.wait_until_finished(timeout_s)
+        self._writer.wait_until_finished(arguments.timeout(timeout_s, zero=True))
 
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed, unless it was raised before."""

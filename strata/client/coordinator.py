@@ -13,10 +13,11 @@ from typing import Any, Final, Self
 
 from google.protobuf.message import Message
 
-from strata.client import loop
+from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.unary import ATTEMPT_S, UnaryClient
 from strata.config import Credentials
+from strata.core.ids import checked_id
 from strata.errors import InvalidArgument, NotFound
 from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
@@ -70,8 +71,8 @@ class CoordinatorClient:
     ) -> None:
         self.endpoints = tuple(endpoints)
         self._credentials = credentials
-        self.job = job
-        self.timeout_s = timeout_s
+        self.job = arguments.text("job", job)
+        self.timeout_s = arguments.seconds(timeout_s)
         self.boot = uuid.uuid4().hex
         self._loop = loop.shared()
         self._unary: UnaryClient | None = None
@@ -108,9 +109,9 @@ class CoordinatorClient:
 
     def call(self, request: Message, *, timeout_s: float | None = None, attempt_s: float = ATTEMPT_S) -> Any:
         """Return the response to any unary request of `strata.v1`."""
-        return self._loop.call(
-            self._call(request, self.timeout_s if timeout_s is None else timeout_s, attempt_s)
-        )
+        within_s = self.timeout_s if timeout_s is None else arguments.seconds(timeout_s)
+        attempt_s = arguments.seconds(attempt_s, what="attempt_s")
+        return self._loop.call(self._call(request, within_s, attempt_s))
 
     def call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
         """Ask again until `accept` takes the answer; after the client's time return the last one."""
@@ -171,6 +172,7 @@ class CoordinatorClient:
 
     def recovery(self, *, worker_id: str) -> RecoveryResponse:
         """Return where a worker goes on from: world, ranks, checkpoint and shards."""
+        worker_id = arguments.text("worker_id", worker_id)
         answer: RecoveryResponse = self.call(RecoveryRequest(job=self.job, worker_id=worker_id))
         return answer
 
@@ -191,15 +193,21 @@ class CoordinatorClient:
         heartbeat is due. Registering again is no error. `Conflict` when another process lives
         under this name; `StaleIncarnation` when one has taken the place of this client's.
         """
+        worker_id = checked_id("worker", worker_id)
+        slots = arguments.integer("slots", slots, below=2**31, hint="the number of ranks it runs")
+        if slots == 0:
+            raise InvalidArgument("a member has at least one slot", hint="the number of ranks it runs")
+        if spec is not None and not isinstance(spec, JobSpec):
+            raise InvalidArgument(f"spec is a {type(spec).__name__}", hint="pass a strata.v1 JobSpec")
         with self._lock:
             known = self._registered.get(worker_id)
         registration = Registration(
             job=self.job,
             worker_id=worker_id,
             boot=self.boot,
-            host=socket.gethostname() if host is None else host,
+            host=socket.gethostname() if host is None else arguments.text("host", host),
             slots=slots,
-            devices=devices,
+            devices=arguments.texts("devices", devices),
             pid=os.getpid(),
             spec=spec,
             incarnation=known.incarnation if known is not None else 0,
@@ -224,6 +232,7 @@ class CoordinatorClient:
         one slot. A worker that was given up for silence, and not replaced, is registered anew:
         its incarnation changes, and the next world is one of a newcomer.
         """
+        worker_id = checked_id("worker", worker_id)
         with self._lock:
             known = self._registered.get(worker_id)
         if known is None:
@@ -239,10 +248,14 @@ class CoordinatorClient:
 
     def leave(self, *, worker_id: str) -> None:
         """End the membership of a worker that this client registered."""
+        worker_id = checked_id("worker", worker_id)
         with self._lock:
             known = self._registered.get(worker_id)
         if known is None:
-            raise InvalidArgument(f"this client did not register a worker {worker_id!r}")
+            raise InvalidArgument(
+                f"this client did not register a worker {worker_id!r}",
+                hint="whoever registered it ends it; else its silence does",
+            )
         self.call(LeaveRequest(job=self.job, worker_id=worker_id, incarnation=known.incarnation))
         with self._lock:
             self._registered.pop(worker_id, None)

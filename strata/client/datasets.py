@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from strata.client import arguments
 from strata.client.coordinator import CoordinatorClient
 from strata.config import Credentials
 from strata.errors import ConfigError, NotFound
@@ -16,6 +19,10 @@ from strata.v1.datasets_pb2 import (
     ListDatasetsRequest,
     RegisterDatasetRequest,
 )
+
+_FORMATTER: Final = string.Formatter()
+_PADDING: Final = re.compile(r"(0?[1-9][0-9]?)?[dxX]?")
+"""At most 99 wide, decimal or hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +88,13 @@ class DatasetRegistry:
         `str.format`: "s3://bucket/part-{shard:05d}.parquet". `Conflict` when a dataset of this
         name exists with another spec, `NotFound` when the job does not exist.
         """
-        _file(uri, 0)
-        dataset = Dataset(name=name, shards=shards, uri=uri, metadata=metadata)
+        _file(arguments.text("uri", uri), 0)
+        dataset = Dataset(
+            name=arguments.text("a dataset's name", name),
+            shards=arguments.integer("shards", shards, below=2**31, hint="the number of the dataset's files"),
+            uri=uri,
+            metadata=arguments.metadata(metadata),
+        )
         self._client.call(RegisterDatasetRequest(job=self._client.job, dataset=dataset))
 
     def datasets(self) -> list[str]:
@@ -125,9 +137,12 @@ class DatasetRegistry:
         def settled(answer: GetAssignmentResponse) -> bool:
             return bool(answer.assign_epoch) and (not worker_id or worker_id in answer.workers)
 
-        answer: GetAssignmentResponse = self._client.call_until(
-            GetAssignmentRequest(job=self._client.job, dataset=dataset or "", worker_id=worker_id), settled
+        request = GetAssignmentRequest(
+            job=self._client.job,
+            dataset="" if dataset is None else arguments.text("dataset", dataset),
+            worker_id=arguments.text("worker_id", worker_id),
         )
+        answer: GetAssignmentResponse = self._client.call_until(request, settled)
         if not answer.assign_epoch:
             raise NotFound(
                 f"nobody owns shards of dataset {answer.dataset.name!r} yet",
@@ -143,11 +158,18 @@ class DatasetRegistry:
 
 
 def _file(uri: str, shard: int) -> str:
-    """Return the name of a shard's file; `ConfigError` when `uri` is no format of one."""
+    """Return the name of a shard's file; `ConfigError` when `uri` is no format of one.
+
+    The number may be padded, and nothing else is formatted: the format comes from whoever
+    registered the dataset, and `{shard:1000000000}` would be a gigabyte.
+    """
     try:
+        for _text, name, spec, conversion in _FORMATTER.parse(uri):
+            if name is not None and (name != "shard" or conversion or not _PADDING.fullmatch(spec or "")):
+                raise ValueError(f"{{{name}{f'!{conversion}' if conversion else ''}:{spec}}}")
         return uri.format(shard=shard)
     except (LookupError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{uri!r} is not the name of a shard's file: {error!r}",
-            hint="write {shard} for the number, other braces twice",
+            f"{uri[:200]!r} is not the name of a shard's file: {str(error)[:200]}",
+            hint="write {shard}, or {shard:05d}, for the number, and other braces twice",
         ) from None

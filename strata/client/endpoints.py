@@ -66,7 +66,11 @@ def parse_endpoints(
     said is safe, before anything is tried.
     """
     shown = credentials or Credentials()
-    parts = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+    parts = [endpoints] if isinstance(endpoints, str) or not isinstance(endpoints, Iterable) else endpoints
+    parts = list(parts)
+    for part in parts:
+        if not isinstance(part, str):
+            raise ConfigError(f"an endpoint is text, not {type(part).__name__}", hint=_HINT)
     words = [word.strip() for part in parts for word in part.split(",")]
     found = dict.fromkeys(_parse(word, tls=shown.wants_tls) for word in words if word)
     if not found:

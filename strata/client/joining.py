@@ -16,7 +16,7 @@ from typing import Final
 
 from google.protobuf import json_format
 
-from strata.client import loop
+from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
@@ -24,7 +24,7 @@ from strata.client.session import Session
 from strata.config import Credentials
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
-from strata.errors import ConfigError, StrataError, Unavailable
+from strata.errors import ConfigError, InvalidArgument, StrataError, Unavailable
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello
 from strata.v1.worlds_pb2 import JobSpec, RestorePoint
@@ -70,6 +70,11 @@ def connect(
     this name; `JobFailed` when the job has ended.
     """
     environment = os.environ
+    timeout_s = arguments.seconds(timeout_s)
+    spec = JobSpec(
+        min_workers=_members("min_workers", min_workers),
+        max_workers=_members("max_workers", min_workers if max_workers is None else max_workers),
+    )
     background = loop.shared()
     if endpoints is None and "STRATA_SOCKET" in environment:
         return background.call(_attach(background, environment, timeout_s))
@@ -88,7 +93,7 @@ def connect(
         host=socket.gethostname(),
         slots=1,
         pid=os.getpid(),
-        spec=JobSpec(min_workers=min_workers, max_workers=max_workers or min_workers),
+        spec=spec,
     )
     try:
         timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))
@@ -98,6 +103,14 @@ def connect(
     return background.call(
         _share(background, parse_endpoints(where, own), registration, timing, own, timeout_s)
     )
+
+
+def _members(what: str, value: object) -> int:
+    """Return a number of members; whether the two make sense together is for the coordinator to say."""
+    count = arguments.integer(what, value, below=2**31, hint="a number of members, from 1 on")
+    if count == 0:
+        raise InvalidArgument(f"{what} is 0", hint="a world has at least one member")
+    return count
 
 
 _seat: Seat | None = None

@@ -274,7 +274,7 @@ class RankClient:
 
         `Unavailable` after `timeout_s`: it may have taken effect, and may be repeated.
         """
-        return self._loop.call(self._session.call(request, timeout_s=timeout_s))
+        return self._loop.call(self._session.call(request, timeout_s=arguments.seconds(timeout_s)))
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         """Hand every change of a checkpoint to `callback`, in the background thread.
@@ -324,7 +324,7 @@ class RankClient:
                 "under `strata run` a process belongs to one generation",
                 hint="the supervisor starts new ranks in a new one",
             )
-        self._loop.call(self._rejoin(timeout_s))
+        self._loop.call(self._rejoin(arguments.seconds(timeout_s)))
 
     async def _rejoin(self, timeout_s: float) -> None:
         update = self._session.world

@@ -154,6 +154,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Datasets.ListDatasets": _READ,
     "Members.Register": _OWN,
     "Members.Heartbeat": _OWN,
+    "Members.ReportRankExit": _OWN,
     "Members.Leave": _OWN_OR_OPERATE,
     "Members.ListMembers": _READ,
     "Peers.Link": _PEERS,

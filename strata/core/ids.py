@@ -31,9 +31,10 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 
 def checked_id(what: str, value: str) -> str:
     """Return `value` if it may name a `what` in a key; else raise `InvalidArgument`."""
-    if not _ID.match(value):
+    if not isinstance(value, str) or not _ID.match(value):
+        shown = repr(value[:140]) if isinstance(value, str) else type(value).__name__
         raise InvalidArgument(
-            f"{value[:140]!r} cannot name a {what}",
+            f"{shown} cannot name a {what}",
             hint="use 1 to 128 of A-Z a-z 0-9 . _ - beginning with a letter or a digit",
         )
     return value

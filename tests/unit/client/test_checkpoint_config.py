@@ -17,9 +17,17 @@ def folder(path: Any) -> Path:
 
 
 def test_a_folder_is_given_as_a_path_or_as_its_uri() -> None:
-    for text in ("/data/a b", "file:///data/a%20b", "file://localhost/data/a%20b", Path("/data/a b")):
+    for text in (
+        "/data/a b",
+        "file:///data/a%20b",
+        "file://localhost/data/a%20b",
+        "file:/data/a%20b",
+        "FILE:/data/a b",
+    ):
         assert folder(text) == Path("/data/a b")
+    assert folder(Path("/data/a b")) == Path("/data/a b")
     assert folder("x") == Path.cwd() / "x"
+    assert folder("a:b") == Path.cwd() / "a:b"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,9 @@ def test_a_folder_is_given_as_a_path_or_as_its_uri() -> None:
     [
         ("file://host/x", "names the host 'host'"),
         ("file://", "a path alone"),
+        ("file:x", "a path alone"),
+        ("s3:/bucket", "local or shared paths only"),
+        ("\udcff", "no Unicode text"),
         ("file:///x?y", "a path alone"),
         ("file:///x#y", "a path alone"),
         ("file://[x/y", "no URI"),
@@ -49,6 +60,8 @@ def test_a_path_that_would_lead_elsewhere_is_refused_with_a_way_out(path: Any, m
         {"save_wait_s": float("nan")},
         {"save_wait_s": -1},
         {"save_wait_s": "5"},
+        {"save_wait_s": float("inf")},
+        {"commit_timeout_s": 10**400},
         {"commit_timeout_s": True},
         {"keep_count": "3"},
         {"keep_count": 2.5},
