@@ -8,7 +8,7 @@ PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
 
-.PHONY: help test check demo bench proto fmt clean distclean ready etcd \
+.PHONY: help test check demo bench chaos proto fmt clean distclean ready etcd \
   format lint types floors generated house
 
 help: ## show this list
@@ -48,6 +48,9 @@ demo: ready etcd ## train on three coordinators and etcd members while processes
 
 bench: ready etcd ## run the benchmarks
 	@$(PY) -m benchmarks $(ARGS)
+
+chaos: ready etcd ## break a running cluster on purpose and judge what held (ARGS="--scenario mixed --seed 7")
+	@$(PY) -m strata_chaos run $(ARGS)
 
 proto: ready ## regenerate strata/v1 and strata/etcdapi from proto/
 	@scripts/gen-proto
