@@ -24,10 +24,13 @@ from typing import Self, TypeVar
 from strata.errors import ConfigError, Unavailable
 from strata.launch.etcd_binary import EtcdBinary, find_etcd
 from strata.launch.etcd_http import EtcdTls, MemberStatus
-from strata.launch.etcd_member import HOST, EtcdMember, MemberPlan
+from strata.launch.etcd_member import EtcdMember, MemberPlan
+from strata.launch.placement import Placement
 from strata.launch.ports import free_ports
 
 _PLAN = "cluster.json"
+_CLIENT_PORT, _PEER_PORT = 2379, 2380
+"""etcd's own, for a member that has a network namespace for itself."""
 _ATTEMPTS = 3
 _POLL_S = 0.02
 
@@ -52,28 +55,35 @@ class EtcdCluster:
         tls: EtcdTls | None = None,
         extra_args: Sequence[str] = (),
         fsync: bool = True,
+        placements: Sequence[Placement] | None = None,
         timeout_s: float = 30.0,
     ) -> Self:
         """Return a cluster in which every member is healthy.
 
         A folder that holds a cluster already is started again with its data and ports. Without
-        `fsync` a power cut may lose what etcd acknowledged: for tests only.
+        `fsync` a power cut may lose what etcd acknowledged: for tests only. `placements` says
+        where each member runs, by default on loopback.
         """
         if members not in {1, 3}:
             raise ConfigError(f"a local etcd has 1 or 3 members, not {members}")
         found = binary or find_etcd(members=members)
+        places = placements or [Placement()] * members
         folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         old = _read_plan(folder, members)
         flags = (*extra_args, *(() if fsync else ("--unsafe-no-fsync",)))
         for attempts_left in reversed(range(1 if old else _ATTEMPTS)):
-            plans, token = old or _new_plan(folder, members)
+            plans, token = old or _new_plan(folder, places)
             common = (
                 f"--initial-cluster={_peers(plans, tls)}",
                 f"--initial-cluster-token={token}",
                 *flags,
             )
-            cluster = cls(folder, [EtcdMember(plan, folder, found, tls, common) for plan in plans], found)
+            each = [
+                EtcdMember(plan, folder, found, tls, common, place.enter)
+                for plan, place in zip(plans, places, strict=True)
+            ]
+            cluster = cls(folder, each, found)
             try:
                 for member in cluster.members:
                     member.start()
@@ -131,7 +141,7 @@ class EtcdCluster:
 
         Frozen members do not count, even while the others still believe in one.
         """
-        found = _until(self._leader_now, timeout_s)
+        found = _until(self.leader_now, timeout_s)
         if found is None:
             raise Unavailable(f"no etcd member leads after {timeout_s} s")
         return found
@@ -141,7 +151,8 @@ class EtcdCluster:
         leader = self.leader(timeout_s)
         return tuple(m for m in self.members if m is not leader and m.running and not m.paused)
 
-    def _leader_now(self) -> EtcdMember | None:
+    def leader_now(self) -> EtcdMember | None:
+        """Return the member that leads at this moment, or None; frozen members do not count."""
         answers: list[tuple[MemberStatus, EtcdMember]] = []
         for member in self.members:
             if member.running and not member.paused:
@@ -158,7 +169,7 @@ class EtcdCluster:
         Told all at once, the leader would try for seconds to hand over to one that is ending.
         """
         deadline = time.monotonic() + grace_s
-        leader = self._leader_now()
+        leader = self.leader_now()
         for last in (False, True):
             wave = [m.child for m in self.members if m.running and (m is leader) is last]
             for child in wave:
@@ -208,11 +219,16 @@ def _read_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str] | Non
     return plans, stored["token"]
 
 
-def _new_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str]:
-    ports = free_ports(2 * members, host=HOST)
+def _new_plan(folder: Path, places: Sequence[Placement]) -> tuple[list[MemberPlan], str]:
+    ports = iter(free_ports(2 * sum(not place.enter for place in places)))
     plans = [
-        MemberPlan(name=f"etcd-{i + 1}", client_port=ports[2 * i], peer_port=ports[2 * i + 1])
-        for i in range(members)
+        MemberPlan(
+            name=f"etcd-{number}",
+            client_port=_CLIENT_PORT if place.enter else next(ports),
+            peer_port=_PEER_PORT if place.enter else next(ports),
+            host=place.host,
+        )
+        for number, place in enumerate(places, 1)
     ]
     token = secrets.token_hex(8)  # so that members of a cluster that had these ports stay strangers
     stored = {"members": [asdict(plan) for plan in plans], "token": token}

@@ -98,6 +98,10 @@ class EtcdHttp:
         own = answer["header"]["member_id"]
         return next((m.get("peerURLs", []) for m in answer["members"] if m["ID"] == own), [])
 
+    def move_leader(self, member_id: int) -> None:
+        """Have this member, which must lead, hand over to another; return once that one leads."""
+        self._ask("/v3/maintenance/transfer-leadership", {"targetID": str(member_id)})
+
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data)  # noqa: S310 - our own URL

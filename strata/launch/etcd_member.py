@@ -12,8 +12,7 @@ from strata.errors import Unavailable
 from strata.launch.children import Child
 from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_http import EtcdHttp, EtcdTls, MemberStatus
-
-HOST = "127.0.0.1"
+from strata.launch.placement import HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,24 +22,26 @@ class MemberPlan:
     name: str
     client_port: int
     peer_port: int
+    host: str = HOST
 
     def client_url(self, tls: EtcdTls | None) -> str:
         """Where clients reach it."""
-        return _url(self.client_port, tls)
+        return _url(self.host, self.client_port, tls)
 
     def peer_url(self, tls: EtcdTls | None) -> str:
         """Where the other members reach it."""
-        return _url(self.peer_port, tls)
+        return _url(self.host, self.peer_port, tls)
 
 
-def _url(port: int, tls: EtcdTls | None) -> str:
-    return f"{'https' if tls else 'http'}://{HOST}:{port}"
+def _url(host: str, port: int, tls: EtcdTls | None) -> str:
+    return f"{'https' if tls else 'http'}://{host}:{port}"
 
 
 class EtcdMember:
     """One etcd process, which may be killed, frozen and started again.
 
-    `cluster_flags` are those that all members of the cluster share.
+    `cluster_flags` are those that all members of the cluster share, `enter` a command that enters
+    the network namespace in which the member's address is.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class EtcdMember:
         binary: EtcdBinary,
         tls: EtcdTls | None,
         cluster_flags: Sequence[str],
+        enter: Sequence[str] = (),
     ) -> None:
         self.name = plan.name
         self.log = folder / f"{plan.name}.log"
         self.data = folder / plan.name
         self._argv = (
+            *enter,
             str(binary.path),
             f"--name={plan.name}",
             f"--data-dir={self.data}",
@@ -147,3 +150,7 @@ class EtcdMember:
     def status(self) -> MemberStatus:
         """Return what the member says of itself; `Unavailable` if it says nothing."""
         return self._http.status()
+
+    def hand_over(self, to: EtcdMember) -> None:
+        """Make another member lead instead of this one, which leads; `Unavailable` if that fails."""
+        self._http.move_leader(to.status().member_id)

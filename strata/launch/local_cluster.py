@@ -26,10 +26,12 @@ from strata.launch.children import Child
 from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_cluster import EtcdCluster
 from strata.launch.etcd_http import EtcdTls
+from strata.launch.placement import HOST, Placement
 from strata.launch.ports import free_ports, is_free
 from strata.v1.admin_pb2 import GetStatusResponse
 
-HOST = "127.0.0.1"
+_PORT = 50051
+"""Ours, for a coordinator that has a network namespace for itself."""
 _POLL_S = 0.05
 
 Say = Callable[[str], None]
@@ -120,6 +122,8 @@ class LocalCluster:
         cluster: str = "default",
         detect_s: float = 5.0,
         fsync: bool = True,
+        etcd_placements: Sequence[Placement] | None = None,
+        placements: Sequence[Placement] | None = None,
         say: Say = lambda _line: None,
         timeout_s: float = 60.0,
         etcd_tls: EtcdTls | None = None,
@@ -129,7 +133,8 @@ class LocalCluster:
         """Return a cluster in which every process is ready.
 
         `ports` are the coordinators' gRPC ports, `http_ports` those of their pages; free ones when
-        None. `say` is told of each step.
+        None. `etcd_placements` and `placements` say where each etcd member and each coordinator
+        runs, by default here on loopback. `say` is told of each step.
         `options` gives each coordinator, by its name, more flags; `credentials` are those with
         which the coordinators are asked whether they are ready.
         Raises `ConfigError` when there is no suitable etcd, `Unavailable` when something does not
@@ -137,12 +142,15 @@ class LocalCluster:
         """
         if coordinators < 1:
             raise ConfigError("a cluster has at least one coordinator")
+        places = placements or [Placement()] * coordinators
         free = free_ports(2 * coordinators)
-        chosen = ports if ports is not None else free[:coordinators]
+        usual = [_PORT if place.enter else port for place, port in zip(places, free, strict=False)]
+        chosen = ports if ports is not None else usual
         pages = http_ports if http_ports is not None else free[coordinators:]
-        if len(chosen) != coordinators or len(pages) != coordinators:
+        if {len(chosen), len(pages), len(places)} != {coordinators}:
             raise ConfigError(f"{coordinators} coordinators need as many ports, not {len(chosen)}")
-        if taken := [str(port) for port in (*chosen, *pages) if not is_free(port, host=HOST)]:
+        here = [port for port, place in zip(chosen, places, strict=True) if not place.enter]
+        if taken := [str(port) for port in (*here, *pages) if not is_free(port, host=HOST)]:
             raise ConfigError(
                 f"port {', '.join(taken)} of {HOST} is taken",
                 hint="end what serves there, or use other ports",
@@ -157,19 +165,21 @@ class LocalCluster:
                 binary=binary,
                 tls=etcd_tls,
                 fsync=fsync,
+                placements=etcd_placements,
                 timeout_s=timeout_s,
             )
             say(f"etcd {etcd.binary.version}: {etcd_members} members at {','.join(etcd.endpoints)}")
-            for number, (port, page) in enumerate(zip(chosen, pages, strict=True), 1):
+            for number, (port, page, place) in enumerate(zip(chosen, pages, places, strict=True), 1):
                 name = f"coordinator-{number}"
                 started.append(
                     LocalCoordinator(
                         name,
-                        f"{HOST}:{port}",
+                        f"{place.host}:{port}",
                         f"{HOST}:{page}",
                         [
                             *_coordinator_command(
                                 name,
+                                place,
                                 port=port,
                                 http_port=page,
                                 etcd=",".join(etcd.endpoints),
@@ -275,15 +285,16 @@ def _lock(folder: Path) -> TextIO:
 
 
 def _coordinator_command(
-    name: str, *, port: int, http_port: int, etcd: str, cluster: str, detect_s: float
+    name: str, place: Placement, *, port: int, http_port: int, etcd: str, cluster: str, detect_s: float
 ) -> list[str]:
     return [
+        *place.enter,
         sys.executable,
         "-m",
         "strata",
         "coordinator",
         f"--replica={name}",
-        f"--listen={HOST}:{port}",
+        f"--listen={place.host}:{port}",
         f"--http={HOST}:{http_port}",
         f"--etcd={etcd}",
         f"--cluster={cluster}",

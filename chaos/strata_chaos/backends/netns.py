@@ -1,0 +1,210 @@
+"""A network namespace for every coordinator, etcd member and host of workers, on one bridge.
+
+    this machine ── veth ── hub: bridge ──┬── coordinator-1   198.18.n.21
+      198.18.n.1                          ├── etcd-1          198.18.n.11
+                                          └── host-1          198.18.n.101
+
+The bridge lies in a namespace of its own, so that the machine's firewall and its forwarding have no
+say, and all that is left of a run can be removed by removing namespaces (`sweeper`). 198.18.0.0/15 is
+reserved for tests of networks (RFC 2544).
+
+Packets are dropped or rejected by iptables inside a part's namespace: one chain a fault, whose
+counters tell how many packets met it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from strata.errors import ConfigError, StrataError
+from strata.launch.local_cluster import LocalCluster
+from strata.launch.placement import Placement
+from strata_chaos.backends import sweeper
+from strata_chaos.backends.base import Host, Rule, Say, Site
+from strata_chaos.scenario import Topology
+
+_TOOLS: Final = ("ip", "nsenter", "iptables")
+_SUBNETS: Final = [f"198.{second}.{third}" for second in (18, 19) for third in range(256)]
+_FIRST: Final = {"etcd": 11, "coordinator": 21, "host": 101}
+
+
+class NetnsBackend:
+    """A `Backend`."""
+
+    name: Final = "netns"
+    summary: Final = "each part in a network namespace of its own, on one bridge"
+
+    def available(self) -> str:
+        if os.geteuid() != 0:
+            return "it needs root"
+        if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+            return f"no {', '.join(missing)} on PATH (packages iproute2, util-linux, iptables)"
+        probe = f"{sweeper.prefix_of(os.getpid())}probe"
+        try:
+            _run("ip", "netns", "add", probe)
+            _run(*_enter(probe), "iptables", "-w", "-A", "INPUT", "-j", "DROP")
+        except StrataError as error:
+            return error.message
+        finally:
+            sweeper.sweep(probe)
+        return ""
+
+    @contextmanager
+    def running(self, topology: Topology, folder: Path, *, workers: int, say: Say) -> Iterator[Site]:
+        if removed := sweeper.sweep_abandoned():
+            say(f"removed {len(removed)} namespaces that a killed run had left")
+        names = [f"etcd-{n}" for n in range(1, topology.etcd + 1)]
+        names += [f"coordinator-{n}" for n in range(1, topology.coordinators + 1)]
+        names += [f"host-{n}" for n in range(1, workers + 1)]
+        with _guarded() as prefix:
+            subnet = _free_subnet()
+            hosts = _build(prefix, subnet, names)
+            say(f"{len(hosts)} network namespaces on {subnet}.0/24")
+            cluster = LocalCluster.start(
+                folder,
+                etcd_members=topology.etcd,
+                coordinators=topology.coordinators,
+                detect_s=topology.detect_s,
+                fsync=False,  # as the process backend
+                etcd_placements=_placements(hosts, "etcd"),
+                placements=_placements(hosts, "coordinator"),
+                options=lambda _name: ["--insecure"],
+                say=say,
+            )
+            try:
+                yield Site(
+                    cluster=cluster,
+                    hosts=hosts,
+                    workers=tuple(host for host in hosts if host.name.startswith("host-")),
+                    network=IptablesNetwork(hosts),
+                )
+            finally:
+                cluster.kill()
+
+
+class IptablesNetwork:
+    """A `Network` of namespaces: one chain for each key, on each host that has rules of it."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._enter = {host.name: host.enter for host in hosts}
+        self._chains: dict[str, list[str]] = {}
+
+    def cut(self, key: str, rules: Sequence[Rule]) -> None:
+        on: list[str] = list(dict.fromkeys(rule.host for rule in rules))
+        self._chains[key] = on
+        for host in on:
+            self._iptables(host, "-N", key)
+            for rule in rules:
+                if rule.host == host:
+                    self._iptables(host, "-A", key, *_match(rule))
+            for hook in ("INPUT", "OUTPUT"):
+                self._iptables(host, "-I", hook, "-j", key)
+
+    def packets(self, key: str) -> dict[str, int]:
+        return {host: self._count(host, key) for host in self._chains.get(key, [])}
+
+    def mend(self, key: str) -> None:
+        for host in self._chains.pop(key, []):
+            for hook in ("INPUT", "OUTPUT"):
+                with suppress(StrataError):  # a cut that was itself cut short has no such rule
+                    self._iptables(host, "-D", hook, "-j", key)
+            self._iptables(host, "-F", key)
+            self._iptables(host, "-X", key)
+
+    def _count(self, host: str, key: str) -> int:
+        lines = self._iptables(host, "-nvxL", key).splitlines()[2:]
+        return sum(int(line.split()[0]) for line in lines)
+
+    def _iptables(self, host: str, *words: str) -> str:
+        return _run(*self._enter[host], "iptables", "-w", *words)
+
+
+def _match(rule: Rule) -> list[str]:
+    words = ["-s" if rule.inbound else "-d", rule.peer]
+    if rule.reject or rule.port:
+        words += ["-p", "tcp"]
+    if rule.port:
+        words += ["--dport", str(rule.port)]
+    return [*words, "-j", *(["REJECT", "--reject-with", "tcp-reset"] if rule.reject else ["DROP"])]
+
+
+@contextmanager
+def _guarded() -> Iterator[str]:
+    """Yield the prefix of this process's namespaces, which are gone after it, however it ends."""
+    pid = os.getpid()
+    prefix = sweeper.prefix_of(pid)
+    # A session of its own: what ends our group or terminal must not end it.
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", sweeper.__file__, str(pid), prefix],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        yield prefix
+    finally:
+        sweeper.sweep(prefix)
+        guardian.kill()
+        guardian.wait()
+
+
+def _build(prefix: str, subnet: str, names: Sequence[str]) -> tuple[Host, ...]:
+    """Make the bridge and a namespace for each name; return them as hosts."""
+    hub, ours = f"{prefix}hub", f"sc{os.getpid()}"
+    _run("ip", "netns", "add", hub)
+    _run("ip", "-n", hub, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", hub, "link", "set", "bridge", "up")
+    _run("ip", "link", "add", ours, "type", "veth", "peer", "name", "port0", "netns", hub)
+    _run("ip", "-n", hub, "link", "set", "port0", "master", "bridge", "up")
+    _run("ip", "address", "add", f"{subnet}.1/24", "dev", ours)
+    _run("ip", "link", "set", ours, "up")
+    numbers = {kind: itertools.count(first) for kind, first in _FIRST.items()}
+    hosts = []
+    for number, name in enumerate(names, 1):
+        namespace, port = f"{prefix}{name}", f"port{number}"
+        address = f"{subnet}.{next(numbers[name.partition('-')[0]])}"
+        _run("ip", "netns", "add", namespace)
+        _run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _run("ip", "-n", hub, "link", "set", port, "master", "bridge", "up")
+        _run("ip", "-n", namespace, "link", "set", "lo", "up")
+        _run("ip", "-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+        _run("ip", "-n", namespace, "link", "set", "eth0", "up")
+        hosts.append(Host(name=name, address=address, enter=_enter(namespace)))
+    return tuple(hosts)
+
+
+def _placements(hosts: Sequence[Host], kind: str) -> list[Placement]:
+    return [
+        Placement(host=host.address, enter=host.enter) for host in hosts if host.name.startswith(f"{kind}-")
+    ]
+
+
+def _enter(namespace: str) -> tuple[str, ...]:
+    return ("nsenter", f"--net={sweeper.FOLDER / namespace}")
+
+
+def _free_subnet() -> str:
+    taken = _run("ip", "-4", "route", "show", "table", "all")
+    for subnet in _SUBNETS[os.getpid() % len(_SUBNETS) :] + _SUBNETS:
+        if f"{subnet}." not in taken:
+            return subnet
+    raise ConfigError("every subnet of 198.18.0.0/15 is in use on this machine")
+
+
+def _run(*command: str) -> str:
+    """Run a command and return its output; `ConfigError` with what it said."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise ConfigError(f"`{' '.join(command)}`: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout

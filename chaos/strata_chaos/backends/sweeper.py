@@ -1,0 +1,92 @@
+"""Takes away what a run left of its network: namespaces, with all that lies and runs in them.
+
+Everything a run makes hangs from named namespaces, so that this is all there is to take away. A
+name says whose it is: `strata-chaos-<pid>-<start time of that process>-<host>`.
+
+Used three ways: at the end of a run; at the beginning of the next, for runs whose process is gone;
+and as a guardian, `python -I -S sweeper.py PID PREFIX`, which waits for the end of that process
+and sweeps when it could not do so itself. Standard library only: the guardian starts in 10 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NAMES = "strata-chaos-"
+FOLDER = Path("/run/netns")
+_BUSY_S = 5.0
+_POLL_S = 0.02
+
+
+def prefix_of(pid: int) -> str:
+    """Return what the names of a process's namespaces begin with."""
+    return f"{NAMES}{pid}-{_started(pid)}-"
+
+
+def namespaces(prefix: str = NAMES) -> list[str]:
+    """Return the namespaces whose names begin so."""
+    try:
+        return sorted(entry.name for entry in FOLDER.iterdir() if entry.name.startswith(prefix))
+    except FileNotFoundError:
+        return []
+
+
+def sweep(prefix: str) -> list[str]:
+    """Kill what runs in the namespaces of a prefix, remove them, and return their names."""
+    found = namespaces(prefix)
+    deadline = time.monotonic() + _BUSY_S
+    while (pids := [pid for name in found for pid in _pids(name)]) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    for name in found:
+        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+    return found
+
+
+def sweep_abandoned() -> list[str]:
+    """Sweep after every run whose process is gone; return the names of what was removed."""
+    removed = []
+    for prefix in {"-".join(name.split("-")[:4]) + "-" for name in namespaces()}:
+        pid, started = prefix.split("-")[2:4]
+        if not pid.isdigit() or str(_started(int(pid))) != started:
+            removed += sweep(prefix)
+    return removed
+
+
+def guard(pid: int, prefix: str) -> None:
+    """Return once process `pid`, the parent, is gone and its namespaces are removed."""
+    poll = select.poll()
+    with contextlib.suppress(ProcessLookupError):
+        poll.register(os.pidfd_open(pid), select.POLLIN)
+        if os.getppid() == pid:
+            poll.poll()
+    sweep(prefix)
+
+
+def _pids(namespace: str) -> list[int]:
+    listed = subprocess.run(
+        ["ip", "netns", "pids", namespace], check=False, capture_output=True, text=True
+    ).stdout
+    return [int(pid) for pid in listed.split()]
+
+
+def _started(pid: int) -> int:
+    """Return when a process was started, in clock ticks since boot; 0 when there is none."""
+    try:
+        text = Path("/proc", str(pid), "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+if __name__ == "__main__":
+    guard(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,24 @@
+"""The `strata-chaos` command: one file a command, put together in `strata_chaos.cli.app`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from strata_chaos.exits import Exit
+
+
+def main() -> None:
+    """Run the command line and end the process with one of `strata_chaos.exits`."""
+    # grpc reads it once, at import: the workloads' programs are started by forks of this one
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    try:
+        from strata_chaos.cli.app import run  # noqa: PLC0415  # after the line above
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(Exit.UNKNOWN)
+    except Exception:  # noqa: BLE001 - Python's own exit code is 1: here, that Strata broke a promise
+        traceback.print_exc()
+        sys.exit(Exit.INFRASTRUCTURE)

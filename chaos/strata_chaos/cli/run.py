@@ -1,0 +1,159 @@
+"""`strata-chaos run`: break it, and say what held."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from strata.cli.output import Json
+from strata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from strata_chaos.report import Result
+    from strata_chaos.runner import Wish
+
+OUT = Path(".strata/chaos")
+
+
+def run(
+    scenario: Annotated[
+        str, typer.Option("--scenario", "-s", help="A scenario's name, or the path of a .toml file.")
+    ] = "smoke",
+    seed: Annotated[int, typer.Option("--seed", help="What all chance is drawn from.")] = 1,
+    seeds: Annotated[
+        str, typer.Option("--seeds", help="Several rounds, one for each seed: 1-20, or 3,5,8.")
+    ] = "",
+    duration: Annotated[
+        float, typer.Option("--duration", help="Seconds of faults. [the scenario's own]")
+    ] = 0.0,
+    backend: Annotated[
+        str, typer.Option("--backend", help="process or netns. [the scenario's first that can be had]")
+    ] = "",
+    out: Annotated[Path, typer.Option("--out", help="Where the folders of runs are made.")] = OUT,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep etcd's data and all logs.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print when which fault would happen, and run nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a scenario: start a cluster and clients, break things, judge what was recorded.
+
+    Exits with 0: it passed, 1: a violation, 2: not known (a fault of the script had no effect, or the
+    run was cut short), 3: the run itself broke down. Ctrl-C heals, ends everything and still reports.
+
+    Example: strata-chaos run --scenario smoke --seed 1 --duration 120
+    """
+    from strata_chaos import report, rounds, runner  # noqa: PLC0415  # as in check
+    from strata_chaos import scenario as scenarios  # noqa: PLC0415
+
+    chosen = scenarios.find(scenario)
+    where = backend or _first_backend(chosen.backends)
+    wishes = [
+        runner.Wish(scenario=chosen, seed=one, duration_s=duration or chosen.duration_s, backend=where)
+        for one in (_seeds(seeds) if seeds else [seed])
+    ]
+    if plan:
+        _print_plans(wishes, as_json=as_json)
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    results = []
+    for wish in wishes:
+        results.append(_one(wish, out, keep=keep, quiet=as_json))
+        if results[-1].cut_short:
+            break
+    if len(wishes) == 1:
+        (result,) = results
+        sys.stdout.write(
+            json.dumps(report.body(result), indent=2) + "\n" if as_json else "\n" + report.text(result)
+        )
+        raise typer.Exit(result.exit)
+    text, body = rounds.text(results), rounds.body(results)
+    base = out / f"{chosen.name}-{where}-{seeds}"
+    base.with_suffix(".txt").write_text(text)
+    base.with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
+    sys.stdout.write(json.dumps(body, indent=2) + "\n" if as_json else f"\n{text}\nsummary {base}.txt\n")
+    raise typer.Exit(rounds.worst(results))
+
+
+def _one(wish: Wish, out: Path, *, keep: bool, quiet: bool) -> Result:
+    """Run one wish in a new folder, and say how it goes on."""
+    from strata_chaos import runner  # noqa: PLC0415
+    from strata_chaos.folder import RunFolder  # noqa: PLC0415
+
+    console = Console(stderr=quiet, highlight=False, emoji=False, soft_wrap=True)
+    begin = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"{time.monotonic() - begin:7.1f} s  {line}", markup=False)
+
+    wish.plan()  # what is refused, is refused before there is a folder
+    name = f"{wish.scenario.name}-{wish.seed}-{wish.backend}"
+    folder = RunFolder.create(out, name)
+    console.print(f"{wish.scenario.name}: {wish.scenario.title}", markup=False)
+    console.print(f"seed {wish.seed}, backend {wish.backend}, folder {folder.path}", markup=False)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    result = runner.run(wish, folder, started=started, say=say, keep=keep)
+    say(result.verdict)
+    return result
+
+
+def _first_backend(names: tuple[str, ...]) -> str:
+    from strata_chaos import backends  # noqa: PLC0415
+
+    reasons = {name: backends.ALL[name].available() for name in names}
+    for name, why_not in reasons.items():
+        if not why_not:
+            return name
+    said = "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items())
+    raise ConfigError(f"none of the scenario's backends can be had here: {said}")
+
+
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of `1-20` or `3,5,8`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(
+                f"--seeds: {part!r} is not a seed or a span of seeds", hint="write 1-20 or 3,5,8"
+            )
+        found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise ConfigError(f"--seeds: {text!r} names no seed", hint="write 1-20 or 3,5,8")
+    return found
+
+
+def _print_plans(wishes: list[Wish], *, as_json: bool) -> None:
+    planned = {wish.seed: wish.plan() for wish in wishes}
+    if as_json:
+        body = [
+            {
+                "seed": seed,
+                "plan": [
+                    {
+                        "number": p.number,
+                        "at_s": p.at_s,
+                        "hold_s": p.hold_s,
+                        "fault": p.fault,
+                        "choice": p.choice,
+                    }
+                    for p in plan
+                ],
+            }
+            for seed, plan in planned.items()
+        ]
+        sys.stdout.write(json.dumps(body, indent=2) + "\n")
+        return
+    for seed, plan in planned.items():
+        sys.stdout.write(f"seed {seed}\n")
+        for p in plan:
+            sys.stdout.write(f"{p.at_s:7.1f} s  {p.fault}, held {p.hold_s:g} s\n")

@@ -1,0 +1,90 @@
+"""What a scenario expects beyond safety, judged from the histories: nobody dies, no new generation.
+
+Looked at is the time from the first fault to the end of the run. As everywhere in a judgement, only
+what was recorded counts, so that a saved run is judged the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from strata_chaos.history import History, Record
+from strata_chaos.scenario import Expectations
+from strata_chaos.verdict import Finding
+
+CHECKER: Final = "expectation"
+SHORT_BARRIER: Final = "hurry"
+"""Barriers of this name are given too little time on purpose (`workloads.barriers`)."""
+
+
+def judge(folder: Path, expect: Expectations) -> list[Finding]:
+    """Return what was not as the scenario expects."""
+    wanted: list[tuple[bool, str, Callable[[Record], str]]] = [
+        (expect.no_member_dies, "no_member_dies", _death),
+        (expect.no_new_generation, "no_new_generation", _generation),
+        (expect.no_barrier_fails, "no_barrier_fails", _barrier),
+    ]
+    looks = [(name, look) for active, name, look in wanted if active]
+    if not looks:
+        return []
+    history = History(folder)
+    begin, end = _window(history)
+    found = []
+    for record in history:
+        if record.op != "etcd.event" or not begin <= record.t0 <= end:
+            continue
+        for name, look in looks:
+            if said := look(record):
+                found.append(
+                    Finding(checker=CHECKER, message=f"{name}: {said}", evidence=(str(record.where),))
+                )
+    return found
+
+
+def _window(history: History) -> tuple[float, float]:
+    """Return when the faults began and when the run ended."""
+    begin, end = float("inf"), float("inf")
+    for record in _nemesis(history):
+        if record.op == "run.phase" and record.args["phase"] == "faults":
+            begin = record.t0
+        elif record.op == "run.phase" and record.args["phase"] == "end":
+            end = record.t0
+    return begin, end
+
+
+def _nemesis(history: History) -> Iterator[Record]:
+    for file in history.files:
+        if file.name == "nemesis.jsonl":
+            yield from history.of(file)
+
+
+def _parts(record: Record) -> list[str]:
+    """Return the components of the key below the cluster's root."""
+    return str(record.result["key"]).split("/")[4:]
+
+
+def _death(record: Record) -> str:
+    match _parts(record):
+        case ["jobs", job, "workers", worker] if record.result["type"] == "delete":
+            return f"member {worker} of job {job} was deleted at revision {record.result['revision']}"
+    return ""
+
+
+def _generation(record: Record) -> str:
+    match _parts(record):
+        case ["jobs", job, "world"] if record.result["type"] == "put":
+            head = json.loads(record.result["value"])
+            return f"job {job} began generation {head.get('generation')}: {head.get('reason')}"
+    return ""
+
+
+def _barrier(record: Record) -> str:
+    match _parts(record):
+        case ["jobs", job, "barriers", name, _, _, "outcome"] if record.result["type"] == "put":
+            outcome = json.loads(record.result["value"])
+            if outcome.get("result") != "released" and name != SHORT_BARRIER:
+                return f"barrier {name} of job {job} was not released: {outcome.get('reason')}"
+    return ""

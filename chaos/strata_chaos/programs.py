@@ -1,0 +1,87 @@
+"""The programs beside the system under test: the observer, and the workloads with their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from strata.launch.children import Child
+from strata_chaos.backends.base import Site
+from strata_chaos.scenario import Scenario, Workload
+
+STOP_S: Final = 30.0
+"""How long a workload may take to end its clients in good order."""
+OBSERVER: Final = "observer"
+
+
+def jobs_of(scenario: Scenario) -> dict[str, Workload]:
+    """Return the workloads of a scenario by the names of their jobs."""
+    return {f"{workload.name}-{n}": workload for n, workload in enumerate(scenario.workloads, 1)}
+
+
+class Programs:
+    """Started by `start`, ended by `stop`; `ended` names those that ended by themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._workloads: dict[str, Child] = {}
+        self._observer: Child | None = None
+
+    def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> None:
+        """Start the observer, then every workload on its host."""
+        etcd = ",".join(site.cluster.etcd.endpoints)
+        self._observer = self._child(
+            OBSERVER, [], ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)]
+        )
+        for number, (job, workload) in enumerate(jobs.items()):
+            host = site.workers[number % len(site.workers)]
+            words = [f"strata_chaos.workloads.{workload.name}"]
+            words += ["--endpoints", site.cluster.endpoints, "--job", job, *self._history(job)]
+            words += ["--seed", str(seed), "--clients", str(workload.clients)]
+            for key, value in workload.options.items():
+                words += [f"--{key.replace('_', '-')}", value]
+            self._workloads[job] = self._child(job, host.enter, words)
+
+    def ended(self) -> str:
+        """Return which program has ended by itself, and how; empty while all run."""
+        children = [*self._workloads.items()]
+        if self._observer is not None:
+            children.append((OBSERVER, self._observer))
+        for name, child in children:
+            if child.poll() is not None:
+                return f"{name} {child.describe()}:\n{child.tail(12)}"
+        return ""
+
+    async def stop_workloads(self) -> list[str]:
+        """End the workloads in good order; return what was not as it should be."""
+        return await _stopped(self._workloads, STOP_S)
+
+    async def stop_observer(self) -> list[str]:
+        """End the observer; return what was not as it should be."""
+        return await _stopped({OBSERVER: self._observer} if self._observer else {}, STOP_S)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for child in (*self._workloads.values(), *((self._observer,) if self._observer else ())):
+            child.kill()
+
+    def _history(self, name: str) -> Sequence[str]:
+        return "--history", str(self._folder / f"{name}.jsonl")
+
+    def _child(self, name: str, enter: Sequence[str], words: Sequence[str]) -> Child:
+        log = self._folder / "logs" / f"{name}.log"
+        return Child.start([*enter, sys.executable, "-m", *words], name=name, log=log)
+
+
+async def _stopped(children: Mapping[str, Child], grace_s: float) -> list[str]:
+    for child in children.values():
+        child.ask_to_stop()
+    codes = await asyncio.gather(*(child.stop_async(grace_s) for child in children.values()))
+    return [
+        f"{name} {child.describe()} when asked to stop:\n{child.tail(12)}"
+        for (name, child), code in zip(children.items(), codes, strict=True)
+        if code != 0
+    ]

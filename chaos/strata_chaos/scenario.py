@@ -1,0 +1,321 @@
+"""A scenario: what runs, what is broken and when, and what must be true for it to have been survived.
+
+A scenario is a TOML file; `docs/chaos/README.md` has the table of its fields. A misspelt name is
+refused with the names there are, so that nothing a person wrote is silently without effect.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from strata.errors import ConfigError
+
+BACKENDS: Final = ("process", "netns")
+_LEAST_GAP_S: Final = 0.5
+_BESIDE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What is started: etcd members and coordinators, each on a host of its own where there are hosts."""
+
+    etcd: int = 3
+    coordinators: int = 3
+    detect_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One program of `strata_chaos.workloads`, in a job of its own.
+
+    `members` is how many members its job has whenever nothing is broken (0: not looked at),
+    `barriers` whether it goes through barriers all the time. `options` are handed on as they are.
+    """
+
+    name: str
+    clients: int = 4
+    members: int = 0
+    barriers: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedFault:
+    """A fault at a fixed time, again every `every_s` if that is not 0. It must take effect."""
+
+    name: str
+    at_s: float
+    hold_s: float
+    every_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFaults:
+    """Faults drawn by weight, begun `gap_s` after each other and held for `hold_s`.
+
+    At most `overlap` are in force at once.
+    """
+
+    weights: Mapping[str, float]
+    gap_s: tuple[float, float] = (1.0, 5.0)
+    hold_s: tuple[float, float] = (1.0, 6.0)
+    overlap: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectations:
+    """What is expected beyond safety, over the whole time from the first fault to the end."""
+
+    no_member_dies: bool = False
+    no_new_generation: bool = False
+    no_barrier_fails: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A scenario as its file says it."""
+
+    name: str
+    title: str
+    duration_s: float
+    backends: tuple[str, ...] = BACKENDS
+    topology: Topology = field(default_factory=Topology)
+    workloads: tuple[Workload, ...] = ()
+    script: tuple[ScriptedFault, ...] = ()
+    random: RandomFaults | None = None
+    recovery_s: float = 60.0
+    expect: Expectations = field(default_factory=Expectations)
+    source: str = ""
+    """The file's text, which a saved run keeps."""
+
+    @property
+    def fault_names(self) -> tuple[str, ...]:
+        """Every fault that may happen, in the order of the file."""
+        drawn = self.random.weights if self.random is not None else {}
+        return tuple(dict.fromkeys([*(entry.name for entry in self.script), *drawn]))
+
+
+def scenario_folder() -> Path:
+    """Return where the shipped scenarios lie: beside the package in a checkout, in it in a wheel."""
+    installed = _BESIDE / "scenarios"
+    return installed if installed.is_dir() else _BESIDE.parent / "scenarios"
+
+
+def shipped() -> list[Path]:
+    """Return the files of the shipped scenarios, by name."""
+    return sorted(scenario_folder().glob("*.toml"))
+
+
+def find(name: str) -> Scenario:
+    """Return the scenario of that name or in that file; `ConfigError` says what there is."""
+    if name.endswith(".toml") or "/" in name:
+        return read(Path(name))
+    for path in shipped():
+        if path.stem == name:
+            return read(path)
+    raise ConfigError(
+        f"there is no scenario {name!r}",
+        hint=f"one of {', '.join(path.stem for path in shipped())}, or the path of a .toml file",
+    )
+
+
+def read(path: Path) -> Scenario:
+    """Return the scenario in a file; `ConfigError` says what is wrong with it."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text") from None
+    return parse(text, name=path.stem)
+
+
+def parse(text: str, *, name: str) -> Scenario:
+    """Return the scenario that `text` describes; `ConfigError` names it and the field."""
+    try:
+        body = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"scenario {name}: not TOML: {error}") from None
+    table = _Table(f"scenario {name}", body)
+    title = table.text("title")
+    duration_s = table.number("duration_s", least=1.0)
+    backends = table.names("backends", BACKENDS, default=BACKENDS)
+    recovery_s = table.number("recovery_s", default=60.0, least=1.0)
+    scenario = Scenario(
+        name=name,
+        title=title,
+        duration_s=duration_s,
+        backends=backends,
+        recovery_s=recovery_s,
+        topology=_topology(table.table("topology")),
+        workloads=tuple(_workload(item) for item in table.tables("workload")),
+        script=tuple(_scripted(item) for item in table.tables("fault")),
+        random=_random(table.table("random")) if "random" in body else None,
+        expect=_expectations(table.table("expect")),
+        source=text,
+    )
+    table.done()
+    return scenario
+
+
+def _topology(table: _Table) -> Topology:
+    found = Topology(
+        etcd=table.whole("etcd", default=3, least=1),
+        coordinators=table.whole("coordinators", default=3, least=1),
+        detect_s=table.number("detect_s", default=5.0, least=0.5),
+    )
+    if found.etcd not in {1, 3}:
+        raise ConfigError(f"{table.where}: etcd has 1 or 3 members, not {found.etcd}")
+    table.done()
+    return found
+
+
+def _workload(table: _Table) -> Workload:
+    options = table.table("options")
+    found = Workload(
+        name=table.text("name"),
+        clients=table.whole("clients", default=4, least=1),
+        members=table.whole("members", default=0, least=0),
+        barriers=table.flag("barriers"),
+        options={key: _as_argument(value) for key, value in options.take_all().items()},
+    )
+    table.done()
+    return found
+
+
+def _scripted(table: _Table) -> ScriptedFault:
+    found = ScriptedFault(
+        name=table.text("name"),
+        at_s=table.number("at_s", least=0.0),
+        hold_s=table.number("hold_s", least=0.0),
+        every_s=table.number("every_s", default=0.0, least=0.0),
+    )
+    if found.every_s and found.every_s < found.hold_s:
+        raise ConfigError(f"{table.where}: every_s {found.every_s:g} is below hold_s {found.hold_s:g}")
+    table.done()
+    return found
+
+
+def _random(table: _Table) -> RandomFaults:
+    weights_table = table.table("weights")
+    weights = {name: weights_table.number(name, least=0.0) for name in weights_table.left()}
+    if not any(weights.values()):
+        raise ConfigError(f"{table.where}: no fault has a weight", hint="write [random.weights]")
+    found = RandomFaults(
+        weights=weights,
+        gap_s=table.span("gap_s", default=(1.0, 5.0)),
+        hold_s=table.span("hold_s", default=(1.0, 6.0)),
+        overlap=table.whole("overlap", default=1, least=1),
+    )
+    if found.gap_s[1] < _LEAST_GAP_S:
+        raise ConfigError(f"{table.where}: gap_s must reach {_LEAST_GAP_S:g}, or faults have no end")
+    table.done()
+    return found
+
+
+def _expectations(table: _Table) -> Expectations:
+    found = Expectations(
+        no_member_dies=table.flag("no_member_dies"),
+        no_new_generation=table.flag("no_new_generation"),
+        no_barrier_fails=table.flag("no_barrier_fails"),
+    )
+    table.done()
+    return found
+
+
+def _as_argument(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Table:
+    """One table of the file: each field is taken once, with its type, and none may be left."""
+
+    def __init__(self, where: str, body: Mapping[str, Any]) -> None:
+        self.where = where
+        self._body = dict(body)
+        self._known: list[str] = []
+
+    def take(self, key: str) -> Any:
+        """Return the field's value, or None when it is not there."""
+        self._known.append(key)
+        return self._body.pop(key, None)
+
+    def take_all(self) -> dict[str, Any]:
+        """Return every field that is left."""
+        body, self._body = self._body, {}
+        return body
+
+    def left(self) -> list[str]:
+        """Return the fields that nobody took."""
+        return list(self._body)
+
+    def done(self) -> None:
+        """Refuse what nobody took."""
+        if self._body:
+            raise ConfigError(
+                f"{self.where}: there is no field {min(self._body)!r}",
+                hint=f"known: {', '.join(sorted(set(self._known)))}",
+            )
+
+    def text(self, key: str) -> str:
+        value = self.take(key)
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{self.where}: {key} must be a text, not {value!r}")
+        return value
+
+    def number(self, key: str, *, least: float, default: float | None = None) -> float:
+        value = self.take(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e6:
+            raise ConfigError(f"{self.where}: {key} must be a number of at least {least:g}, not {value!r}")
+        return float(value)
+
+    def whole(self, key: str, *, default: int, least: int) -> int:
+        value = self.take(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                f"{self.where}: {key} must be a whole number of at least {least}, not {value!r}"
+            )
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.take(key)
+        if not isinstance(value, bool | None):
+            raise ConfigError(f"{self.where}: {key} must be true or false, not {value!r}")
+        return bool(value)
+
+    def span(self, key: str, *, default: tuple[float, float]) -> tuple[float, float]:
+        value = self.take(key)
+        if value is None:
+            return default
+        numbers = isinstance(value, list) and all(isinstance(v, int | float) for v in value)
+        if not numbers or len(value) != 2 or not 0 <= value[0] <= value[1]:
+            raise ConfigError(f"{self.where}: {key} must be [least, most] in seconds, not {value!r}")
+        return float(value[0]), float(value[1])
+
+    def names(self, key: str, allowed: Sequence[str], *, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self.take(key)
+        if value is None:
+            return default
+        if not isinstance(value, list) or not value or not set(value) <= set(allowed):
+            raise ConfigError(f"{self.where}: {key} must be some of {', '.join(allowed)}, not {value!r}")
+        return tuple(value)
+
+    def table(self, key: str) -> _Table:
+        value = self.take(key)
+        if not isinstance(value, dict | None):
+            raise ConfigError(f"{self.where}: {key} must be a table", hint=f"write [{key}]")
+        return _Table(f"{self.where}, {key}", value or {})
+
+    def tables(self, key: str) -> list[_Table]:
+        value = self.take(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise ConfigError(f"{self.where}: {key} must be a list of tables", hint=f"write [[{key}]]")
+        return [_Table(f"{self.where}, {key} {number}", item) for number, item in enumerate(value, 1)]
