@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,10 +236,14 @@ def operation_table(operations: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def rule_table(rules: Iterable[RuleCoverage]) -> list[str]:
-    """Return the lines of the table of rules, with how often each was judged and broken."""
+    """Return the lines of the table of rules: how often each was judged, and broken; then the idle."""
     cells: list[tuple[str, ...]] = [("rule", "judged", "broken")]
-    cells += [(f"{r.checker}/{r.rule}", str(r.judged), str(r.broken)) for r in rules]
-    return columns(cells)
+    cells += [(f"{r.checker}/{r.rule}", str(r.judged), str(r.broken)) for r in rules if r.judged]
+    idle = [f"{r.checker}/{r.rule}" for r in rules if not r.judged]
+    return [
+        *columns(cells),
+        *textwrap.wrap(f"nothing to judge for: {', '.join(idle)}", 100, break_on_hyphens=False),
+    ]
 
 
 def columns(cells: Sequence[Sequence[str]]) -> list[str]:

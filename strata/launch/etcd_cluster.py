@@ -25,7 +25,7 @@ from strata.errors import ConfigError, Unavailable
 from strata.launch.etcd_binary import EtcdBinary, find_etcd
 from strata.launch.etcd_http import EtcdTls, MemberStatus
 from strata.launch.etcd_member import EtcdMember, MemberPlan
-from strata.launch.placement import Placement
+from strata.launch.placement import HOST, Placement
 from strata.launch.ports import free_ports
 
 _PLAN = "cluster.json"
@@ -220,7 +220,7 @@ def _read_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str] | Non
 
 
 def _new_plan(folder: Path, places: Sequence[Placement]) -> tuple[list[MemberPlan], str]:
-    ports = iter(free_ports(2 * sum(not place.enter for place in places)))
+    ports = iter(free_ports(2 * sum(not place.enter for place in places), host=HOST))
     plans = [
         MemberPlan(
             name=f"etcd-{number}",
