@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from strata.client import CoordinatorClient
+from strata.config import Credentials
 from strata.errors import StrataError
 from strata.launch.local_cluster import LocalCoordinator
 from strata_chaos.scenario import Workload
@@ -19,8 +20,14 @@ class Health:
     """Looks at one system. `workloads` are those that run, by job."""
 
     def __init__(
-        self, system: System, workloads: Mapping[str, Workload], *, clock: Callable[[], float]
+        self,
+        system: System,
+        workloads: Mapping[str, Workload],
+        *,
+        credentials: Credentials,
+        clock: Callable[[], float],
     ) -> None:
+        self._credentials = credentials
         self._system = system
         self._workloads = workloads
         self._clock = clock
@@ -76,7 +83,9 @@ class Health:
             return f"{coordinator.name} {coordinator.child.describe()}"
         client = self._clients.get(coordinator.name)
         if client is None:
-            client = CoordinatorClient.connect(coordinator.address, timeout_s=_ANSWER_S)
+            client = CoordinatorClient.connect(
+                coordinator.address, timeout_s=_ANSWER_S, credentials=self._credentials
+            )
             self._clients[coordinator.name] = client
         try:
             replicas = client.status().replicas

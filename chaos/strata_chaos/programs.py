@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ class Programs:
         """Start the observer, then every workload on its host."""
         etcd = ",".join(site.cluster.etcd.endpoints)
         self._observer = self._child(
-            OBSERVER, [], ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)]
+            OBSERVER, [], ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)], {}
         )
         for number, (job, workload) in enumerate(jobs.items()):
             host = site.workers[number % len(site.workers)]
@@ -43,7 +44,7 @@ class Programs:
             words += ["--seed", str(seed), "--clients", str(workload.clients)]
             for key, value in workload.options.items():
                 words += [f"--{key.replace('_', '-')}", value]
-            self._workloads[job] = self._child(job, host.enter, words)
+            self._workloads[job] = self._child(job, host.enter, words, site.environment)
 
     def ended(self) -> str:
         """Return which program has ended by itself, and how; empty while all run."""
@@ -71,9 +72,12 @@ class Programs:
     def _history(self, name: str) -> Sequence[str]:
         return "--history", str(self._folder / f"{name}.jsonl")
 
-    def _child(self, name: str, enter: Sequence[str], words: Sequence[str]) -> Child:
+    def _child(
+        self, name: str, enter: Sequence[str], words: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
         log = self._folder / "logs" / f"{name}.log"
-        return Child.start([*enter, sys.executable, "-m", *words], name=name, log=log)
+        command = [*enter, sys.executable, "-m", *words]
+        return Child.start(command, name=name, log=log, env={**os.environ, **environment})
 
 
 async def _stopped(children: Mapping[str, Child], grace_s: float) -> list[str]:

@@ -116,7 +116,7 @@ class Session:
             hosts=(*self._site.hosts,),
             network=self._site.network,
         )
-        health = Health(system, self._jobs, clock=self._clock)
+        health = Health(system, self._jobs, credentials=self._site.credentials, clock=self._clock)
         keeper = Keeper(system, say=self._say)
         try:
             with HistoryWriter(self._folder / "nemesis.jsonl") as writer:

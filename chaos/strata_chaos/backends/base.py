@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from strata.config import Credentials
 from strata.launch.local_cluster import LocalCluster
 from strata_chaos.scenario import Topology
 
@@ -55,13 +56,17 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a backend has started. `workers` are the hosts for workloads, in turn."""
+    """What a backend has started. `workers` are the hosts for workloads, in turn.
+
+    `credentials` are what our own calls show, `environment` is what makes workloads show theirs.
+    """
 
     cluster: LocalCluster
     hosts: tuple[Host, ...]
     workers: tuple[Host, ...]
     network: Network | None = None
-    notes: tuple[str, ...] = field(default=())
+    credentials: Credentials = field(default_factory=Credentials)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):

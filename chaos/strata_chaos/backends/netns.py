@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from strata.config import Credentials
 from strata.errors import ConfigError, StrataError
 from strata.launch.local_cluster import LocalCluster
 from strata.launch.placement import Placement
@@ -34,6 +35,10 @@ from strata_chaos.scenario import Topology
 _TOOLS: Final = ("ip", "nsenter", "iptables")
 _SUBNETS: Final = [f"198.{second}.{third}" for second in (18, 19) for third in range(256)]
 _FIRST: Final = {"etcd": 11, "coordinator": 21, "host": 101}
+
+
+PLAINTEXT: Final = Credentials(insecure=True)
+"""The bridge is ours alone, and goes with the run."""
 
 
 class NetnsBackend:
@@ -77,6 +82,7 @@ class NetnsBackend:
                 etcd_placements=_placements(hosts, "etcd"),
                 placements=_placements(hosts, "coordinator"),
                 options=lambda _name: ["--insecure"],
+                credentials=PLAINTEXT,
                 say=say,
             )
             try:
@@ -85,6 +91,8 @@ class NetnsBackend:
                     hosts=hosts,
                     workers=tuple(host for host in hosts if host.name.startswith("host-")),
                     network=IptablesNetwork(hosts),
+                    credentials=PLAINTEXT,
+                    environment={"STRATA_INSECURE": "1"},
                 )
             finally:
                 cluster.kill()
