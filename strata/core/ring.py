@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, compress, repeat
 from operator import itemgetter, ne, sub
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
@@ -93,25 +93,54 @@ def _points(worker: str, shards: int) -> dict[float, tuple[int, str]]:
     return {point: (bisect_right(places, point), worker) for point in points}
 
 
+class _Ring(NamedTuple):
+    """All points in order, how many shards lie up to each, and the member of each."""
+
+    points: list[float]
+    ends: list[int]
+    members: list[str]
+
+    def without(self, gone: set[str]) -> _Ring:
+        """Return the ring of the other members. No two points of this one are equal."""
+        stays = [member not in gone for member in self.members]
+        return _Ring(
+            list(compress(self.points, stays)),
+            list(compress(self.ends, stays)),
+            list(compress(self.members, stays)),
+        )
+
+    def homes(self, shards: int) -> tuple[str, ...]:
+        """Return the homes by shard number. Quick, because it goes by points and not by shards."""
+        lengths = map(sub, self.ends, [0, *self.ends])
+        found = list(chain.from_iterable(map(repeat, self.members, lengths)))
+        found += [self.members[0]] * (shards - len(found))
+        return _shards(shards).by_number(found)
+
+
 @lru_cache(maxsize=16)
-def _ring(workers: tuple[str, ...], shards: int) -> tuple[list[float], list[int], list[str]]:
-    """Return all points in order, how many shards lie up to each, and the member of each."""
+def _ring(workers: tuple[str, ...], shards: int) -> _Ring:
     found: dict[float, tuple[int, str]] = {}
     for worker in reversed(workers):  # so that the smaller name stands where two points are equal
         found.update(_points(worker, shards))
     points = sorted(found)  # a merge of runs: each worker's points are in order
     ends, members = zip(*map(found.__getitem__, points), strict=True)
-    return points, list(ends), list(members)
+    return _Ring(points, list(ends), list(members))
+
+
+def _ring_after(before: Iterable[str], workers: tuple[str, ...], shards: int) -> _Ring:
+    """Return the ring of `workers`; in a fraction of the time when some of `before` have left."""
+    known = tuple(sorted(before))
+    gone = set(known).difference(workers)
+    if gone and len(known) - len(gone) == len(workers):
+        ring = _ring(known, shards)
+        if len(ring.points) == POINTS * len(known):
+            return ring.without(gone)
+    return _ring(workers, shards)
 
 
 @lru_cache(maxsize=16)
 def _homes(workers: tuple[str, ...], shards: int) -> tuple[str, ...]:
-    """Return the homes by shard number. Quick, because it goes by points and not by shards."""
-    _points, ends, members = _ring(workers, shards)
-    lengths = map(sub, ends, [0, *ends])
-    found = list(chain.from_iterable(map(repeat, members, lengths)))
-    found += [members[0]] * (shards - len(found))
-    return _shards(shards).by_number(found)
+    return _ring(workers, shards).homes(shards)
 
 
 # -- the leader's part ------------------------------------------------------------------------
@@ -147,7 +176,8 @@ def assign(workers: Iterable[str], shards: int, before: Sequence[str] | None = N
 def _assign(
     members: tuple[str, ...], shards: int, before: Sequence[str] | None, limit: int
 ) -> dict[str, list[int]]:
-    home = _homes(members, shards)
+    ring = _ring(members, shards) if before is None else _ring_after(set(before), members, shards)
+    home = ring.homes(shards)
     owner = list(home if before is None else before)
     load = Counter(owner)
     joined = set(members) - load.keys() if before is not None else set()
@@ -163,7 +193,7 @@ def _assign(
         if newcomer is not None and load[newcomer] < mean:
             give(shard, newcomer)
         else:
-            give(shard, _with_room(shard, members, shards, load, limit))
+            give(shard, _with_room(shard, ring, shards, load, limit))
     if joined:
         turn = _shards(shards).turn
         for shard in sorted(compress(range(shards), map(joined.__contains__, home)), key=turn.__getitem__):
@@ -216,9 +246,9 @@ def _by_right_to_stay(name: str, owned: Sequence[int], home: Sequence[str], join
     return at_home + elsewhere + with_joined
 
 
-def _with_room(shard: int, members: tuple[str, ...], shards: int, load: Counter[str], limit: int) -> str:
+def _with_room(shard: int, ring: _Ring, shards: int, load: Counter[str], limit: int) -> str:
     """Return the first member with room from the shard's position on; its home, if that has."""
-    points, _ends, at = _ring(members, shards)
+    points, _ends, at = ring
     on_ring = _shards(shards)
     index = bisect_left(points, on_ring.places[on_ring.turn[shard]]) % len(points)
     while load[at[index]] >= limit:
