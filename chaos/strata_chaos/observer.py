@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from strata.core.store import Compacted
+from strata.core.store import Compacted, Store
 from strata.core.txn import Event, Range, RangeResult, prefix_end, read_prefix
 from strata.errors import StrataError, Unavailable
 from strata.etcd import EtcdStore
@@ -67,7 +67,7 @@ class Observer:
     """Writes what it sees of one cluster's keys. `clock` is CLOCK_BOOTTIME in seconds."""
 
     def __init__(
-        self, store: EtcdStore, writer: HistoryWriter, *, prefix: str, seen: Seen, clock: Callable[[], float]
+        self, store: Store, writer: HistoryWriter, *, prefix: str, seen: Seen, clock: Callable[[], float]
     ) -> None:
         self._store = store
         self._writer = writer
@@ -90,8 +90,8 @@ class Observer:
             try:
                 # at the last revision itself: of that one only a part may have been recorded
                 watch = self._store.watch(self._prefix, prefix_end(self._prefix), start_revision=revision)
-                async with watch:
-                    async for batch in watch:
+                async with watch as batches:
+                    async for batch in batches:
                         self._record([event for event in batch.events if not self.seen.knows(event)])
             except Compacted as gap:
                 self._note("observer.gap", after=self.seen.revision, oldest=gap.compact_revision)

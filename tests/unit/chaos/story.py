@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -369,3 +370,29 @@ def good_run(storage: Path) -> Story:
     story.sample()
     follow(story)
     return story
+
+
+def long_run(folder: Path, *, rounds: int) -> int:
+    """Write a run of two members with so many barriers; return the number of its lines."""
+    story = Story()
+    epoch = story.txn((f"{ROOT}leader", {"instance": "A"}))
+    born = [story.txn((f"{JOB}workers/w{i}", worker(f"b{i}", "A", 10 + i))) for i in (0, 1)]
+    world(story, 1, epoch, [("w0", born[0]), ("w1", born[1])])
+    last: str | None = None
+    with ExitStack() as files:
+        open_files: dict[str, Any] = {}
+        count = 0
+        for round_ in range(1, rounds + 1):
+            barrier(story, "all", round_, released=True)
+            outcome = f"{JOB}barriers/all/{number(1)}/{number(round_)}/outcome"
+            story.held.pop(outcome, None)
+            if last is not None:
+                story.txn((last, None))
+            last = outcome
+            for name, lines in story.files.items():
+                if name not in open_files:
+                    open_files[name] = files.enter_context((folder / f"{name}.jsonl").open("w"))
+                open_files[name].writelines(json.dumps(line) + "\n" for line in lines)
+                count += len(lines)
+            story.files = {}
+    return count

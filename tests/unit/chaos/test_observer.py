@@ -1,0 +1,135 @@
+"""The observer misses nothing: across lost connections, its own death, and says so after a compaction."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from strata.core.txn import Delete, Put, Txn
+from strata.testing.memory_client import MemoryClient
+from strata.testing.memory_store import MemoryStore
+from strata.testing.virtual_time import in_virtual_time
+from strata_chaos.history import History, HistoryWriter, Record
+from strata_chaos.observer import Observer, Seen, seen_in
+
+PREFIX = "/strata/v1/default/"
+
+
+def put(store: MemoryStore, name: str, value: str = "{}") -> None:
+    store.execute(Txn(success=(Put(key=PREFIX + name, value=value.encode()),)))
+
+
+@contextlib.asynccontextmanager
+async def observing(
+    client: MemoryClient, path: Path, *, start_revision: int = 1, seen: Seen | None = None
+) -> AsyncIterator[Observer]:
+    with HistoryWriter(path) as writer:
+        clock = asyncio.get_running_loop().time
+        observer = Observer(client, writer, prefix=PREFIX, seen=Seen() if seen is None else seen, clock=clock)
+        running = asyncio.create_task(observer.run(start_revision))
+        await asyncio.sleep(1)  # virtual: until it has seen what is there
+        yield observer
+        await asyncio.sleep(1)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def recorded(path: Path, op: str = "etcd.event") -> list[Record]:
+    return [record for record in History(path) if record.op == op]
+
+
+def revisions(path: Path) -> list[int]:
+    return [record.result["revision"] for record in recorded(path)]
+
+
+@in_virtual_time()
+async def test_it_records_every_event_from_the_beginning_and_what_was_before(tmp_path: Path) -> None:
+    path = tmp_path / "observer.jsonl"
+    store = MemoryStore()
+    put(store, "a", '{"n":1}')
+    put(store, "a", '{"n":2}')
+    async with observing(store.client(), path):
+        store.execute(Txn(success=(Delete(key=f"{PREFIX}a"), Put(key=f"{PREFIX}b", value=b"{}"))))
+        store.execute(Txn(success=(Put(key="/other/cluster", value=b"{}"),)))
+    first, second, *both = [record.result for record in recorded(path)]
+    assert first["prev"] is None
+    assert second["prev"] == {"create_revision": first["revision"], "mod_revision": first["revision"]}
+    assert second["create_revision"] == first["revision"]
+    assert {(e["key"][-1], e["type"], e["value"]) for e in both} == {
+        ("a", "delete", None),
+        ("b", "put", "{}"),
+    }
+    assert len({e["revision"] for e in both}) == 1
+
+
+@in_virtual_time()
+async def test_a_lost_connection_leaves_neither_gap_nor_double(tmp_path: Path) -> None:
+    path = tmp_path / "observer.jsonl"
+    store = MemoryStore()
+    client = store.client()
+    async with observing(client, path):
+        for number in range(20):
+            put(store, f"k{number}")
+            if number % 5 == 2:
+                client.break_watches()
+        client.partition()
+        for number in range(20, 30):
+            put(store, f"k{number}")
+        await asyncio.sleep(20)
+        client.heal()
+        await asyncio.sleep(20)
+    assert revisions(path) == list(range(2, 32))
+
+
+@in_virtual_time()
+async def test_it_goes_on_where_a_killed_one_was_even_within_a_revision(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    store = MemoryStore()
+    put(store, "a")
+    store.execute(Txn(success=tuple(Put(key=f"{PREFIX}{name}", value=b"{}") for name in "bcd")))
+    async with observing(store.client(), whole):
+        pass
+    lines = whole.read_text().splitlines(keepends=True)
+    third = [index for index, line in enumerate(lines) if '"etcd.event"' in line][2]
+    cut.write_text("".join(lines[: third + 1]))
+    put(store, "e")
+    async with observing(store.client(), cut, seen=seen_in(cut)):
+        pass
+    assert [record.result["key"][-1] for record in recorded(cut)] == list("abcde")
+
+
+@in_virtual_time()
+async def test_a_compaction_that_it_missed_is_a_recorded_gap(tmp_path: Path) -> None:
+    path = tmp_path / "observer.jsonl"
+    store = MemoryStore()
+    client = store.client()
+    async with observing(client, path):
+        put(store, "a")
+        await asyncio.sleep(1)
+        client.partition()
+        await asyncio.sleep(20)
+        for _ in range(5):
+            put(store, "b")
+        store.compact(6)
+        client.heal()
+        await asyncio.sleep(20)
+        put(store, "c")
+    (gap,) = recorded(path, "observer.gap")
+    assert gap.args["after"] == 2
+    assert {record.result["key"][-1] for record in recorded(path, "etcd.listed")} == {"a", "b"}
+    assert [record.result["key"][-1] for record in recorded(path)] == ["a", "c"]
+
+
+@in_virtual_time()
+async def test_samples_say_who_leads_and_at_which_revision(tmp_path: Path) -> None:
+    path = tmp_path / "observer.jsonl"
+    store = MemoryStore()
+    async with observing(store.client(), path):
+        put(store, "leader", '{"v":1}')
+        await asyncio.sleep(2)
+    samples = [record.result for record in recorded(path, "observer.sample")]
+    assert samples[0]["epoch"] == 0
+    assert (samples[-1]["epoch"], samples[-1]["revision"]) == (2, 2)
