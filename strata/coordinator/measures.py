@@ -66,6 +66,8 @@ class Measures:
         self.removals: Family[Counter] = counters(
             "strata_member_removals_total", "Members that this replica removed, by reason.", "reason"
         )
+        for reason in ("transport_failed", "left"):
+            self.removals.child(reason)
         self.moved: Family[Counter] = counters(
             "strata_sessions_moved_total", "Sessions that this replica sent to another one."
         )

@@ -1,0 +1,55 @@
+"""`/metrics` of a replica that is filled by hand."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from strata.dashboard.exposition import Exposition
+from tests.unit.dashboard.rig import KEYS, Shown
+
+
+def exposed(shown: Shown) -> dict[str, list[tuple[dict[str, str], float]]]:
+    body, _content_type = Exposition(shown).answer("")
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+async def test_gauges_are_what_the_view_says_now() -> None:
+    shown = Shown()
+    shown.lead()
+    shown.job("a", members=3, slots=2)
+    shown.arrive("a", "meet", [0], size=6)
+    metrics = exposed(shown)
+    assert metrics["strata_job_world_size"] == [({"job": "a"}, 6)]
+    assert metrics["strata_job_members"] == [({"job": "a"}, 3)]
+    assert metrics["strata_job_open_barriers"] == [({"job": "a"}, 1)]
+    assert metrics["strata_job_phase"] == [({"job": "a", "phase": "running"}, 1)]
+    assert metrics["strata_sessions"] == [({}, 7)]
+    assert "strata_job_latest_step" not in metrics, "there is none"
+
+
+async def test_a_job_that_cannot_be_read_spoils_no_scrape() -> None:
+    shown = Shown()
+    shown.lead()
+    shown.job("good", members=1)
+    shown.put(KEYS.job("spoilt").head, b"{not json")
+    shown.put(f"{KEYS.jobs}no name!/spec", b"{}")
+    assert exposed(shown)["strata_job_world_size"] == [({"job": "good"}, 1)]
+
+
+async def test_histograms_are_cumulated() -> None:
+    shown = Shown()
+    child = shown.measures.round_seconds.child()
+    for value in (0.001, 0.03, 999.0):
+        child.observe(value)
+    buckets = {labels["le"]: value for labels, value in exposed(shown)["strata_barrier_round_seconds_bucket"]}
+    assert (buckets["0.005"], buckets["0.05"], buckets["+Inf"]) == (1, 2, 3)
+
+
+async def test_label_values_are_escaped() -> None:
+    shown = Shown()
+    shown.version = 'a"b\\c\nd'
+    assert exposed(shown)["strata_build_info"][0][0]["version"] == 'a"b\\c\nd'
