@@ -68,17 +68,18 @@ class Watcher:
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
-        self._told = ""
+        self._told: set[type[StrataError]] = set()
+        """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
 
     def on_connected(self, welcome: Welcome) -> None:
         if self._told:
             log.warning("connected again: replica %s", welcome.replica)
-        self._told = ""
+        self._told.clear()
         self.changed.set()
 
     def on_disconnected(self, reason: StrataError) -> None:
-        if reason.message != self._told:  # once a reason, not once a try
-            self._told = reason.message
+        if type(reason) not in self._told:
+            self._told.add(type(reason))
             log.warning("not connected, trying on: %s", reason.message)
         self.changed.set()
 

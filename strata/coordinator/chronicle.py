@@ -174,8 +174,9 @@ class Chronicle:
         self._states[key] = record.state
         if (counter := self._checkpoints.get(record.state)) is not None:
             counter.add()
-            why = f": {record.reason}" if record.reason else ""
-            self._note(event, "checkpoint", job, f"step {record.step} {record.state.value}{why}")
+            if record.state is not CheckpointState.COMMITTED:  # routine, and in the catalog
+                why = f": {record.reason}" if record.reason else ""
+                self._note(event, "checkpoint", job, f"step {record.step} {record.state.value}{why}")
 
     def _note(self, event: Event, kind: str, job: str, text: str) -> None:
         self._happened.append(

@@ -66,11 +66,16 @@ class Measures:
         self.removals: Family[Counter] = counters(
             "strata_member_removals_total", "Members that this replica removed, by reason.", "reason"
         )
-        for reason in ("transport_failed", "left"):
-            self.removals.child(reason)
         self.moved: Family[Counter] = counters(
             "strata_sessions_moved_total", "Sessions that this replica sent to another one."
         )
+
+        for family, values in (
+            (self.removals, ("transport_failed", "left")),
+            (self.fenced_writes, ("written", "outdated", "fenced_off")),
+        ):
+            for value in values:
+                family.child(value)  # there from the start, so that the first one is an increase
 
     def families(self) -> tuple[Family[Counter] | Family[Histogram], ...]:
         """Return all of them, in the order of their definition."""

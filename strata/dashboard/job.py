@@ -25,7 +25,7 @@ PAGE: Final = 100
 GROUPS: Final = 20
 MISSING: Final = 20
 """How many missing ranks of a barrier are shown with what they were doing."""
-CHECKPOINTS: Final = 20
+CHECKPOINTS: Final = 10
 
 T = TypeVar("T")
 
