@@ -7,7 +7,7 @@ the sessions of others, and what is the same for all sessions of a job is made o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
@@ -37,8 +37,11 @@ from strata.wire.enums import PHASES
 
 log = get_logger()
 
-CHECKPOINT_NEWS_S: Final = 0.005
-"""Acks of one save come in bursts; a burst is told once. The end of a save is told at once."""
+SEALER_NEWS_S: Final = 0.005
+"""Acks of one save come in bursts; a burst is told once to the member of rank 0, which waits for
+the last one to compose the global manifest. The end of a save is told to everybody at once."""
+OTHERS_NEWS_S: Final = 1.0
+"""The others show the acks to people at most: a list of all, so often, to all would be a square."""
 RECENT_CHECKPOINTS: Final = 2
 """How many ended saves of its generation a session is told of at its start: it may have missed
 their end. No more are in flight at once."""
@@ -53,9 +56,8 @@ class Sessions:
         self._keeper = keeper
         self._registrar = registrar
         self._by_job: dict[str, set[MemberSession]] = {}
-        self._changed: dict[str, set[tuple[int, int]]] = {}
-        """Saves whose acks changed and whose members have not been told yet."""
-        self._news: asyncio.TimerHandle | None = None
+        self._acks_for_sealer = _News(SEALER_NEWS_S, partial(self._tell_save, sealer=True))
+        self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
         self._limits = Limits(tick_s=house.context.timing.tick_s)
         self._moved = house.context.measures.moved.child()
 
@@ -131,15 +133,17 @@ class Sessions:
 
     def on_save(self, job: str, step: int, generation: int) -> None:
         """Tell the members of a job that a save changed: now if it ended, else soon."""
-        members = self._by_job.get(job)
-        if not members:
+        if not self._by_job.get(job):
             return
-        self._changed.setdefault(job, set()).add((step, generation))
+        save = (job, step, generation)
         entry = self._job(job).checkpoint(step, generation)
         if entry is not None and entry.record.state is not CheckpointState.OPEN:
-            self._tell_saves()
-        elif self._news is None:
-            self._news = asyncio.get_running_loop().call_later(CHECKPOINT_NEWS_S, self._tell_saves)
+            self._acks_for_sealer.forget(save)
+            self._acks_for_others.forget(save)
+            self._tell_save(save, sealer=None)
+        else:
+            self._acks_for_sealer.note(save)
+            self._acks_for_others.note(save)
 
     def _tell_world(self, job: JobView, members: Iterable[MemberSession]) -> None:
         head = job.head()
@@ -163,27 +167,18 @@ class Sessions:
             own.world.place.CopyFrom(world_wire.place_message(place))
             member.send(own)
 
-    def _tell_saves(self) -> None:
-        if self._news is not None:
-            self._news.cancel()
-            self._news = None
-        changed, self._changed = self._changed, {}
-        for name, saves in changed.items():
-            try:
-                self._tell_saves_of(name, saves)
-            except StrataError as error:
-                log.warning("save_not_told", job=name, error=error.message)
-
-    def _tell_saves_of(self, name: str, saves: Iterable[tuple[int, int]]) -> None:
+    def _tell_save(self, save: _Save, *, sealer: bool | None) -> None:
+        """Tell the member of rank 0 (`sealer`), the others (False), or all members of the world."""
+        name, step, generation = save
         job, index = self._job(name), self._house.ranks.of(name)
-        for step, generation in sorted(saves):
-            entry = job.checkpoint(step, generation)
-            if entry is None or index is None or index.head.generation != generation:
-                continue
-            message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
-            for member in self._by_job.get(name, ()):
-                if index.place(member.worker, member.incarnation) is not None:
-                    member.send(message)
+        entry = job.checkpoint(step, generation)
+        if entry is None or index is None or index.head.generation != generation:
+            return
+        message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
+        for member in self._by_job.get(name, ()):
+            place = index.place(member.worker, member.incarnation)
+            if place is not None and sealer in {None, place.first_rank == 0}:
+                member.send(message)
 
     def _current_saves(self, job: JobView) -> Iterator[Entry[CheckpointRecord]]:
         """Yield the current generation's open saves and the last ones that ended."""
@@ -198,6 +193,37 @@ class Sessions:
 
     def _job(self, job: str) -> JobView:
         return JobView(self._context.mirror.view, self._context.keys.job(job))
+
+
+_Save = tuple[str, int, int]
+"""Job, step and generation."""
+
+
+class _News:
+    """Saves that changed, each told once, `after_s` after the first of them changed."""
+
+    def __init__(self, after_s: float, tell: Callable[[_Save], None]) -> None:
+        self._after_s = after_s
+        self._tell = tell
+        self._changed: dict[_Save, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, save: _Save) -> None:
+        self._changed[save] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._due)
+
+    def forget(self, save: _Save) -> None:
+        self._changed.pop(save, None)
+
+    def _due(self) -> None:
+        self._timer = None
+        changed, self._changed = self._changed, {}
+        for save in changed:
+            try:
+                self._tell(save)
+            except StrataError as error:
+                log.warning("save_not_told", job=save[0], step=save[1], error=error.message)
 
 
 def _floors(job: JobView, generation: int) -> Iterator[tuple[str, int]]:

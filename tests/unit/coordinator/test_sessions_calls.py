@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from strata.errors import ClusterReplaced, Unavailable
@@ -73,6 +75,27 @@ async def test_a_save_through_three_replicas_is_told_to_all_until_it_is_committe
             assert committed.latest
         await members[1].connect("r1")
         assert (await members[1].next("checkpoint")).state == 2, "who was away is told the end"
+
+
+@in_virtual_time()
+async def test_acks_are_told_at_once_to_who_seals_and_once_a_second_to_the_others() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        await members[0].call(begin_checkpoint=begin(members[0], 0))
+        await asyncio.sleep(2)
+        heard = [len(member.all("checkpoint")) for member in members]
+        for rank, member in enumerate(members):
+            author = begin(member, rank)["author"]
+            await member.call(
+                ack_checkpoint={"author": author, "step": 20, "attempt": "attempt-0", "digest": "d"}
+            )
+            await asyncio.sleep(0.1)
+        assert len((await members[0].save(1, acked=3)).acked) == 3
+        assert [len(m.all("checkpoint")) for m in members[1:]] == heard[1:]
+        await asyncio.sleep(1)
+        for member, before in zip(members[1:], heard[1:], strict=True):
+            news = member.all("checkpoint")[before:]
+            assert [len(save.acked) for save in news] == [3]
 
 
 @pytest.mark.parametrize(
