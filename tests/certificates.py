@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from strata.launch.etcd_http import EtcdTls
+from strata.security.certificates import Authority as StrataAuthority
 
 _LIFE = dt.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
@@ -70,3 +71,25 @@ def etcd_identity(folder: Path) -> EtcdTls:
     authority = Authority(folder)
     cert, key = authority.issue("etcd")
     return EtcdTls(cert=cert, key=key, ca=authority.ca)
+
+
+def signed_by(authority: StrataAuthority, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a certificate that an authority of `strata certs` signed, and that names nobody."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(authority.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _LIFE)
+        .not_valid_after(now + _LIFE)
+        .sign(authority.key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    cert_file.write_bytes(certificate.public_bytes(_PEM))
+    plain = serialization.NoEncryption()
+    key_file.write_bytes(key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, plain))
+    key_file.chmod(0o600)
+    return cert_file, key_file

@@ -33,7 +33,7 @@ hypothesis.settings.register_profile("default", deadline=None, database=None, de
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-pytest_plugins = ["tests.cluster_fixtures", "tests.etcd_fixtures"]
+pytest_plugins = ["tests.cluster_fixtures", "tests.etcd_fixtures", "tests.secured_fixtures"]
 
 Need = Callable[[str, bool, str], None]
 

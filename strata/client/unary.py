@@ -1,7 +1,8 @@
 """Unary calls that find a coordinator that answers.
 
 One channel is kept to one endpoint. When a call on it fails in a way that another replica may not
-(`error.retryable`), the next endpoint is tried with the same request until the call's time is up.
+(`error.retryable`, or one about who we are), the next endpoint is tried with the same request until
+the call's time is up.
 That is right because every request of ours bears repetition: it names what it is about by an id
 that the caller chose, or asks a question.
 """
@@ -22,7 +23,14 @@ from google.protobuf.message_factory import GetMessageClass
 from strata.client.channel import Connection, connected
 from strata.client.endpoints import Endpoint, Route
 from strata.config import Credentials
-from strata.errors import ClusterReplaced, InvalidArgument, StrataError, Unavailable
+from strata.errors import (
+    ClusterReplaced,
+    ConfigError,
+    InvalidArgument,
+    StrataError,
+    Unauthenticated,
+    Unavailable,
+)
 from strata.v1 import (
     admin_pb2,
     barriers_pb2,
@@ -101,15 +109,21 @@ class UnaryClient:
             raise InvalidArgument(f"no call takes a {type(request).__name__}")
         request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
         trouble: dict[str, StrataError] = {}
+        strangers: set[Endpoint] = set()
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
                         return await self._attempt(method, request, attempt_s)
                     except StrataError as error:
-                        if not error.retryable:
+                        if _answers_for_all(error):
                             raise
-                        trouble[str(self._route.current)] = error
+                        at = self._route.current
+                        if not error.retryable and at is not None:
+                            strangers.add(at)
+                            if strangers.issuperset(self._endpoints):
+                                raise
+                        trouble[str(at)] = error
         except TimeoutError:
             said = "; ".join(error.message for error in trouble.values()) or "no connection came about"
             raise Unavailable(f"no coordinator answered within {timeout_s:g} s: {said}") from None
@@ -132,7 +146,7 @@ class UnaryClient:
             with translated(str(line.endpoint)):
                 response = await invoke(request, timeout=attempt_s, metadata=line.connection.metadata)
         except (StrataError, asyncio.CancelledError) as error:
-            if self._line is line and not (isinstance(error, StrataError) and not error.retryable):
+            if self._line is line and not (isinstance(error, StrataError) and _answers_for_all(error)):
                 self._line = None  # it gave no answer: the next attempt goes elsewhere
             raise
         finally:
@@ -168,3 +182,11 @@ class UnaryClient:
                     )
                     self._line = _Line(endpoint, connection, stack.pop_all())
             return self._line
+
+
+def _answers_for_all(error: StrataError) -> bool:
+    """Tell whether every replica would say the same.
+
+    One may have another certificate than the others, or an older list of tokens.
+    """
+    return not (error.retryable or isinstance(error, ConfigError | Unauthenticated))

@@ -204,7 +204,9 @@ def describe(path: Path) -> Described:
     try:
         return _described(x509.load_pem_x509_certificate(path.read_bytes()))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="check its path and its owner"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not a certificate in PEM form: {error}") from None
 

@@ -43,7 +43,9 @@ def read_private(path: Path, what: str) -> bytes:
                 )
             return file.read()
     except OSError as error:
-        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot read {what} {path}: {error.strerror}", hint="check its path and its owner"
+        ) from None
 
 
 def _write(path: Path, body: bytes, mode: int) -> None:

@@ -120,7 +120,9 @@ def _read(path: Path | None) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint="check its path and its owner"
+        ) from None
 
 
 def _read_key(credentials: Credentials) -> bytes | None:

@@ -158,7 +158,9 @@ class AcceptedTokens:
         try:
             info = self._file.path.stat()
         except OSError as error:
-            raise ConfigError(f"cannot read {self._file.path}: {error.strerror}") from None
+            raise ConfigError(
+                f"cannot read {self._file.path}: {error.strerror}", hint="check its path and its owner"
+            ) from None
         stamp = (info.st_ino, info.st_mtime_ns, info.st_size)
         if stamp != self._stamp:
             self._entries = self._file.entries()
