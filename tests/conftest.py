@@ -58,6 +58,12 @@ def _need() -> Need:
 
 
 @pytest.fixture(scope="session")
+def session_need() -> Need:
+    """As `need`, for fixtures of the whole run."""
+    return need
+
+
+@pytest.fixture(scope="session")
 def etcd_bin() -> Path:
     """The folder that holds etcd, etcdctl and etcdutl, as `scripts/fetch-etcd` made it."""
     folder = ROOT / ".tools" / "etcd" / "bin"

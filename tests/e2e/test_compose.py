@@ -1,0 +1,241 @@
+"""deploy/etcd's Compose file, brought up as its README says, and broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.launch.ports import free_port
+from tests.cluster_fixtures import RANKS, Nodes, run_strata
+from tests.e2e.conftest import DEPLOY
+from tests.e2e.engine import Engine, follow_health
+from tests.processes import Record, Talker
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(420)]
+
+ETCD = ("etcd-1", "etcd-2", "etcd-3")
+COORDINATORS = ("coordinator-1", "coordinator-2", "coordinator-3")
+UP_S = 120.0
+
+
+class Deployment:
+    """A project of Compose with a name, ports, images and certificates of its own."""
+
+    def __init__(self, engine: Engine, base_image: str, folder: Path, record: Record) -> None:
+        self.engine = engine
+        self.record = record
+        self.project = f"strata-test-{secrets.token_hex(4)}"
+        self.tls = folder / "tls"
+        # root may give each key to a user that exists only inside the containers
+        self.uid = 10001 if os.geteuid() == 0 else os.geteuid()
+        self.ports = {name: free_port() for name in COORDINATORS}
+        self.env = {
+            **{f"STRATA_PORT_{name[-1]}": str(port) for name, port in self.ports.items()},
+            "BASE_IMAGE": base_image,
+            "STRATA_TLS": str(self.tls),
+            "STRATA_UID": str(self.uid),
+            "STRATA_TAG": self.project,
+            "DOCKER_BUILDKIT": "0" if engine.compose_command[0] == "docker-compose" else "1",
+        }
+
+    def prepare(self) -> None:
+        """Everything before `up`: certificates, what the images are made of, the images."""
+        owner = ("--owner", str(self.uid)) if os.geteuid() == 0 else ()
+        self.engine.run(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
+        self.engine.run(str(DEPLOY / "build-context"), env=self.env)
+        self.compose("build")
+
+    def compose(self, *words: str) -> str:
+        command = (*self.engine.compose_command, "-p", self.project, "-f", str(DEPLOY / "compose.yaml"))
+        return self.engine.run(*command, *words, env=self.env)
+
+    def container(self, service: str) -> str:
+        """The id of a service's container, running or not."""
+        labels = (f"project={self.project}", f"service={service}")
+        filters = [word for label in labels for word in ("--filter", f"label=com.docker.compose.{label}")]
+        return self.engine.docker("ps", "--all", "--quiet", *filters).strip()
+
+    def inspect(self, service: str, form: str) -> str:
+        return self.engine.docker("inspect", "--format", form, self.container(service)).strip()
+
+    def times(self, what: str, service: str) -> int:
+        """How often something has happened to a service's container."""
+        return len(self.record.of("container", what=what, service=service))
+
+    def wait_healthy(self, service: str, *, after: int = 0) -> None:
+        """Return once the container was found healthy more than `after` times."""
+        facts = {"what": "health_status: healthy", "service": service}
+        self.record.wait("container", count=after + 1, limit_s=UP_S, **facts)
+
+    def credentials(self, who: str) -> dict[str, str]:
+        """The environment that lets a process of this host speak for `who`."""
+        folder = self.tls / who
+        return {
+            "STRATA_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in self.ports.values()),
+            "STRATA_TLS_CERT_FILE": str(folder / "cert.pem"),
+            "STRATA_TLS_KEY_FILE": str(folder / "key.pem"),
+            "STRATA_TLS_CA_FILE": str(folder / "ca.pem"),
+        }
+
+    def issue(self, authority: str, role: str, name: str) -> None:
+        """Sign a certificate besides those that make-certs made."""
+        code, said = run_strata(
+            *("certs", "issue", "--ca", str(self.tls / authority), "--role", role, "--id", name),
+            *("--out", str(self.tls / name)),
+        )
+        assert code == 0, said
+
+    def status(self) -> dict[str, Any]:
+        """What `strata status` says to the operator of this host."""
+        code, said = run_strata("status", "--json", env={**os.environ, **self.credentials("operator")})
+        assert code == 0, said
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--rmi", "all", "--remove-orphans")
+
+    def left(self) -> str:
+        """What the engine still holds of the project."""
+        ours = ("--quiet", "--filter", f"label=com.docker.compose.project={self.project}")
+        return "".join(
+            (
+                self.engine.docker("ps", "--all", *ours),
+                self.engine.docker("network", "ls", *ours),
+                self.engine.docker("volume", "ls", *ours),
+                self.engine.docker("image", "ls", "--quiet", f"strata-*:{self.project}"),
+            )
+        )
+
+
+@pytest.fixture
+def deployment(
+    engine: Engine, base_image: str, etcd_bin: Path, tmp_path: Path, record: Record
+) -> Iterator[Deployment]:
+    made = Deployment(engine, base_image, tmp_path, record)
+    events = follow_health(engine, made.project, record)
+    try:
+        made.prepare()
+        yield made
+    finally:
+        events.child.kill()
+        events.join()
+        if made.left():
+            made.down()
+
+
+def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
+    deployment: Deployment, nodes: Nodes, record: Record
+) -> None:
+    deployment.compose("up", "-d")
+    for service in (*ETCD, *COORDINATORS):
+        deployment.wait_healthy(service)
+    status = deployment.status()
+    assert sorted(r["replica"] for r in status["replicas"]) == list(COORDINATORS)
+    assert [member["healthy"] for member in status["etcd_members"]] == [True] * 3
+
+    members = start_members(deployment, nodes)
+    met(record, more=3)
+
+    # a crash, which the engine's restart policy answers; docker's own kill would be a wish
+    leader = status["leader"]
+    healthy = deployment.times("health_status: healthy", leader)
+    os.kill(int(deployment.inspect(leader, "{{.State.Pid}}")), signal.SIGKILL)
+    met(record, more=20)
+    deployment.wait_healthy(leader, after=healthy)
+
+    deployment.engine.docker("kill", deployment.container("etcd-2"))
+    met(record, more=20)
+    healthy = deployment.times("health_status: healthy", "etcd-2")
+    deployment.compose("up", "-d", "--no-build")
+    deployment.wait_healthy("etcd-2", after=healthy)
+
+    assert {e["generation"] for e in record.of("met")} == {1}, "somebody was taken for dead"
+    check_certificates(deployment)
+    met(record, more=3)
+    members[0].signal(signal.SIGTERM)
+    assert [member.join() for member in members] == [0, 0, 0]
+
+    deployment.compose("stop", "coordinator-1")
+    assert deployment.inspect("coordinator-1", "{{.State.ExitCode}}") == "0", "SIGTERM did not reach it"
+    deployment.down()
+    assert deployment.left() == ""
+
+
+def start_members(deployment: Deployment, nodes: Nodes) -> list[Talker]:
+    """Three trainers on the host, each with a certificate of its own."""
+    started = []
+    for name in ("node-1", "node-2", "node-3"):
+        deployment.issue("ca", "member", name)
+        env = {**deployment.credentials(name), "STRATA_JOB": nodes.job, "STRATA_WORKER_ID": name}
+        started.append(
+            nodes.start(sys.executable, str(RANKS / "meeting.py"), "--members", "3", name=name, env=env)
+        )
+    return started
+
+
+def met(record: Record, *, more: int) -> None:
+    """Return once each of the three members has come through so many barriers from now on."""
+    sources = ("node-1", "node-2", "node-3")
+    before = {source: len(record.of("met", source=source)) for source in sources}
+    for source, count in before.items():
+        record.wait("met", count=count + more, source=source, limit_s=60.0)
+
+
+def check_certificates(deployment: Deployment) -> None:
+    """No trainer's certificate opens etcd; new certificates are served without a restart."""
+    assert "is healthy" in etcd_health(deployment, "coordinator-1-etcd")
+    with pytest.raises(AssertionError, match="exited with"):
+        etcd_health(deployment, "node-1")
+
+    old = served_certificate(deployment)
+    owner = ("--owner", str(deployment.uid)) if os.geteuid() == 0 else ()
+    deployment.engine.run(str(DEPLOY / "make-certs"), "--out", str(deployment.tls), "--renew", *owner)
+    on_disk = ssl.PEM_cert_to_DER_cert((deployment.tls / "coordinator-1" / "cert.pem").read_text())
+    deadline = time.monotonic() + 30
+    while (now := served_certificate(deployment)) == old:
+        assert time.monotonic() < deadline, "the coordinator still serves its old certificate"
+    assert now == on_disk
+    assert deployment.status()["leader"]
+
+
+def etcd_health(deployment: Deployment, who: str) -> str:
+    """Ask an etcd member, from its network, with somebody's certificate; etcd's authority is known."""
+    if not (trusted := deployment.tls / who / "etcd-ca.pem").exists():
+        trusted.write_bytes((deployment.tls / "etcd-ca" / "ca.pem").read_bytes())
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", str(deployment.uid), deployment.tls / who], check=True)
+    tls = ("--cacert=/tls/etcd-ca.pem", "--cert=/tls/cert.pem", "--key=/tls/key.pem")
+    return deployment.engine.docker(
+        *("run", "--rm", "--network", f"{deployment.project}_etcd", "--entrypoint", "etcdctl"),
+        *("--volume", f"{deployment.tls / who}:/tls:ro", f"strata-etcd:{deployment.project}"),
+        *("--endpoints=https://etcd-1:2379", *tls, "--command-timeout=5s", "endpoint", "health"),
+    )
+
+
+def served_certificate(deployment: Deployment) -> bytes:
+    """The certificate that coordinator-1 shows to a new connection."""
+    folder = deployment.tls / "operator"
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    address = ("127.0.0.1", deployment.ports["coordinator-1"])
+    with (
+        socket.create_connection(address, timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
