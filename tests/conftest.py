@@ -51,15 +51,9 @@ def need(capability: str, present: bool, hint: str) -> None:
     pytest.skip(reason)
 
 
-@pytest.fixture(name="need")
+@pytest.fixture(name="need", scope="session")
 def _need() -> Need:
     """`need("docker", reachable, "start a container engine")` as a fixture."""
-    return need
-
-
-@pytest.fixture(scope="session")
-def session_need() -> Need:
-    """As `need`, for fixtures of the whole run."""
     return need
 
 

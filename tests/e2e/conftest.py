@@ -16,21 +16,21 @@ DEPLOY = ROOT / "deploy" / "etcd"
 
 
 @pytest.fixture(scope="session")
-def engine(session_need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The engine that the environment names and that answers, else one of our own for this run."""
     hint = "apt-get install docker.io docker-compose"
-    session_need("docker", shutil.which("docker") is not None, hint)
+    need("docker", shutil.which("docker") is not None, hint)
     # a person's own configuration may name credentials and contexts
     env = {**os.environ, "DOCKER_CONFIG": str(tmp_path_factory.mktemp("docker"))}
     plugins = Path(os.environ.get("DOCKER_CONFIG", Path.home() / ".docker")) / "cli-plugins"
     if plugins.is_dir():
         shutil.copytree(plugins, Path(env["DOCKER_CONFIG"]) / "cli-plugins")
     compose = compose_command(env)
-    session_need("docker", bool(compose), hint)
+    need("docker", bool(compose), hint)
     if answers(env):
         yield Engine(env=env, compose_command=compose)
         return
-    session_need("docker", OwnEngine.possible(), f"start an engine, or as root: {hint}")
+    need("docker", OwnEngine.possible(), f"start an engine, or as root: {hint}")
     own = OwnEngine(ROOT / ".strata" / f"docker-{os.getpid()}")
     try:
         own.start()
@@ -40,13 +40,13 @@ def engine(session_need: Need, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def base_image(engine: Engine, session_need: Need) -> Iterator[str]:
+def base_image(engine: Engine, need: Need) -> Iterator[str]:
     """What the images are built on: STRATA_TEST_BASE_IMAGE, else made of this machine's archive."""
     if given := os.environ.get("STRATA_TEST_BASE_IMAGE"):
         yield given
         return
     possible = os.geteuid() == 0 and shutil.which("mmdebstrap") is not None
-    session_need("docker", possible, "set STRATA_TEST_BASE_IMAGE, or as root: apt-get install mmdebstrap")
+    need("docker", possible, "set STRATA_TEST_BASE_IMAGE, or as root: apt-get install mmdebstrap")
     tag = f"strata-test-base:{os.getpid()}"
     engine.run(str(DEPLOY / "make-base"), tag)
     yield tag
