@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import TracebackType
@@ -100,17 +100,32 @@ class Replicas:
     """A control plane of a test's own, on an etcd that others use as well."""
 
     def __init__(
-        self, etcd: EtcdCluster, cluster: str, logs: Path, *, detect_s: float = 5.0, spares: bool = False
+        self,
+        etcd: EtcdCluster,
+        cluster: str,
+        logs: Path,
+        *,
+        detect_s: float = 5.0,
+        spares: bool = False,
+        ways: Mapping[str, str] | None = None,
     ) -> None:
+        """`ways`: the etcd endpoints of those replicas, by name, that reach it in a way of their own."""
+        ways = ways or {}
+        direct = ",".join(etcd.endpoints)
         options = [
-            f"--etcd={','.join(etcd.endpoints)}",
             f"--cluster={cluster}",
             f"--detect-s={detect_s:g}",
             "--http=127.0.0.1:0",
             "--log-format=json",
         ]
         self._all = [
-            WarmReplica(f"r{number}", port, options, logs, spare=spares)
+            WarmReplica(
+                f"r{number}",
+                port,
+                [*options, f"--etcd={ways.get(f'r{number}', direct)}"],
+                logs,
+                spare=spares,
+            )
             for number, port in enumerate(free_ports(3), 1)
         ]
         self._made: list[Member] = []
@@ -197,9 +212,15 @@ class Replicas:
 
 @asynccontextmanager
 async def started(
-    etcd: EtcdCluster, cluster: str, logs: Path, *, detect_s: float = 5.0, spares: bool = False
+    etcd: EtcdCluster,
+    cluster: str,
+    logs: Path,
+    *,
+    detect_s: float = 5.0,
+    spares: bool = False,
+    ways: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Replicas]:
     """Have replicas for one test alone."""
-    with closing(Replicas(etcd, cluster, logs, detect_s=detect_s, spares=spares)) as replicas:
+    with closing(Replicas(etcd, cluster, logs, detect_s=detect_s, spares=spares, ways=ways)) as replicas:
         async with replicas:
             yield replicas

@@ -1,0 +1,70 @@
+"""A way to etcd that can be shut: nothing comes through then, in silence, as in a partition."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+
+class Gate:
+    """A TCP forwarder to one address; `address` is where it listens."""
+
+    def __init__(self, target: str) -> None:
+        url = urlsplit(target if "//" in target else f"//{target}")
+        assert url.hostname is not None
+        assert url.port is not None
+        self._host, self._port = url.hostname, url.port
+        self._open = asyncio.Event()
+        self._open.set()
+        self._server: asyncio.Server | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.address = ""
+
+    def shut(self) -> None:
+        """Let nothing through, and say nothing of it."""
+        self._open.clear()
+
+    def open(self) -> None:
+        """Let everything through again, what was kept as well."""
+        self._open.set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for pump in self._pumps:
+            pump.cancel()
+        if self._pumps:
+            await asyncio.wait(self._pumps)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
+        for source, sink in ((reader, there_writer), (there_reader, writer)):
+            pump = asyncio.create_task(self._pump(source, sink))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                await self._open.wait()
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+
+@contextlib.asynccontextmanager
+async def gated(target: str) -> AsyncIterator[Gate]:
+    """Have a gate before `target` while the body runs."""
+    gate = Gate(target)
+    await gate.start()
+    try:
+        yield gate
+    finally:
+        await gate.stop()
