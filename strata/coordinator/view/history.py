@@ -40,7 +40,18 @@ class History:
             self.floor = oldest.revision
 
     def since(self, revision: int) -> Iterator[WatchBatch] | None:
-        """Return the batches after `revision`, or None when they are not all here: list again."""
+        """Return the changes after `revision`, or None when they are not all here: list again.
+
+        A batch may hold many revisions, and a token of another replica may lie within it: of such
+        a one the rest is returned.
+        """
         if revision < self.floor:
             return None
-        return (batch for batch in tuple(self._batches) if batch.revision > revision)
+        return (_rest(batch, revision) for batch in tuple(self._batches) if batch.revision > revision)
+
+
+def _rest(batch: WatchBatch, revision: int) -> WatchBatch:
+    if batch.events[0].kv.mod_revision > revision:
+        return batch
+    events = tuple(event for event in batch.events if event.kv.mod_revision > revision)
+    return WatchBatch(revision=batch.revision, events=events)

@@ -26,6 +26,17 @@ def test_it_returns_what_came_after_a_token() -> None:
     assert revisions(history, 15) == []
 
 
+def test_a_token_from_within_a_batch_is_answered_with_the_rest_of_it() -> None:
+    """etcd catches a watch up with many revisions at once; another replica's batches end elsewhere."""
+    history = History()
+    history.reset(10)
+    caught_up = tuple(event for revision in (11, 12, 14) for event in batch(revision, events=2).events)
+    history.append(WatchBatch(revision=14, events=caught_up))
+    found = history.since(12)
+    assert found is not None
+    assert [(b.revision, [e.kv.mod_revision for e in b.events]) for b in found] == [(14, [14, 14])]
+
+
 def test_a_token_from_before_its_floor_means_list_again() -> None:
     history = History()
     history.reset(10)
