@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from strata.config import EtcdConfig
+from strata.config import Credentials, EtcdConfig
 from strata.coordinator.context import EtcdMember
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
 from strata.observe import get_logger
+from strata.security.tls import read_pem
 
 log = get_logger()
 
@@ -40,6 +42,8 @@ async def _connect(config: EtcdConfig) -> EtcdStore:
     deadline = loop.time() + config.wait_s
     tls = None
     if config.ca_file is not None or config.cert_file is not None:
+        own = Credentials(ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file)
+        read_pem(own, dt.datetime.now(dt.UTC))  # what is wrong with them is said before etcd is asked
         tls = TlsConfig(
             ca_file=config.ca_file,
             cert_file=config.cert_file,

@@ -77,7 +77,7 @@ class Connection:
         self.closed = True
         self._reported.set()
         for endpoint in self.endpoints:
-            await endpoint.channel.close()
+            await endpoint.close()
         # Closing ends what they wait for, unless a traceback still holds a failed call. Cancelled,
         # they would leave gRPC an event for a loop that may be gone when it comes.
         _, late = await asyncio.wait(self._tasks, timeout=0.2)

@@ -12,9 +12,11 @@ silence; pings are the last resort.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, Protocol
 
 import grpc
+import grpc.aio
 
 from strata.errors import ConfigError
 from strata.etcd.options import Address, TlsConfig
@@ -44,6 +46,9 @@ _OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.client_idle_timeout_ms", 2**31 - 1),
 ]
 
+LOOK_S: Final = 1.0
+"""How often replaced files are looked for while there is no connection."""
+
 READY: Final = grpc.ChannelConnectivity.READY
 SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 
@@ -68,6 +73,12 @@ class Endpoint:
     """A channel to one member, its services, and what we know of its health."""
 
     __slots__ = (
+        "_address",
+        "_closed",
+        "_renewed",
+        "_stamp",
+        "_tls",
+        "_waiting",
         "auth",
         "channel",
         "cluster",
@@ -85,13 +96,24 @@ class Endpoint:
             raise ConfigError(f"etcd endpoint {scheme}://{address.target}, but {have} are configured")
         self.name = address.target
         self.health = health
+        self._tls = tls
+        self._stamp = tls.stamp() if tls is not None else ()
+        self._closed = False
+        self._renewed = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._use(self._open())
+
+    def _open(self) -> grpc.aio.Channel:
+        """Return a channel with what the files hold now; `ConfigError` when they cannot be read."""
         options = list(_OPTIONS)
-        if tls is None:
-            self.channel = grpc.aio.insecure_channel(self.name, options=options)
-        else:
-            if tls.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", tls.server_name))
-            self.channel = grpc.aio.secure_channel(self.name, tls.credentials(), options=options)
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.name, options=options)
+        if self._tls.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self._tls.server_name))
+        return grpc.aio.secure_channel(self.name, self._tls.credentials(), options=options)
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
         self.kv = KVStub(self.channel)
         self.watch = WatchStub(self.channel)
         self.lease = LeaseStub(self.channel)
@@ -104,13 +126,69 @@ class Endpoint:
         """Hold when a connection stands. Asked before every call: it costs 0.1 µs."""
         return self.channel.get_state() is READY
 
+    async def close(self) -> None:
+        """Drop the connection for good."""
+        self._closed = True
+        await self.channel.close()
+
+    async def _renew(self) -> None:
+        """Take a channel with new files, where files were replaced: one keeps those it began with.
+
+        Called while no connection stands, so that nothing that works is given up.
+        """
+        now = self._tls.stamp() if self._tls is not None else ()
+        if now == self._stamp:
+            return
+        try:
+            channel = self._open()
+        except ConfigError:
+            return  # in the middle of being replaced: the next try finds them whole
+        self._stamp = now
+        before = self.channel
+        self._use(channel)
+        self._renewed.set()
+        await before.close()
+        if self._closed:
+            await channel.close()
+
     async def keep_connected(self, report: Report) -> None:
         """Reconnect for ever, and report every change of the channel's state."""
+        looking = asyncio.create_task(self._look(), name=f"etcd-files-{self.name}")
+        try:
+            await self._keep_connected(report)
+        finally:
+            looking.cancel()
+
+    async def _look(self) -> None:
+        """Look for replaced files while there is no connection.
+
+        The channel does not say when it tries again: from the first failure on it is in
+        TRANSIENT_FAILURE until a connection stands.
+        """
+        while self._tls is not None and not self._closed:
+            await asyncio.sleep(LOOK_S)
+            if not self.ready:
+                await self._renew()
+
+    async def _keep_connected(self, report: Report) -> None:
         stood = False
         state = self.channel.get_state(try_to_connect=True)
         while state is not SHUTDOWN:
             stands = state is READY
             report(self, lost=stood and not stands)
             stood = stands
-            await self.channel.wait_for_state_change(state)
+            self._renewed.clear()
+            changed = asyncio.ensure_future(self.channel.wait_for_state_change(state))
+            renewed = asyncio.ensure_future(self._renewed.wait())
+            try:
+                await asyncio.wait((changed, renewed), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                changed.cancel()
+                raise
+            finally:
+                renewed.cancel()
+                self._waiting.add(changed)  # gRPC ends it, with the channel at the latest
+                changed.add_done_callback(self._waiting.discard)
+            if changed.done():
+                changed.result()
             state = self.channel.get_state(try_to_connect=True)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import grpc
 
 from strata.errors import ConfigError
+from strata.security.tls import Stamp, stamp
 
 DEFAULT_PORT: Final = 2379
 
@@ -33,6 +34,10 @@ class TlsConfig:
     cert_file: Path | None = None
     key_file: Path | None = None
     server_name: str | None = None
+
+    def stamp(self) -> Stamp:
+        """Return what changes when one of the files is replaced."""
+        return stamp(self.ca_file, self.cert_file, self.key_file)
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Read the files; `ConfigError` names the one that cannot be read."""

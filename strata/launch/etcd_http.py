@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strata.errors import Unavailable
+from strata.errors import Refused, Unavailable
 
 _LIMIT_S = 1.0
 
@@ -93,7 +93,10 @@ class EtcdHttp:
         )
 
     def peer_urls(self) -> list[str]:
-        """Return the answering member's addresses for its peers: they tell one member from another."""
+        """Return the answering member's addresses for its peers: they tell one member from another.
+
+        `Refused` when etcd's user authentication is on.
+        """
         answer = self._ask("/v3/cluster/member/list", {"linearizable": False})
         own = answer["header"]["member_id"]
         return next((m.get("peerURLs", []) for m in answer["members"] if m["ID"] == own), [])
@@ -108,6 +111,12 @@ class EtcdHttp:
         try:
             with self._opener.open(request, timeout=_LIMIT_S) as response:
                 answer: dict[str, Any] = json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(4096).decode(errors="replace")
+            if error.code in {401, 403} or "user name is empty" in said or "auth" in said:
+                raise Refused(f"etcd at {self.url} asks for a user") from error
+            raise Unavailable(f"etcd at {self.url} does not answer: {error}", hint="") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(f"etcd at {self.url} does not answer: {error}", hint="") from error
         return answer

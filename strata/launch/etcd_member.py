@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strata.errors import Unavailable
+from strata.errors import Refused, Unavailable
 from strata.launch.children import Child
 from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_http import EtcdHttp, EtcdTls, MemberStatus
 from strata.launch.placement import HOST
+from strata.launch.ports import listens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,7 @@ class EtcdMember:
             *cluster_flags,
         )
         self._peer_url = plan.peer_url(tls)
+        self._port = plan.client_port
         self._http = EtcdHttp(plan.client_url(tls), tls)
         self._child: Child | None = None
         self._paused = False
@@ -143,8 +144,12 @@ class EtcdMember:
             return False
         if not self._recognised:
             # Another etcd may have been given our port in between, and ours not have ended yet.
-            with contextlib.suppress(Unavailable):
+            try:
                 self._recognised = self._peer_url in self._http.peer_urls()
+            except Refused:  # only a user may know; the kernel tells everybody whose port it is
+                self._recognised = listens(self.pid, self._port)
+            except Unavailable:
+                return False
         return self._recognised
 
     def status(self) -> MemberStatus:

@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 
 _LOWEST = 15_000
+_LISTEN = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -61,3 +63,20 @@ def _candidates() -> list[int]:
     if first_ephemeral < _LOWEST + 1_000:
         return [0] * 1_000
     return random.sample(range(_LOWEST, first_ephemeral), 1_000)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Tell whether a process listens on a TCP port, as the kernel knows it; False if it is gone."""
+    proc = Path(f"/proc/{pid}")
+    try:
+        links = [link.readlink().name for link in (proc / "fd").iterdir()]
+        lines = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            if (proc / "net" / table).exists()
+            for line in (proc / "net" / table).read_text().splitlines()[1:]
+        ]
+    except OSError:
+        return False
+    inodes = {line[9] for line in lines if line[3] == _LISTEN and int(line[1].rpartition(":")[2], 16) == port}
+    return any(f"socket:[{inode}]" in links for inode in inodes)

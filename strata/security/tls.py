@@ -43,7 +43,7 @@ def read_pem(credentials: Credentials, now: dt.datetime) -> Pem:
     _check_authority(credentials.ca_file)
     pem = Pem()
     for left in reversed(range(_TRIES)):
-        before = stamp(credentials)
+        before = stamp_of(credentials)
         pem = Pem(
             ca=_read(credentials.ca_file), cert=_read(credentials.cert_file), key=_read_key(credentials)
         )
@@ -53,7 +53,7 @@ def read_pem(credentials: Credentials, now: dt.datetime) -> Pem:
             if not left:
                 raise
         else:
-            if stamp(credentials) == before:
+            if stamp_of(credentials) == before:
                 break
         time.sleep(_PAUSE_S)
     if pem.cert is not None and (complaint := validity(pem.cert).complaint(now)):
@@ -64,10 +64,15 @@ def read_pem(credentials: Credentials, now: dt.datetime) -> Pem:
     return pem
 
 
-def stamp(credentials: Credentials) -> Stamp:
+def stamp_of(credentials: Credentials) -> Stamp:
+    """Return the stamp of the files of `credentials`."""
+    return stamp(credentials.ca_file, credentials.cert_file, credentials.key_file)
+
+
+def stamp(*paths: Path | None) -> Stamp:
     """Return what tells whether a file was replaced; a missing one is all zeros."""
     found = []
-    for path in (credentials.ca_file, credentials.cert_file, credentials.key_file):
+    for path in paths:
         if path is None:
             continue
         try:

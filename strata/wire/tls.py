@@ -13,7 +13,7 @@ from strata.config import Credentials
 from strata.core.authority import Identity, parse_identity
 from strata.errors import StrataError, Unauthenticated
 from strata.observe import get_logger
-from strata.security.tls import Pem, Stamp, read_pem, stamp
+from strata.security.tls import Pem, Stamp, read_pem, stamp_of
 from strata.security.tokens import own_token
 
 log = get_logger()
@@ -57,7 +57,7 @@ class ServerTls:
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return the credentials for `add_secure_port`; `ConfigError` when the files are wrong."""
-        self._stamp = stamp(self._credentials)
+        self._stamp = stamp_of(self._credentials)
         first = self._configuration()
         fetch: Any = self._fetch  # None means "no news", which the types do not know
         return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=self._verify)
@@ -67,7 +67,7 @@ class ServerTls:
 
         Runs in a thread of gRPC's, so nothing may be raised here.
         """
-        now = stamp(self._credentials)
+        now = stamp_of(self._credentials)
         if now == self._stamp:
             return None
         try:

@@ -207,3 +207,9 @@ async def test_any_member_knows_the_token(start_etcd: StartEtcd) -> None:
         next(member for member in cluster.members if member.endpoint.endswith(serving)).kill()
         async with asyncio.timeout(LIMIT_S):
             assert (await store.read(Range(key=PREFIX + "a"))).kvs
+
+
+@pytest.mark.usefixtures("operator")
+async def test_a_member_that_asks_for_users_is_found_healthy_after_a_restart(cluster: EtcdCluster) -> None:
+    await asyncio.to_thread(cluster.members[0].restart)
+    await asyncio.to_thread(cluster.wait_healthy, LIMIT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from strata.launch.etcd_binary import EtcdBinary
 from strata.launch.etcd_cluster import EtcdCluster
 from strata.launch.etcd_http import EtcdTls
 from tests.certificates import Authority, etcd_identity
+from tests.etcd_fixtures import StartEtcd
 
 SHORT = Timing(connect_s=1.0)
 
@@ -89,3 +91,33 @@ async def test_plaintext_is_not_spoken(cluster: EtcdCluster) -> None:
         await EtcdStore.connect(bare, timing=SHORT)
     with pytest.raises(ConfigError, match="https://"):
         await EtcdStore.connect(cluster.endpoints, timing=SHORT)
+
+
+async def test_replaced_files_are_used_for_the_next_connection(start_etcd: StartEtcd, tmp_path: Path) -> None:
+    """The certificate of the first connection expires; nobody restarts anything."""
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("etcd")
+    own_cert, own_key = authority.issue("client")
+    running = start_etcd(tls=EtcdTls(cert=cert, key=key, ca=authority.ca))
+    mine = TlsConfig(ca_file=authority.ca, cert_file=own_cert, key_file=own_key)
+    async with await EtcdStore.connect(running.endpoints, tls=mine) as store:
+        await store.read(Range(key="k"))
+        other = tmp_path / "other"
+        other.mkdir()
+        stranger = Authority(other)
+        theirs = stranger.issue("etcd")
+        new = stranger.issue("client")
+        # etcd moves to another authority; a client with the old files is a stranger to it
+        await asyncio.to_thread(running.members[0].kill)
+        for source, target in zip((*theirs, stranger.ca), (cert, key, authority.ca), strict=True):
+            target.write_bytes(source.read_bytes())
+        await asyncio.to_thread(running.members[0].start)
+        for source, target in zip(new, (own_cert, own_key), strict=True):
+            target.write_bytes(source.read_bytes())
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await store.read(Range(key="k"))
+                    break
+                except Unavailable:
+                    continue
