@@ -32,7 +32,7 @@ class PlannedFault:
     @property
     def end_s(self) -> float:
         """When it is healed."""
-        return self.at_s + self.hold_s
+        return round(self.at_s + self.hold_s, 1)
 
 
 def plan(
@@ -48,7 +48,7 @@ def plan(
             raise ConfigError(f"scenario {scenario.name}: the fault {entry.name} cannot be had here")
     wanted = [*_scripted(scenario, duration_s)]
     if scenario.random is not None:
-        wanted += _drawn(scenario.random, rng, duration_s, usable)
+        wanted += _drawn(scenario.random, rng, duration_s, usable, tuple(wanted))
     if scenario.fault_names and not wanted:
         raise ConfigError(
             f"scenario {scenario.name}: no fault has room in {duration_s:g} s, or none can be had here",
@@ -82,22 +82,28 @@ def _scripted(scenario: Scenario, duration_s: float) -> Iterator[_Wanted]:
 
 
 def _drawn(
-    spec: RandomFaults, rng: random.Random, duration_s: float, usable: Collection[str]
+    spec: RandomFaults,
+    rng: random.Random,
+    duration_s: float,
+    usable: Collection[str],
+    scripted: Collection[_Wanted],
 ) -> Iterator[_Wanted]:
+    """Yield drawn faults; those of the script count as being in force, so that none loses its target."""
     weights = {name: weight for name, weight in spec.weights.items() if name in usable and weight > 0}
     if not weights:
         return
-    in_force: list[float] = []
-    """When those drawn so far end."""
+    taken = [(at_s, at_s + hold_s) for at_s, hold_s, _fault, _required in scripted]
     at_s = 0.0
     while True:
         at_s = round(at_s + rng.uniform(*spec.gap_s), 1)
-        if len(in_force) >= spec.overlap:
-            # as many as may be are in force: the next one waits until one has ended
-            at_s = max(at_s, sorted(in_force)[-spec.overlap])
         (fault,) = rng.choices(list(weights), list(weights.values()))
         hold_s = round(rng.uniform(*spec.hold_s), 1)
-        if at_s + hold_s > duration_s:
+        while (
+            len(ends := [end for begin, end in taken if begin <= round(at_s + hold_s, 1) and at_s < end])
+            >= spec.overlap
+        ):
+            at_s = min(ends)
+        if round(at_s + hold_s, 1) > duration_s:
             return
-        in_force = [end for end in in_force if end > at_s] + [at_s + hold_s]
+        taken.append((at_s, round(at_s + hold_s, 1)))
         yield at_s, hold_s, fault, False

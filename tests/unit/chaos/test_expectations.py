@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from strata_chaos import expectations
+from strata_chaos.history import HistoryWriter, Outcome, Record
+from strata_chaos.scenario import Expectations
+
+ALL = Expectations(no_member_dies=True, no_new_generation=True, no_barrier_fails=True)
+J = "/strata/v1/default/jobs/b-1"
+
+
+def line(client: str, op: str, t0: float, *, args: object = None, result: object = None) -> Record:
+    return Record(
+        client=client,
+        process=1,
+        op=op,
+        t0=t0,
+        t1=t0,
+        outcome=Outcome.OK,
+        args=args or {},  # type: ignore[arg-type]
+        result=result or {},  # type: ignore[arg-type]
+    )
+
+
+def event(t0: float, key: str, value: object = None) -> Record:
+    """An event of etcd as the observer writes it; without a value it is a deletion."""
+    result = {
+        "revision": int(t0 * 10),
+        "key": key,
+        "type": "delete" if value is None else "put",
+        "value": None if value is None else json.dumps(value),
+        "prev": None,
+        "lease": 0,
+    }
+    return line("observer", "etcd.event", t0, result=result)
+
+
+def judged(folder: Path, *events: Record, expect: Expectations = ALL) -> list[str]:
+    with HistoryWriter(folder / "nemesis.jsonl") as writer:
+        writer.write(line("nemesis", "run.phase", 10.0, args={"phase": "faults"}))
+        writer.write(line("nemesis", "run.phase", 20.0, args={"phase": "end"}))
+    with HistoryWriter(folder / "observer.jsonl") as writer:
+        writer.write(*events)
+    return [finding.message for finding in expectations.judge(folder, expect)]
+
+
+DEATH = event(15.0, f"{J}/workers/w-1")
+WORLD = event(15.0, f"{J}/world", {"generation": 3, "reason": "w-1 died"})
+BROKEN = event(15.0, f"{J}/barriers/all/1/4/outcome", {"result": "broken", "reason": "w-1 died"})
+
+
+def test_what_is_not_as_expected_is_found_with_its_line(tmp_path: Path) -> None:
+    assert judged(tmp_path, DEATH, WORLD, BROKEN) == [
+        "no_member_dies: member w-1 of job b-1 was deleted at revision 150",
+        "no_new_generation: job b-1 began generation 3: w-1 died",
+        "no_barrier_fails: barrier all of job b-1 was not released: w-1 died",
+    ]
+    (first, *_) = expectations.judge(tmp_path, ALL)
+    assert first.evidence == ("observer.jsonl:1",)
+
+
+@pytest.mark.parametrize("expect", [Expectations(), Expectations(no_barrier_fails=True)])
+def test_what_is_not_expected_is_not_looked_for(tmp_path: Path, expect: Expectations) -> None:
+    assert not judged(tmp_path, DEATH, WORLD, expect=expect)
+
+
+def test_only_the_time_of_the_faults_counts(tmp_path: Path) -> None:
+    """Members come before the first fault and leave after the last."""
+    early = [event(5.0, f"{J}/workers/founder"), event(5.0, f"{J}/world", {"generation": 1})]
+
+    assert not judged(tmp_path, *early, event(21.0, f"{J}/workers/w-1"))
+
+
+def test_what_is_well_is_not_found(tmp_path: Path) -> None:
+    assert not judged(
+        tmp_path,
+        event(15.0, f"{J}/workers/w-1", {"boot": "b"}),  # a hand-over
+        event(15.1, f"{J}/barriers/all/1/4/outcome", {"result": "released"}),
+        event(15.2, f"{J}/barriers/all/1/4/outcome"),  # cleared away
+        event(15.3, f"{J}/barriers/hurry/1/4/outcome", {"result": "timed_out"}),
+        event(15.4, f"{J}/worlds/1/2/members/0"),
+        event(15.5, "/strata/v1/default/leader"),
+    )
