@@ -168,7 +168,7 @@ def _guarded() -> Iterator[str]:
 
 def _build(prefix: str, subnet: str, names: Sequence[str]) -> tuple[Host, ...]:
     """Make the bridge and a namespace for each name; return them as hosts."""
-    hub, ours = f"{prefix}hub", f"sc{os.getpid()}"
+    hub, ours = f"{prefix}hub", sweeper.link_of(prefix)
     _run("ip", "netns", "add", hub)
     _run("ip", "-n", hub, "link", "add", "bridge", "type", "bridge")
     _run("ip", "-n", hub, "link", "set", "bridge", "up")

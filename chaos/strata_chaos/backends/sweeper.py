@@ -49,7 +49,14 @@ def sweep(prefix: str) -> list[str]:
         time.sleep(_POLL_S)
     for name in found:
         subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        # it would go with the bridge's namespace, a moment later
+        subprocess.run(["ip", "link", "delete", link_of(name)], check=False, capture_output=True)
     return found
+
+
+def link_of(namespace: str) -> str:
+    """Return the name of this machine's own end of the link to a run's bridge."""
+    return f"sc{namespace.split('-')[2]}"
 
 
 def sweep_abandoned() -> list[str]:
