@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from strata.errors import ConfigError
+from strata_chaos import faults, scenario
+from strata_chaos.cli.app import app
+from strata_chaos.cli.run import _seeds
+
+PAGE = Path("docs/chaos/README.md").read_text()
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def shown(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_has_help_an_example_and_is_on_the_page(name: str) -> None:
+    assert f"Example: strata-chaos {name}" in COMMANDS[name].help
+    assert f"strata-chaos {name}" in PAGE
+
+
+def test_what_the_page_tells_to_type_exists() -> None:
+    (block,) = re.findall(r"```sh\n(strata-chaos .*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines():
+        _program, name, *words = shlex.split(line)
+        known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_a_plan_is_printed_and_nothing_runs(tmp_path: Path) -> None:
+    words = (
+        "run",
+        "--scenario",
+        "mixed",
+        "--backend",
+        "netns",
+        "--seed",
+        "4",
+        "--out",
+        str(tmp_path),
+        "--plan",
+    )
+
+    said = shown(*words)
+
+    assert said == shown(*words)
+    assert re.match(r"seed 4\n +\d+\.\d s  [a-z-]+, held ", said)
+    (body,) = json.loads(shown(*words, "--json"))
+    assert body["seed"] == 4
+    assert len(body["plan"]) == len(said.splitlines()) - 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_has_everything() -> None:
+    said, body = shown("list"), json.loads(shown("list", "--json"))
+
+    for name in [path.stem for path in scenario.shipped()] + list(faults.ALL):
+        assert re.search(rf"^{name} ", said, re.MULTILINE), name
+    assert {found["name"] for found in body["faults"]} == set(faults.ALL)
+    assert {found["name"] for found in body["backends"]} == {"process", "netns"}
+    (kill,) = [found for found in body["faults"] if found["name"] == "isolate-leader"]
+    assert kill["available"]["netns"] is True
+    assert "--backend netns" in kill["available"]["process"]
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", [3]), ("1-4", [1, 2, 3, 4]), ("2,5-6", [2, 5, 6])])
+def test_seeds(text: str, seeds: list[int]) -> None:
+    assert _seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "4-2", "1,,2"])
+def test_what_is_no_seed_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--seeds"):
+        _seeds(text)
