@@ -12,7 +12,7 @@ only the rest is judged.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from strata_chaos.checkers.findings import Findings
 from strata_chaos.checkers.truth import Change, Clock, Event, Held, State
@@ -27,6 +27,8 @@ RULES: Final = {
 
 WINDOW_S: Final = 20.0
 """How long before a deletion a fault of the member may have been healed: detection, grace, orphans."""
+NOTICED_S: Final = 5.0
+"""Within this time a parent notices the end of its child; before, the child was alive."""
 _ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
 _TOUCHING: Final = ("member", "rank", "supervisor", "worker", "client", "host")
 """Faults whose name says that they touch members or their path; others must remove nobody."""
@@ -56,7 +58,8 @@ class Registry:
         self._killed: dict[int, float] = {}
         self._alive_until: dict[int, tuple[float, Where]] = {}
         self._unary: set[int] = set()
-        self._faults: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._faults: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        """By fault and target: from when to when."""
         self._told: list[tuple[Record, int]] = []
 
     # -- etcd
@@ -134,9 +137,13 @@ class Registry:
             self._unary.add(record.process)
         if op in {"member.join", "member.rejoin", "member.register"} and record.outcome is Outcome.OK:
             self._incarnation(record)
-        last_t = record.t0 if record.t1 is None else record.t1
-        if last_t >= self._alive_until.get(record.process, (0.0, record.where))[0]:
-            self._alive_until[record.process] = last_t, record.where
+        self._lived(record.process, record.t0 if record.t1 is None else record.t1, record.where)
+        if op == "process.ended":
+            self._lived(args["pid"], record.t0 - NOTICED_S, record.where)
+
+    def _lived(self, pid: int, until: float, where: Where) -> None:
+        if until >= self._alive_until.get(pid, (0.0, where))[0]:
+            self._alive_until[pid] = until, where
 
     def _incarnation(self, record: Record) -> None:
         args, told = record.args, record.result.get("incarnation")
@@ -151,13 +158,24 @@ class Registry:
 
     def _fault(self, record: Record) -> None:
         """Keep when a fault touched members: from its injection until it was healed."""
-        if not _touches(record.args):
-            return
-        windows = self._faults[f"{record.args.get('fault')} {record.args.get('targets')}"]
-        if record.op == "fault.inject":
-            windows.append((record.t0, float("inf")))
-        elif record.op == "fault.heal" and windows:
-            windows[-1] = windows[-1][0], record.t0 if record.t1 is None else record.t1
+        fault = str(record.args.get("fault", ""))
+        for target in map(str, record.args.get("targets") or ()):
+            if not any(word in f"{fault} {target}" for word in _TOUCHING):
+                continue
+            windows = self._faults[fault, target]
+            if record.op == "fault.inject":
+                windows.append((record.t0, float("inf")))
+            elif record.op == "fault.heal" and windows:
+                windows[-1] = windows[-1][0], record.t0 if record.t1 is None else record.t1
+
+    def _under_fault(self, gone: Deletion) -> bool:
+        """Tell whether a fault of this very process, or of all of a host, may explain it."""
+        return any(
+            begin <= gone.seen_t and until >= gone.seen_t - WINDOW_S
+            for (_fault, target), windows in self._faults.items()
+            if _process_of(target) in {None, gone.pid}
+            for begin, until in windows
+        )
 
     # -- the whole
 
@@ -188,8 +206,7 @@ class Registry:
         killed = self._killed.get(gone.pid)
         if killed is not None and killed <= gone.seen_t:
             return "ended"
-        windows = (window for found in self._faults.values() for window in found)
-        if any(begin <= gone.seen_t and until >= gone.seen_t - WINDOW_S for begin, until in windows):
+        if self._under_fault(gone):
             return "under a fault"
         if gone.pid in self._unary:
             return "silent"
@@ -199,7 +216,7 @@ class Registry:
         return ""
 
 
-def _touches(args: Any) -> bool:
-    targets = args.get("targets") or ()
-    words = " ".join([str(args.get("fault", "")), *map(str, targets)])
-    return any(word in words for word in _TOUCHING)
+def _process_of(target: str) -> int | None:
+    """Return the process that a target like "member:4711" names; None where it names a host, say."""
+    _role, _, pid = target.rpartition(":")
+    return int(pid) if pid.isdigit() else None

@@ -77,7 +77,8 @@ class Workload:
 
     `client` runs in a client process until `Stop` is set; what it raises ends the process, and the
     parent starts another. With `min_workers` the job is created first. Numbers from `clients` on are
-    `extra` processes that are no members, readers say. `upkeep` runs in the parent, now and then.
+    `extra` processes that are no members, readers say. `role` is what the nemesis knows a client as.
+    `upkeep` runs in the parent, now and then.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Workload:
     client: Callable[[Options, Recorder, Stop], None]
     min_workers: Callable[[int], int] | None = lambda clients: clients
     extra: int = 0
+    role: str = "member"
     upkeep: Callable[[Fleet], None] | None = None
 
 

@@ -1,6 +1,6 @@
 """A training: `strata run` on several nodes, whose ranks meet at barriers and save checkpoints.
 
-Each client process is a node's supervisor. The ranks are `training_rank`, plain Python, and are
+Each client process is a *node*: it starts a supervisor, and another one when that ends. The ranks are `training_rank`, plain Python, and are
 replaced by the supervisors whenever the world changes.
 """
 
@@ -46,7 +46,7 @@ def supervisor(options: Options, life: int) -> Child:
     return Child.start(command, name=options.worker, log=log, env=dict(os.environ))
 
 
-WORKLOAD: Final = Workload(name="training", clients=2, client=client)
+WORKLOAD: Final = Workload(name="training", clients=2, client=client, role="node")
 
 if __name__ == "__main__":
     sys.exit(main(WORKLOAD))

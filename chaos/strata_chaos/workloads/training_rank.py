@@ -37,9 +37,10 @@ def train(options: Options, recorder: Recorder, rank: RankClient) -> None:
 
 
 def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> None:
-    """Hold the step's barrier, again as long as its outcome is unknown."""
-    payload = f"{rank.generation}/{step}/{rank.rank}/{os.getpid()}".encode()
+    """Hold the step's barrier: the same round again while its outcome is unknown, else a new one."""
+    tries = 1
     while True:
+        payload = f"{rank.generation}/{step}/{rank.rank}/{os.getpid()}/{tries}".encode()
         try:
             with recorder.operation(
                 "barrier",
@@ -59,8 +60,10 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
                     str(of): base64.b64encode(brought).decode() for of, brought in sorted(got.items())
                 }
             return
-        except (Unavailable, BarrierTimeout):
+        except Unavailable:
             continue
+        except BarrierTimeout:
+            tries += 1  # that round is over: what comes next is another arrival
 
 
 def main() -> int:

@@ -99,6 +99,22 @@ def a_living_member_is_removed_while_a_replica_is_frozen(story: Story, _storage:
     story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
 
 
+@breaks("registry/deleted-for-a-reason")
+def a_living_member_is_removed_while_another_is_frozen(story: Story, _storage: Path) -> None:
+    faulty = {"fault": "freeze-member", "targets": ["member:99"]}
+    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True, "evidence": ""})
+    story.txn((f"{JOB}workers/w1", None))
+    story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+
+
+@breaks("registry/deleted-for-a-reason")
+def a_living_supervisor_is_removed(story: Story, _storage: Path) -> None:
+    story.txn((f"{JOB}workers/w2", worker("b9", "B", 77)))
+    story.txn((f"{JOB}workers/w2", None))
+    story.t += 20
+    story.line("node", 5, "process.ended", args={"pid": 77, "worker": "w2", "code": 0})
+
+
 @breaks("registry/stale-never-acts")
 def a_dead_incarnation_acks(story: Story, _storage: Path) -> None:
     edit(story.events(f"{SLOT_20}/a2/acks/{number(1)}")[0], incarnation=99)
@@ -456,6 +472,17 @@ def test_a_doctored_history_is_rejected_with_its_lines(rule: str, doctor: Doctor
     found = [v for v in verdict.violations if f"{v.checker}/{v.rule}" == rule]
     assert found, verdict.summary()
     assert all(v.message and v.evidence and all("{" in line for line in v.evidence) for v in found)
+
+
+@pytest.mark.parametrize("targets", [["member:12"], ["host-1"]])
+def test_a_member_that_a_fault_touched_may_be_removed(targets: list[str], tmp_path: Path) -> None:
+    story = good_run(tmp_path / "storage")
+    faulty = {"fault": "isolate-workers", "targets": targets}
+    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True, "evidence": ""})
+    story.line("nemesis", 6, "fault.heal", args=faulty)
+    story.txn((f"{JOB}workers/w1", None))
+    story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+    assert judge(story.write(tmp_path)).result is Result.PASS
 
 
 def test_every_rule_has_a_doctored_history() -> None:
