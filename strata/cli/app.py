@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from strata.cli import barriers, certs, checkpoints, coordinator, dev, members, status, tokens
+from strata.cli import (
+    barriers,
+    certs,
+    checkpoints,
+    coordinator,
+    datasets,
+    dev,
+    doctor,
+    jobs,
+    members,
+    status,
+    tokens,
+    watch,
+)
 from strata.cli import run as run_command
 from strata.cli.exits import Exit, exit_code
 from strata.cli.output import print_error
@@ -49,6 +62,10 @@ app.command("status")(status.status)
 app.command("members")(members.members)
 app.command("barriers")(barriers.barriers)
 app.command("checkpoints")(checkpoints.checkpoints)
+app.command("datasets")(datasets.datasets)
+app.add_typer(jobs.app, name="jobs")
+app.command("watch")(watch.watch)
+app.command("doctor")(doctor.doctor)
 app.add_typer(certs.app, name="certs")
 app.add_typer(tokens.app, name="tokens")
 

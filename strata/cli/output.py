@@ -14,10 +14,11 @@ from google.protobuf.message import Message
 from rich.cells import cell_len
 from rich.console import Console
 
+from strata.cli.completion import complete_jobs
 from strata.errors import StrataError
 from strata.observe.words import age, printable, ranks, size
 
-__all__ = ["age", "ranks", "size"]
+__all__ = ["age", "printable", "ranks", "size"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Endpoints = Annotated[
@@ -29,7 +30,10 @@ Endpoints = Annotated[
         help="Coordinators, as host:port, separated by commas.",
     ),
 ]
-Job = Annotated[str, typer.Option("--job", "-j", envvar="STRATA_JOB", help="The job's name.")]
+Job = Annotated[
+    str,
+    typer.Option("--job", "-j", envvar="STRATA_JOB", help="The job's name.", autocompletion=complete_jobs),
+]
 
 TimeoutS = Annotated[
     float, typer.Option("--timeout-s", min=0.1, help="Seconds to wait for a coordinator that answers.")
@@ -46,6 +50,11 @@ def print_json(document: Message | Sequence[Message]) -> None:
     else:
         body = [_as_dict(message) for message in document]
     sys.stdout.write(json.dumps(body, indent=2) + "\n")
+
+
+def print_values(document: Any) -> None:
+    """Print plain values as one JSON document."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from strata.cli.credentials import connecting
 from strata.cli.output import (
@@ -19,7 +24,12 @@ from strata.cli.output import (
 from strata.config import Credentials
 
 if TYPE_CHECKING:
+    from strata.v1.admin_pb2 import GetStatusResponse
     from strata.v1.worlds_pb2 import Job
+
+_EVERY_S = 2.0
+_CLEAR = "\x1b[H\x1b[J"
+"""To the top, and nothing below: the terminal's own history stays."""
 
 
 @connecting
@@ -27,6 +37,9 @@ def status(
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew every two seconds, until Ctrl-C.")
+    ] = False,
     *,
     credentials: Credentials,
 ) -> None:
@@ -37,11 +50,22 @@ def status(
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
 
     with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=credentials) as client:
-        answer = client.status()
-        if as_json:
-            print_json(answer)
-            return
-        jobs = client.jobs()
+        while True:
+            answer = client.status()
+            jobs = () if as_json else client.jobs()
+            if watch and sys.stdout.isatty():
+                sys.stdout.write(_CLEAR)
+            if as_json:
+                print_json(answer)
+            else:
+                _show(answer, jobs)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(_EVERY_S)
+
+
+def _show(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
     print_table(
         f"cluster {answer.cluster}: leader {answer.leader or 'none at the moment'}",
         ("COORDINATOR", "ADDRESS", "ROLE", "READY", "VERSION"),
@@ -75,23 +99,25 @@ def status(
     print_table(
         "",
         ("JOB", "PHASE", "GENERATION", "RANKS", "WORKERS", "STANDBYS", "LATEST STEP"),
-        (
-            (
-                job.name,
-                _phase(job),
-                job.world.generation or "-",
-                job.world.size,
-                job.workers,
-                len(job.standbys),
-                job.latest_step if job.has_latest else "-",
-            )
-            for job in jobs
-        ),
+        map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
 
 
-def _phase(job: Job) -> str:
+def job_row(job: Job) -> tuple[object, ...]:
+    """Return a job as a row of a table."""
+    return (
+        job.name,
+        phase_name(job),
+        job.world.generation or "-",
+        job.world.size,
+        job.workers,
+        len(job.standbys),
+        job.latest_step if job.has_latest else "-",
+    )
+
+
+def phase_name(job: Job) -> str:
     """Return a job's phase as people see it: one that runs without a world waits for members."""
     from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, JobPhase  # noqa: PLC0415  # see above
 

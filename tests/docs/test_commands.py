@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 import typer
+
+from strata.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,20 +50,14 @@ def test_make_targets_exist(page: str, words: list[str]) -> None:
     assert set(targets) <= make_targets(), page
 
 
-@pytest.mark.parametrize(("page", "words"), [c for c in ALL_COMMANDS if "/" in c[1][0]])
-def test_scripts_exist(page: str, words: list[str]) -> None:
-    program = words[0]
-    assert program.startswith(".venv/") or (ROOT / program).exists(), page
+def test_scripts_exist() -> None:
+    programs = {words[0] for _page, words in ALL_COMMANDS if "/" in words[0]}
+    missing = [p for p in programs if not p.startswith(".venv/") and not (ROOT / p).exists()]
+    assert missing == []
 
 
 def cli_commands() -> dict[str, str]:
-    """Every command of `strata`, with its help; empty while the command line is not whole yet."""
-    try:
-        app = importlib.import_module("strata.cli.app").app
-    except ImportError as error:
-        if not (error.name or "").startswith("strata"):
-            raise
-        return {}
+    """Every command of `strata`, those of a group as `group command`, with its help."""
     found: dict[str, str] = {}
 
     def visit(prefix: str, group: object) -> None:
@@ -77,6 +72,7 @@ def cli_commands() -> dict[str, str]:
 
 
 COMMANDS = cli_commands()
+GROUPS = {command.rpartition(" ")[0] for command in COMMANDS} - {""}
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -86,7 +82,17 @@ def test_every_command_has_help_and_is_documented(command: str) -> None:
     assert re.search(rf"\bstrata {re.escape(command)}\b", pages), f"no page mentions `strata {command}`"
 
 
-@pytest.mark.parametrize(("page", "words"), [c for c in ALL_COMMANDS if c[1][0] == "strata" and COMMANDS])
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - GROUPS))
+def test_every_command_has_an_example_in_its_help_and_on_a_page(command: str) -> None:
+    assert f"Example: strata {command}" in COMMANDS[command]
+    typed = [words for page, words in ALL_COMMANDS if page != "README.md" and words[0] == "strata"]
+    assert any(words[1 : 1 + command.count(" ") + 1] == command.split() for words in typed), (
+        f"no page shows how `strata {command}` is typed"
+    )
+
+
+@pytest.mark.parametrize(("page", "words"), [c for c in ALL_COMMANDS if c[1][0] == "strata"])
 def test_documented_commands_exist(page: str, words: list[str]) -> None:
     assert len(words) > 1, page
-    assert words[1] in COMMANDS or words[1].startswith("-"), page
+    named = " ".join(words[1:3]) if words[1] in GROUPS else words[1]
+    assert named in COMMANDS or words[1].startswith("-"), page

@@ -12,7 +12,7 @@ import pytest
 
 from strata.cli import app as command_line
 from strata.cli.output import print_table
-from strata.cli.status import _phase
+from strata.cli.status import phase_name
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, Job, World
 
 
@@ -67,6 +67,6 @@ def test_what_programs_say_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_job_without_a_world_waits() -> None:
-    assert _phase(Job(phase=JOB_PHASE_RUNNING)) == "waiting"
-    assert _phase(Job(phase=JOB_PHASE_RUNNING, world=World(size=2))) == "running"
-    assert _phase(Job(phase=JOB_PHASE_DONE)) == "done"
+    assert phase_name(Job(phase=JOB_PHASE_RUNNING)) == "waiting"
+    assert phase_name(Job(phase=JOB_PHASE_RUNNING, world=World(size=2))) == "running"
+    assert phase_name(Job(phase=JOB_PHASE_DONE)) == "done"

@@ -1,0 +1,297 @@
+"""What `strata doctor` looks at. Each check returns findings, and raises for none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import datetime as dt
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Literal
+
+from strata.client import CoordinatorClient
+from strata.config import CoordinatorConfig, Credentials, split_address
+from strata.core.etcd_version import EtcdVersion, Fitness, judge
+from strata.errors import StrataError, Unavailable
+from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
+from strata.launch.ports import is_free
+from strata.observe.words import size
+from strata.security.dates import validity
+from strata.security.tls import read_pem
+
+Level = Literal["OK", "WARN", "FAIL"]
+
+FILES_WANTED: Final = 4096
+ROOM_WANTED: Final = 1 << 30
+EXPIRES_SOON: Final = dt.timedelta(days=7)
+FULL: Final = 0.7
+_TIME_ERROR: Final = 5
+"""What adjtimex returns while nothing keeps the clock in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at; `hint` says what to do about it."""
+
+    level: Level
+    what: str
+    says: str
+    hint: str = ""
+
+
+def _ok(what: str, says: str) -> Finding:
+    return Finding(level="OK", what=what, says=says)
+
+
+def _warn(what: str, says: str, hint: str) -> Finding:
+    return Finding(level="WARN", what=what, says=says, hint=hint)
+
+
+def _fail(what: str, says: str, hint: str) -> Finding:
+    return Finding(level="FAIL", what=what, says=says, hint=hint)
+
+
+# -- this machine
+
+
+def machine() -> Iterator[Finding]:
+    """Look at Python, gRPC, the system, and how many files may be open."""
+    yield _ok("python", platform.python_version())
+    yield _ok("grpc", metadata.version("grpcio"))
+    if sys.platform != "linux":
+        yield _fail("system", platform.platform(), "Strata runs on Linux: it uses pidfd, PDEATHSIG and /proc")
+    else:
+        yield _ok("system", platform.platform())
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < FILES_WANTED:
+        yield _warn(
+            "open files",
+            f"{soft} at most",
+            f"a coordinator has one a member: ulimit -n {FILES_WANTED}, or more",
+        )
+    else:
+        yield _ok("open files", f"{soft} at most")
+
+
+def clock() -> Finding:
+    """Look whether something keeps the wall clock in time. Nothing that must be safe rests on it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    state = libc.adjtimex(ctypes.create_string_buffer(512))  # mode 0: only ask
+    if state < 0:
+        return _warn("clock", os.strerror(ctypes.get_errno()), "it could not be asked; is this a container?")
+    if state == _TIME_ERROR:
+        return _warn(
+            "clock",
+            "nothing keeps it in time",
+            "run an NTP client: certificates and the times of checkpoints go by it",
+        )
+    return _ok("clock", "kept in time")
+
+
+def fork() -> Finding:
+    """Look whether DataLoader workers may be forked from a process that holds a session."""
+    setting = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower()
+    if setting in {"1", "true", "yes"}:
+        return _fail(
+            "fork",
+            "GRPC_ENABLE_FORK_SUPPORT is on",
+            "unset it: with it, forked DataLoader workers crash in grpc",
+        )
+    if not Path("/proc/self/fd").is_dir():
+        return _fail("fork", "/proc is not there", "mount it: forked workers find the sockets to close in it")
+    return _ok("fork", "forked workers are safe")
+
+
+def server_extra() -> Finding:
+    """Look whether a coordinator can run here."""
+    modules = ("grpc_health", "grpc_reflection", "prometheus_client", "starlette", "uvicorn")
+    lacking = [name for name in modules if importlib.util.find_spec(name) is None]
+    if lacking:
+        return _warn(
+            "server",
+            f"no coordinator can run here: {', '.join(lacking)} missing",
+            "fine for a trainer; else pip install 'strata-control[server]'",
+        )
+    if importlib.util.find_spec("uvloop") is None:
+        return _warn("server", "uvloop is missing", "coordinators take a third more CPU without it")
+    return _ok("server", "a coordinator can run here")
+
+
+def storage(root: Path) -> Finding:
+    """Look whether checkpoints can be written below `root`, durably."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".strata-doctor-", dir=root) as folder:
+            written = Path(folder) / "written"
+            with written.open("wb") as file:
+                file.write(b"x" * 4096)
+                file.flush()
+                os.fsync(file.fileno())
+            written.rename(Path(folder) / "renamed")
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        return _fail("storage", f"{root}: {error.strerror}", "make it, and let this user write there")
+    if free < ROOM_WANTED:
+        return _warn("storage", f"{root}: {size(free)} free", "that is little for checkpoints")
+    return _ok("storage", f"{root}: writable, {size(free)} free")
+
+
+# -- who we are
+
+
+def credentials(given: Credentials) -> Iterator[Finding]:
+    """Look at the certificate files and the token, if there are any."""
+    now = dt.datetime.now(dt.UTC)
+    if given.wants_tls:
+        try:
+            pem = read_pem(given, now)
+        except StrataError as error:
+            yield _fail(
+                "tls", error.message, error.hint or "name the right file, or make one with strata certs"
+            )
+        else:
+            yield from _certificate(given, pem.cert, now)
+    if given.token_file is not None:
+        try:
+            given.token_file.read_bytes()
+        except OSError as error:
+            yield _fail("token", f"{given.token_file}: {error.strerror}", "make one with strata tokens add")
+        else:
+            yield _ok("token", str(given.token_file))
+
+
+def _certificate(given: Credentials, cert: bytes | None, now: dt.datetime) -> Iterator[Finding]:
+    if cert is None:
+        yield _ok("tls", f"{given.ca_file} says whom we believe; we show no certificate")
+        return
+    end = validity(cert).end
+    if end - now < EXPIRES_SOON:
+        yield _warn("tls", f"{given.cert_file} expires on {end:%Y-%m-%d %H:%M:%SZ}", "strata certs renew")
+    else:
+        yield _ok("tls", f"{given.cert_file}, until {end:%Y-%m-%d}")
+
+
+# -- the cluster
+
+
+def cluster(endpoints: str, own: Credentials, *, timeout_s: float, alone: bool) -> Iterator[Finding]:
+    """Ask a coordinator how the cluster is. `alone`: nothing else tells how etcd is."""
+    try:
+        with CoordinatorClient.connect(endpoints, timeout_s=timeout_s, credentials=own) as client:
+            status = client.status()
+    except StrataError as error:
+        hint = error.hint or "start coordinators (strata dev, strata coordinator), or set --endpoints"
+        if alone or not isinstance(error, Unavailable):
+            yield _fail("coordinators", error.message, hint)
+        else:
+            yield _warn("coordinators", error.message, hint)
+        return
+    ready = [replica for replica in status.replicas if replica.ready]
+    if len(ready) < len(status.replicas):
+        sick = "; ".join(f"{r.replica}: {r.not_ready_reason}" for r in status.replicas if not r.ready)
+        yield _warn("coordinators", f"{len(ready)} of {len(status.replicas)} ready: {sick}", "see their logs")
+    else:
+        yield _ok("coordinators", f"{len(ready)} of {len(status.replicas)} ready")
+    if status.leader:
+        yield _ok("leader", f"{status.leader}, epoch {status.leader_epoch}")
+    else:
+        yield _fail("leader", "nobody leads", "do the coordinators reach a majority of etcd?")
+    versions = {replica.version for replica in status.replicas} | {metadata.version("strata-control")}
+    if len(versions) > 1:
+        yield _warn("versions", ", ".join(sorted(versions)), "update the older ones")
+    if alone:
+        for member in status.etcd:
+            yield _etcd_version(member.endpoint, member.version, member.error)
+
+
+def etcd(config: CoordinatorConfig, *, timeout_s: float) -> list[Finding]:
+    """Ask every etcd member for its version, its health, and how full it is."""
+    return asyncio.run(_etcd(config, timeout_s))
+
+
+async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
+    etcd_config, tls = config.etcd, None
+    if etcd_config.ca_file is not None or etcd_config.cert_file is not None:
+        tls = TlsConfig(
+            ca_file=etcd_config.ca_file,
+            cert_file=etcd_config.cert_file,
+            key_file=etcd_config.key_file,
+            server_name=etcd_config.server_name or None,
+        )
+    try:
+        store = await EtcdStore.connect(
+            etcd_config.endpoints,
+            tls=tls,
+            user=etcd_config.username or None,
+            password=etcd_config.password() or None,
+            timing=Timing(connect_s=timeout_s),
+        )
+    except StrataError as error:
+        return [_fail("etcd", error.message, error.hint or "check that it runs, and --etcd")]
+    async with store:
+        found = []
+        for endpoint, status in (await store.cluster.statuses()).items():
+            if isinstance(status, MemberStatus):
+                found.append(_etcd_member(endpoint, status, config.etcd.quota_bytes))
+            else:
+                found.append(_fail(f"etcd {endpoint}", status.message, "is this member up?"))
+        try:
+            found += [
+                _fail(
+                    "etcd",
+                    f"member {alarm.member_id:x} raises {alarm.kind}",
+                    "see etcd's documentation on alarms",
+                )
+                for alarm in await store.cluster.alarms()
+            ]
+        except StrataError as error:
+            found.append(_warn("etcd", f"its alarms are not known: {error.message}", ""))
+        return found
+
+
+def _etcd_member(endpoint: str, status: MemberStatus, quota_bytes: int) -> Finding:
+    verdict = _etcd_version(endpoint, status.version, "; ".join(status.errors))
+    if verdict.level != "OK":
+        return verdict
+    if not status.leader_id:
+        return _fail(verdict.what, "knows no leader", "are a majority of etcd's members up, and connected?")
+    if status.db_bytes > FULL * quota_bytes:
+        return _warn(
+            verdict.what,
+            f"{size(status.db_bytes)} of {size(quota_bytes)} used",
+            "raise --quota-backend-bytes, or defragment",
+        )
+    return _ok(verdict.what, f"{verdict.says}, {size(status.db_bytes)}")
+
+
+def _etcd_version(endpoint: str, version: str, error: str) -> Finding:
+    what = f"etcd {endpoint}"
+    if error or not version:
+        return _fail(what, error or "it did not answer", "is this member up?")
+    try:
+        verdict = judge(EtcdVersion.parse(version))
+    except ValueError as trouble:
+        return _fail(what, str(trouble), "is it etcd?")
+    if verdict.fitness is Fitness.GOOD:
+        return _ok(what, version)
+    return _fail(what, verdict.reason, "update etcd: these bugs lose data or events")
+
+
+def ports(config: CoordinatorConfig) -> Iterator[Finding]:
+    """Look whether a coordinator could listen where it is told to."""
+    for what, address in (("port", config.listen), ("http port", config.http_listen)):
+        if not address:
+            continue
+        host, port = split_address(what, address)
+        if port == 0 or is_free(port, host=host):
+            yield _ok(what, f"{address} is free")
+        else:
+            yield _warn(what, f"{address} is taken", "by a coordinator of yours, if the line above says so")

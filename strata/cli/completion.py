@@ -1,0 +1,50 @@
+"""What the shell is told when TAB is pressed: names that only a coordinator knows.
+
+Quick or nothing: whoever presses TAB waits for it, and a cluster that does not answer is no reason for
+an error in the middle of a command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+from strata.errors import StrataError
+
+if TYPE_CHECKING:
+    from strata.client import CoordinatorClient
+
+_LIMIT_S = 1.0
+
+
+def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the jobs whose names begin like this."""
+    return _known(context, incomplete, lambda client: (job.name for job in client.jobs()))
+
+
+def complete_datasets(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the job's datasets whose names begin like this."""
+
+    def names(client: CoordinatorClient) -> Iterable[str]:
+        from strata.v1.datasets_pb2 import ListDatasetsRequest  # noqa: PLC0415  # grpc only when needed
+
+        return (each.name for each in client.call(ListDatasetsRequest(job=client.job)).datasets)
+
+    return _known(context, incomplete, names)
+
+
+def _known(
+    context: typer.Context, incomplete: str, names: Callable[[CoordinatorClient], Iterable[str]]
+) -> list[str]:
+    from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when it is needed
+
+    endpoints = context.params.get("endpoints") or os.environ.get("STRATA_ENDPOINTS") or "127.0.0.1:50051"
+    job = context.params.get("job") or os.environ.get("STRATA_JOB") or "default"
+    try:
+        with CoordinatorClient.connect(endpoints, job=job, timeout_s=_LIMIT_S) as client:
+            return [name for name in names(client) if name.startswith(incomplete)]
+    except StrataError:
+        return []

@@ -1,0 +1,101 @@
+"""`strata doctor`: is this machine fit for Strata, and if not, what to do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from strata.cli.credentials import connecting
+from strata.cli.exits import Exit
+from strata.cli.output import DEFAULT_ENDPOINTS, Endpoints, Json, print_values, printable
+from strata.config import CoordinatorConfig, Credentials
+from strata.errors import StrataError
+
+if TYPE_CHECKING:
+    from strata.cli import checks
+
+_COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
+
+
+@connecting
+def doctor(
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    etcd: Annotated[
+        str | None,
+        typer.Option(
+            "--etcd", help="Ask these etcd members, too: on a coordinator's host. (those of the file)"
+        ),
+    ] = None,
+    storage: Annotated[
+        Path | None, typer.Option("--storage", help="Where checkpoints go: is it writable, has it room?")
+    ] = None,
+    as_json: Json = False,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=0.1, help="Seconds for each question over the network.")
+    ] = 3.0,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Check this machine and the cluster it reaches; say what to do about what is wrong.
+
+    It changes nothing but a small file below --storage, which it removes. The exit status is 1 when a
+    line says FAIL; WARN is no failure.
+
+    Example: strata doctor --etcd 127.0.0.1:2379 --storage /mnt/checkpoints
+    """
+    from strata.cli import checks  # noqa: PLC0415  # it imports grpc, which not every command needs
+
+    findings = [
+        *checks.machine(),
+        checks.clock(),
+        checks.fork(),
+        checks.server_extra(),
+        *checks.credentials(credentials),
+    ]
+    if storage is not None:
+        findings.append(checks.storage(storage))
+    members = _etcd_members(etcd)
+    findings += checks.cluster(endpoints, credentials, timeout_s=timeout_s, alone=members is None)
+    if members is not None:
+        findings += checks.etcd(members, timeout_s=timeout_s)
+        findings += checks.ports(_config(etcd))
+    if as_json:
+        print_values([asdict(finding) for finding in findings])
+    else:
+        _show(findings)
+    if any(finding.level == "FAIL" for finding in findings):
+        raise typer.Exit(Exit.FAILURE)
+
+
+def _config(etcd: str | None) -> CoordinatorConfig:
+    return CoordinatorConfig.load(flags={"etcd.endpoints": etcd}, env=os.environ)
+
+
+def _etcd_members(etcd: str | None) -> CoordinatorConfig | None:
+    """Return how etcd is reached if this is a host from which it is: it was named somewhere."""
+    try:
+        config = _config(etcd)
+    except StrataError:
+        if etcd is not None:
+            raise
+        return None  # a file for clients; the coordinator's part of it is none of our business
+    named = etcd is not None or config.etcd.endpoints != CoordinatorConfig().etcd.endpoints
+    return config if named else None
+
+
+def _show(findings: list[checks.Finding]) -> None:
+    console = Console(highlight=False, emoji=False)
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        colour = _COLOURS[finding.level]
+        console.print(f"[{colour}]{finding.level:<4}[/{colour}]  {finding.what:<{width}}  ", end="")
+        console.print(printable(finding.says), markup=False, soft_wrap=True)
+        if finding.hint:
+            console.print(
+                " " * (width + 8) + printable(finding.hint), markup=False, soft_wrap=True, style="italic"
+            )

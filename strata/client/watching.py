@@ -1,0 +1,54 @@
+"""A relayed watch that survives its replica: ordered, without gaps, whoever serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+
+from strata.client.channel import connected
+from strata.client.endpoints import Endpoint, Route
+from strata.config import Credentials
+from strata.errors import StrataError, Unavailable
+from strata.v1.common_pb2 import Token
+from strata.v1.watch_pb2 import WatchRequest, WatchResponse
+from strata.v1.watch_pb2_grpc import WatchStub
+from strata.wire.status import translated
+
+
+async def watch(
+    endpoints: Sequence[Endpoint],
+    rng: random.Random,
+    *,
+    job: str,
+    prefix: str = "",
+    timeout_s: float,
+    credentials: Credentials | None = None,
+) -> AsyncGenerator[WatchResponse, None]:
+    """Yield the keys of a job below `prefix`: first all that are there (`resync`), then each change.
+
+    Goes on at another replica after the last revision that was yielded. `Unavailable` when none
+    serves for `timeout_s`; what will not change by trying again is raised at once.
+    """
+    clock = asyncio.get_running_loop().time
+    route, token = Route(endpoints, rng), Token()
+    served_at, trouble = clock(), ""
+    while clock() - served_at < timeout_s:
+        endpoint, delay_s = route.next()
+        await asyncio.sleep(delay_s)
+        try:
+            async with connected(endpoint, credentials=credentials) as connection:
+                with translated(str(endpoint)):
+                    request = WatchRequest(job=job, prefix=prefix, token=token)
+                    call = WatchStub(connection.channel).Watch(request, metadata=connection.metadata)
+                    async for response in call:
+                        route.reached()
+                        yield response
+                        token, served_at = response.token, clock()
+        except StrataError as error:
+            if not error.retryable:
+                raise
+            trouble = error.message
+    raise Unavailable(
+        f"no coordinator served the watch within {timeout_s:g} s" + (f": {trouble}" if trouble else "")
+    )
