@@ -104,3 +104,30 @@ def test_grpc_errors_leave_as_ours_and_others_as_they_are() -> None:
         raise grpc.aio.UsageError("channel is closed")
     with pytest.raises(KeyError), status.translated("host:1"):
         raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "broken"),
+    [
+        (Code.UNAVAILABLE, "Stream removed (Socket closed)", True),
+        (Code.UNAVAILABLE, "Stream removed (recvmsg:Connection reset by peer (104))", True),
+        (Code.UNAVAILABLE, "sendmsg:Broken pipe (32)", True),
+        (Code.UNAVAILABLE, "GOAWAY received; Error code: 0", True),
+        (Code.UNAVAILABLE, "keepalive watchdog timeout", False),
+        (Code.UNAVAILABLE, "ping timeout", False),
+        (Code.UNAVAILABLE, "recvmsg:Connection timed out (110)", False),
+        (Code.UNAVAILABLE, "failed to connect to all addresses; connection refused", False),
+        (Code.DEADLINE_EXCEEDED, "Socket closed", False),
+        (Code.CANCELLED, "Socket closed", False),
+    ],
+)
+def test_what_is_the_end_of_a_connection_and_what_only_a_silence(
+    code: grpc.StatusCode, text: str, broken: bool
+) -> None:
+    assert status.is_broken_transport(rpc_error(code, text)) is broken
+
+
+def test_an_answer_in_the_words_of_a_broken_connection_is_an_answer() -> None:
+    packed = status.pack(Unavailable("r2: Socket closed")).SerializeToString()
+    error = rpc_error(Code.UNAVAILABLE, "r2: Socket closed", strata_error_bin=packed)
+    assert not status.is_broken_transport(error)

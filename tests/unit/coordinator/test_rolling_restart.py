@@ -1,0 +1,87 @@
+"""Replicas stopped and started in turn, under load: no barrier fails, and no generation ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from strata.core.records import WorldHead, decode
+from strata.core.txn import Range
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster
+
+THREE = ("r1", "r2", "r3")
+MEMBERS = 6
+
+
+class Load:
+    """Members that meet again and again, and go where a replica that stops sends them."""
+
+    def __init__(self, c: Cluster, members: list[Member]) -> None:
+        self.members = members
+        self.rounds = 0
+        self.longest_s = 0.0
+        self._cluster = c
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for member in self.members:
+                tasks.create_task(self._follow(member))
+            while True:
+                await self._round(self.rounds + 1)
+                await asyncio.sleep(0.25)
+
+    async def _round(self, number: int) -> None:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(self._meet(rank, m, number) for rank, m in enumerate(self.members)))
+        self.rounds = number
+        self.longest_s = max(self.longest_s, asyncio.get_running_loop().time() - began)
+
+    async def _meet(self, rank: int, member: Member, number: int) -> None:
+        while True:
+            if member.link is not None and member.all("welcome"):
+                member.arrive([rank], number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    outcome = await member.outcome(number)
+                    assert outcome.result == BARRIER_RESULT_RELEASED
+                    return
+
+    async def _follow(self, member: Member) -> None:
+        while True:
+            await member.over.wait()
+            moved = member.all("moved")
+            assert moved, f"{member.worker} lost its stream: {member.error}"
+            assert moved[0].addresses
+            await asyncio.sleep(0.02)
+            await member.connect(moved[0].addresses[0])
+
+
+@in_virtual_time()
+async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation() -> None:
+    async with cluster(members=MEMBERS) as c:
+        members = await c.world(*(THREE * 2))
+        before = {member.worker: member.incarnation for member in members}
+        load = Load(c, members)
+        running = c.tasks.create_task(load.run())
+        for name in THREE:
+            await asyncio.sleep(2)
+            rounds = load.rounds
+            node = c[name]
+            node.replica.stop()
+            assert node.task is not None
+            await node.task
+            await asyncio.sleep(2)
+            assert load.rounds > rounds + 5
+            c.add(name)
+            await c.ready()
+        await asyncio.sleep(7)
+        running.cancel()
+        assert load.longest_s < 0.5
+        head = c.store.read(Range(key=JOB.head)).kvs[0]
+        assert decode(WorldHead, head.value).generation == 1
+        for member in members:
+            entry = c.worker(member.worker)
+            assert entry is not None
+            assert entry.create_revision == before[member.worker]
