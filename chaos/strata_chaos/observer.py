@@ -5,7 +5,8 @@
 It follows the cluster's prefix from a revision on (`--start-revision 1`: from the beginning of a fresh
 etcd) and records each event, and what the key was before. Reconnecting resumes after the last event
 seen. If etcd has compacted what is missing, an `observer.gap` says so, and no verdict is drawn across
-it. Started again on its own file it goes on where it was.
+it. Started again on its own file it goes on where it was. On SIGTERM it first catches up with what etcd
+holds by then, and says in `observer.ended` whether it could: only then is what is absent here absent.
 
 Beside the events it reads the leader key, linearizably, about twice a second: `observer.sample`. A
 sample also tells when: what is above its revision was committed after it began (`t0`), what is not
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -34,6 +34,8 @@ from strata_chaos.history import History, HistoryWriter, Outcome, Record
 
 SAMPLE_S: Final = 0.5
 RETRY_S: Final = 0.5
+CATCH_UP_S: Final = 20.0
+"""How long it may take at the end: a watch that fell silent is opened elsewhere after 15 s."""
 CLIENT: Final = "observer"
 
 
@@ -74,16 +76,43 @@ class Observer:
         self._prefix = prefix
         self._clock = clock
         self._pid = os.getpid()
+        self._reached = 0
+        self._moved = asyncio.Event()
         self.seen = seen
 
-    async def run(self, start_revision: int) -> None:
-        """Record until cancelled. `start_revision` 0 begins with a list of what is there now."""
+    async def run(self, start_revision: int, stop: asyncio.Event) -> None:
+        """Record until told to stop, and then until all is recorded that was written before that.
+
+        `start_revision` 0 begins with a list of what is there now.
+        """
         self._note("observer.started", prefix=self._prefix, start_revision=start_revision)
         if start_revision == 0 and not self.seen.revision:
             await self._list("start")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sample())
-            tasks.create_task(self._follow(max(start_revision, self.seen.revision, 1)))
+            sampling = tasks.create_task(self._sample())
+            following = tasks.create_task(self._follow(max(start_revision, self.seen.revision, 1)))
+            await stop.wait()
+            sampling.cancel()
+            complete = await self._caught_up()
+            following.cancel()
+        self._note("observer.ended", complete=complete, revision=self._reached)
+
+    async def _caught_up(self) -> bool:
+        """Wait until everything is recorded that etcd holds now; False when that takes too long."""
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                target = None
+                while target is None:
+                    try:
+                        target = (await self._store.read(Range(key=f"{self._prefix}leader"))).revision
+                    except Unavailable:
+                        await asyncio.sleep(RETRY_S)
+                while self._reached < target:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _follow(self, revision: int) -> None:
         while True:
@@ -93,6 +122,7 @@ class Observer:
                 async with watch as batches:
                     async for batch in batches:
                         self._record([event for event in batch.events if not self.seen.knows(event)])
+                        self._reach(batch.revision)
             except Compacted as gap:
                 self._note("observer.gap", after=self.seen.revision, oldest=gap.compact_revision)
                 await self._list("gap")
@@ -151,6 +181,12 @@ class Observer:
         ]
         end = self._line("observer.listed", t0, now, {"why": why}, {"revision": found.revision})
         self._writer.write(*listed, end)
+        self._reach(found.revision)
+
+    def _reach(self, revision: int) -> None:
+        """Everything up to `revision` is recorded."""
+        self._reached = max(self._reached, revision)
+        self._moved.set()
 
     async def _sample(self) -> None:
         key = f"{self._prefix}leader"
@@ -212,12 +248,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def connected(endpoints: list[str]) -> EtcdStore:
-    """Return a store once etcd answers."""
+async def connected(endpoints: list[str], stop: asyncio.Event) -> EtcdStore:
+    """Return a store once etcd answers; `Unavailable` when told to stop before."""
     while True:
         try:
             return await EtcdStore.connect(endpoints)
         except Unavailable:
+            if stop.is_set():
+                raise
             await asyncio.sleep(RETRY_S)
 
 
@@ -225,12 +263,11 @@ async def observe(options: argparse.Namespace) -> None:
     """Record until SIGTERM."""
     path: Path = options.history
     seen = seen_in(path)
-    current = asyncio.current_task()
-    assert current is not None
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, current.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with HistoryWriter(path) as writer:
-        async with await connected(options.etcd.split(",")) as store:
+        async with await connected(options.etcd.split(","), stop) as store:
             observer = Observer(
                 store,
                 writer,
@@ -238,7 +275,7 @@ async def observe(options: argparse.Namespace) -> None:
                 seen=seen,
                 clock=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
             )
-            await observer.run(options.start_revision)
+            await observer.run(options.start_revision, stop)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -246,8 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     code = 0
     try:
-        with contextlib.suppress(asyncio.CancelledError):  # SIGTERM
-            asyncio.run(observe(options))
+        asyncio.run(observe(options))
     except* StrataError as errors:
         sys.stderr.write(f"the observer ends: {errors.exceptions[0]}\n")
         code = 3

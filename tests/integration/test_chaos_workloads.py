@@ -53,7 +53,7 @@ def folder(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory
         for workload in workloads:
             workload.ask_to_stop()
         assert [workload.join(LIMIT_S) for workload in workloads] == [0] * len(workloads)
-        assert observer.stop() == 0
+        assert observer.stop(LIMIT_S) == 0
         yield run
     finally:
         for child in (*workloads, observer):

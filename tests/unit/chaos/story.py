@@ -122,6 +122,8 @@ class Story:
         """Write the histories below `folder`, and return it."""
         run = folder / "run"
         run.mkdir(exist_ok=True)
+        if "observer" in self.files and not self.lines("observer.ended"):
+            self.line("observer", 1, "observer.ended", args={"complete": True, "revision": self.revision})
         for name, lines in self.files.items():
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (run / f"{name}.jsonl").write_text(text)
@@ -395,4 +397,6 @@ def long_run(folder: Path, *, rounds: int) -> int:
                 open_files[name].writelines(json.dumps(line) + "\n" for line in lines)
                 count += len(lines)
             story.files = {}
-    return count
+        story.line("observer", 1, "observer.ended", args={"complete": True, "revision": story.revision})
+        open_files["observer"].write(json.dumps(story.files["observer"][0]) + "\n")
+    return count + 1

@@ -28,13 +28,12 @@ async def observing(
     with HistoryWriter(path) as writer:
         clock = asyncio.get_running_loop().time
         observer = Observer(client, writer, prefix=PREFIX, seen=Seen() if seen is None else seen, clock=clock)
-        running = asyncio.create_task(observer.run(start_revision))
+        stop = asyncio.Event()
+        running = asyncio.create_task(observer.run(start_revision, stop))
         await asyncio.sleep(1)  # virtual: until it has seen what is there
         yield observer
-        await asyncio.sleep(1)
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        stop.set()
+        await running
 
 
 def recorded(path: Path, op: str = "etcd.event") -> list[Record]:
@@ -121,6 +120,32 @@ async def test_a_compaction_that_it_missed_is_a_recorded_gap(tmp_path: Path) -> 
     assert gap.args["after"] == 2
     assert {record.result["key"][-1] for record in recorded(path, "etcd.listed")} == {"a", "b"}
     assert [record.result["key"][-1] for record in recorded(path)] == ["a", "c"]
+
+
+@in_virtual_time()
+async def test_at_its_end_it_catches_up_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "observer.jsonl"
+    store = MemoryStore()
+    client = store.client()
+    async with observing(client, path):
+        client.break_watches()
+        for number in range(20):
+            put(store, f"k{number}")
+    assert revisions(path) == list(range(2, 22))
+    (ended,) = recorded(path, "observer.ended")
+    assert (ended.args["complete"], ended.args["revision"]) == (True, 21)
+
+
+@in_virtual_time()
+async def test_without_etcd_it_ends_all_the_same_and_says_that_it_is_behind(tmp_path: Path) -> None:
+    path = tmp_path / "observer.jsonl"
+    store = MemoryStore()
+    client = store.client()
+    async with observing(client, path):
+        client.partition()
+        put(store, "a")
+    (ended,) = recorded(path, "observer.ended")
+    assert ended.args["complete"] is False
 
 
 @in_virtual_time()
