@@ -24,6 +24,10 @@ RULES: Final = {
 }
 
 
+Who = tuple[str, int]
+"""Worker and incarnation. Two workers that registered in one transaction share the number."""
+
+
 class Place(NamedTuple):
     """A member's place in one world."""
 
@@ -40,7 +44,7 @@ class Worlds:
     def __init__(self) -> None:
         self.findings = Findings("worlds", RULES)
         self._born: set[tuple[str, str, int]] = set()
-        self._worlds: dict[tuple[str, int], dict[int, Place]] = {}
+        self._worlds: dict[tuple[str, int], dict[Who, Place]] = {}
         self._sizes: dict[tuple[str, int], int] = {}
         self._heads: dict[str, tuple[int, tuple[Place, ...]]] = {}
 
@@ -106,7 +110,7 @@ class Worlds:
             self._survivors(job, generation, old, members, event.where)
         self._restore(change, event, job, generation, head)
         self._heads[job] = (generation, members)
-        self._worlds[job, generation] = {member.incarnation: member for member in members}
+        self._worlds[job, generation] = {(member.worker, member.incarnation): member for member in members}
         self._sizes[job, generation] = size
 
     def _places(self, job: str, generation: int, members: tuple[Place, ...], where: Where) -> None:
@@ -132,9 +136,9 @@ class Worlds:
     def _survivors(
         self, job: str, generation: int, old: tuple[Place, ...], new: tuple[Place, ...], where: Where
     ) -> None:
-        now = {member.incarnation: member for member in new}
+        now = {(member.worker, member.incarnation): member for member in new}
         for member in old:
-            kept = now.get(member.incarnation)
+            kept = now.get((member.worker, member.incarnation))
             if kept is not None and member.group_rank < len(new):
                 self.findings.check(
                     "survivors-stay",
@@ -169,15 +173,11 @@ class Worlds:
             return
         told = record.result
         key = record.args["job"], told["generation"]
-        place = self._worlds.get(key, {}).get(told["incarnation"])
-        fits = (
-            place is not None
-            and (place.first_rank, self._sizes[key]) == (told["rank"], told["world_size"])
-            and place.worker == record.args["worker"]
-        )
+        place = self._worlds.get(key, {}).get((record.args["worker"], told["incarnation"]))
+        at = (place.first_rank, self._sizes[key]) if place is not None else None
         self.findings.check(
             "told-places",
-            fits,
+            at == (told["rank"], told["world_size"]),
             f"{record.client} was told rank {told['rank']} of {told['world_size']} in generation"
             f" {told['generation']} as incarnation {told['incarnation']}; the world says {place}",
             record.where,

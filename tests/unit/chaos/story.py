@@ -336,8 +336,11 @@ def good_run(storage: Path) -> Story:
     story.txn((f"{ROOT}uid", {"uid": "u"}))
     epoch = story.txn((f"{ROOT}leader", {"instance": "A", "replica": "c1", "address": "a"}))
     story.txn((f"{ROOT}replicas/c1", {"instance": "A", "address": "a"}))
-    w0 = story.txn((f"{JOB}spec", {"min_workers": 2}), (f"{JOB}workers/w0", worker("b0", "A", 10)))
-    w1 = story.txn((f"{JOB}workers/w1", worker("b1", "A", 11)))
+    w0 = w1 = story.txn(  # coalesced: two members of one incarnation number
+        (f"{JOB}spec", {"min_workers": 2}),
+        (f"{JOB}workers/w0", worker("b0", "A", 10)),
+        (f"{JOB}workers/w1", worker("b1", "A", 11)),
+    )
     world(story, 1, epoch, [("w0", w0), ("w1", w1)])
     join(story, "member.join", "w0", 10, w0, 1, 0)
     join(story, "member.join", "w1", 11, w1, 1, 1)
