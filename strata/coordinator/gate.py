@@ -7,12 +7,15 @@ watches alike. Without authentication everybody is nobody in particular, and may
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from strata.config import CoordinatorConfig
 from strata.core.authority import METHODS, RULES, Identity, refusal
+from strata.core.rates import Meter
 from strata.security.tokens import AcceptedTokens
 from strata.wire.tls import Context, bearer, certified
 
@@ -20,7 +23,10 @@ from strata.wire.tls import Context, bearer, certified
 class Gate:
     """Made once for a replica; `ConfigError` when the file of tokens cannot be used."""
 
-    def __init__(self, config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, *, now: Callable[[], dt.datetime], meter: Meter | None = None
+    ) -> None:
+        self.meter = meter or Meter()
         self._cluster = config.cluster
         self._authenticates = config.authenticates
         path = config.accepted_tokens_file
@@ -33,6 +39,21 @@ class Gate:
         if self._tokens is not None:
             return self._tokens.identify(bearer(context))
         return certified(context)
+
+    def asks(self, context: Context) -> Identity | None:
+        """Return who makes a unary call, as `caller`; `QuotaExceeded` when they make too many."""
+        identity = self.caller(context)
+        self.meter.call(identity, asyncio.get_running_loop().time())
+        return identity
+
+    @contextmanager
+    def holding(self, identity: Identity | None, kind: str) -> Iterator[None]:
+        """Count a stream for as long as the block runs; `QuotaExceeded` when it is one too many."""
+        self.meter.open(identity, kind)
+        try:
+            yield
+        finally:
+            self.meter.close(identity, kind)
 
     def admit(self, context: Context, method: str, *, job: str | None = None) -> Identity | None:
         """Return who opens a stream, or asks about the cluster; raises when they may not."""

@@ -30,7 +30,7 @@ class Desk:
 async def answer(desk: Desk, name: str, request: Any, context: Context) -> Any:
     """Return the response to `request`, or end the call with the reason why there is none."""
     try:
-        identity = desk.gate.caller(context)
+        identity = desk.gate.asks(context)
         response = await desk.calls.answer(name, request, ANYBODY, identity)
     except StrataError as error:
         await abort(context, error)

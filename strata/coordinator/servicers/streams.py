@@ -29,7 +29,11 @@ class SessionsServicer(SessionsBase):
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
         identity = await _admitted(self._gate, context, "Sessions.Session")
         serve = partial(self._service.serve_member, identity=identity)
-        await serve_stream(context, serve, self._spawn)
+        try:
+            with self._gate.holding(identity, "sessions"):
+                await serve_stream(context, serve, self._spawn)
+        except StrataError as error:
+            await abort(context, error)
 
 
 class PeersServicer(PeersBase):
@@ -51,10 +55,11 @@ class WatchServicer(WatchBase):
     async def Watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
-        await _admitted(self._gate, context, "Watch.Watch", job=request.job)
+        identity = await _admitted(self._gate, context, "Watch.Watch", job=request.job)
         try:
-            async for response in self._service.watches.watch(request):
-                yield response
+            with self._gate.holding(identity, "watches"):
+                async for response in self._service.watches.watch(request):
+                    yield response
         except StrataError as error:
             await abort(context, error)
 

@@ -1,0 +1,109 @@
+"""How often an identity may ask, and how much it may hold open: token buckets and counts.
+
+The defaults are far above what a job needs: a session carries arrivals, progress and ticks, which
+are not counted here at all, and a thousand calls a second is what a replica has better uses for.
+They keep one broken client from taking a replica away from everybody else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from strata.core.authority import Identity, Role
+from strata.errors import QuotaExceeded
+
+MAX_IDENTITIES: Final = 10_000
+"""Of how many identities the bucket is remembered; the one that asked longest ago is forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """`per_s` calls a second on the average, `burst` at once."""
+
+    per_s: float = 500.0
+    burst: float = 2_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """What is left at the moment `at_s` of some clock that only goes forward."""
+
+    left: float
+    at_s: float
+
+
+def take(bucket: Bucket | None, rate: Rate, now_s: float) -> tuple[Bucket, float]:
+    """Return the bucket after one call, and the seconds to wait when it is empty (else 0.0).
+
+    A call that has to wait takes nothing: who keeps asking is not punished for asking.
+    """
+    if bucket is None:
+        left = rate.burst
+    else:
+        elapsed_s = max(0.0, now_s - bucket.at_s)
+        left = min(rate.burst, bucket.left + elapsed_s * rate.per_s)
+    if left >= 1.0:
+        return Bucket(left=left - 1.0, at_s=now_s), 0.0
+    return Bucket(left=left, at_s=now_s), (1.0 - left) / rate.per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """How many streams one identity may hold open at a replica."""
+
+    sessions: int = 64
+    """A reconnecting member has two for a moment; lone trainers of one host may share an identity."""
+    watches: int = 256
+
+
+class Meter:
+    """The buckets and counts of a replica. Coordinators are not counted: they relay for others."""
+
+    def __init__(self, rate: Rate | None = None, holdings: Holdings | None = None) -> None:
+        self._rate = rate or Rate()
+        self._holdings = holdings or Holdings()
+        self._buckets: OrderedDict[tuple[Role, str], Bucket] = OrderedDict()
+        self._open: dict[tuple[Role, str, str], int] = {}
+
+    def call(self, identity: Identity | None, now_s: float) -> None:
+        """Count one call; `QuotaExceeded` says when to come again."""
+        if identity is None or identity.role is Role.COORDINATOR:
+            return
+        key = (identity.role, identity.id)
+        bucket, wait_s = take(self._buckets.get(key), self._rate, now_s)
+        self._buckets[key] = bucket
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > MAX_IDENTITIES:
+            self._buckets.popitem(last=False)
+        if wait_s:
+            raise QuotaExceeded(
+                f"{identity} makes more than {self._rate.per_s:g} calls a second",
+                hint=f"ask again in {max(wait_s, 0.01):.2f} s",
+            )
+
+    def open(self, identity: Identity | None, kind: str) -> None:
+        """Count a stream that opens: "sessions" or "watches"; `QuotaExceeded` when it is one too many."""
+        if identity is None or identity.role is Role.COORDINATOR:
+            return
+        limit = self._holdings.sessions if kind == "sessions" else self._holdings.watches
+        key = (identity.role, identity.id, kind)
+        count = self._open.get(key, 0)
+        if count >= limit:
+            raise QuotaExceeded(
+                f"{identity} holds {count} {kind} open at this replica, the limit",
+                hint="close some, or give each process an identity of its own",
+            )
+        self._open[key] = count + 1
+
+    def close(self, identity: Identity | None, kind: str) -> None:
+        """Count a stream that ended, of those that `open` counted."""
+        if identity is None or identity.role is Role.COORDINATOR:
+            return
+        key = (identity.role, identity.id, kind)
+        left = self._open[key] - 1
+        if left:
+            self._open[key] = left
+        else:
+            del self._open[key]

@@ -1,0 +1,87 @@
+"""Token buckets, and how many streams one may hold."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.core.authority import Identity, Role
+from strata.core.rates import MAX_IDENTITIES, Bucket, Holdings, Meter, Rate, take
+from strata.errors import QuotaExceeded
+
+W1 = Identity(cluster="c", role=Role.MEMBER, id="w1")
+W2 = Identity(cluster="c", role=Role.MEMBER, id="w2")
+SLOW = Rate(per_s=10.0, burst=3.0)
+
+
+@given(
+    rate=st.builds(Rate, per_s=st.floats(0.5, 1000), burst=st.floats(1, 1000)),
+    steps=st.lists(st.floats(0, 10), min_size=1, max_size=200),
+)
+def test_no_span_lets_through_more_than_its_rate_and_one_burst(rate: Rate, steps: list[float]) -> None:
+    bucket: Bucket | None = None
+    now, passed = 0.0, 0
+    for step in steps:
+        now += step
+        bucket, wait_s = take(bucket, rate, now)
+        passed += not wait_s
+        assert 0.0 <= bucket.left <= rate.burst
+        assert passed <= rate.burst + now * rate.per_s + 1e-6
+
+
+@given(rate=st.builds(Rate, per_s=st.floats(0.5, 1000), burst=st.floats(1, 5)), now=st.floats(0, 1e6))
+def test_who_waits_as_told_gets_through(rate: Rate, now: float) -> None:
+    bucket: Bucket | None = None
+    wait_s = 0.0
+    while not wait_s:
+        bucket, wait_s = take(bucket, rate, now)
+    _, after_s = take(bucket, rate, now + wait_s * 1.001 + 1e-6)
+    assert after_s == 0.0
+
+
+def test_a_clock_that_stands_gives_nothing_back() -> None:
+    bucket, _ = take(None, SLOW, 5.0)
+    again, _ = take(bucket, SLOW, 1.0)
+    assert again.left == bucket.left - 1.0
+
+
+def test_one_that_asks_too_often_is_told_when_to_come_and_others_are_served() -> None:
+    meter = Meter(SLOW)
+    for _ in range(3):
+        meter.call(W1, 0.0)
+    with pytest.raises(QuotaExceeded, match="more than 10 calls a second") as told:
+        meter.call(W1, 0.0)
+    assert told.value.hint == "ask again in 0.10 s"
+    meter.call(W2, 0.0)
+    meter.call(W1, 0.11)
+
+
+@pytest.mark.parametrize("identity", [None, Identity(cluster="c", role=Role.COORDINATOR, id="c1")])
+def test_relays_and_nobody_are_not_counted(identity: Identity | None) -> None:
+    meter = Meter(SLOW, Holdings(sessions=1))
+    for _ in range(100):
+        meter.call(identity, 0.0)
+        meter.open(identity, "sessions")
+    for _ in range(100):
+        meter.close(identity, "sessions")
+
+
+def test_streams_are_counted_by_identity_and_kind_and_given_back() -> None:
+    meter = Meter(holdings=Holdings(sessions=2, watches=1))
+    meter.open(W1, "sessions")
+    meter.open(W1, "sessions")
+    meter.open(W1, "watches")
+    for kind in ("sessions", "watches"):
+        with pytest.raises(QuotaExceeded, match=kind):
+            meter.open(W1, kind)
+    meter.open(W2, "sessions")
+    meter.close(W1, "sessions")
+    meter.open(W1, "sessions")
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    meter = Meter(SLOW)
+    for number in range(MAX_IDENTITIES + 10):
+        meter.call(Identity(cluster="c", role=Role.MEMBER, id=f"w{number}"), 0.0)
+    assert len(meter._buckets) == MAX_IDENTITIES
