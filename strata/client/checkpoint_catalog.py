@@ -169,9 +169,14 @@ class CoordinatedCatalog:
     # -- reading
 
     def all(self) -> list[CheckpointMetadata]:
-        answer = self._ask(ListCheckpointsRequest(job=self._port.job))
-        found = (metadata_of(checkpoint) for checkpoint in answer.checkpoints)
-        return sorted(found, key=lambda c: c.order)
+        request = ListCheckpointsRequest(job=self._port.job)
+        found: list[CheckpointMetadata] = []
+        while True:
+            answer = self._ask(request)
+            found += (metadata_of(checkpoint) for checkpoint in answer.checkpoints)
+            if not answer.next_page_token:
+                return sorted(found, key=lambda c: c.order)
+            request.page_token = answer.next_page_token
 
     def latest(self) -> CheckpointMetadata | None:
         try:

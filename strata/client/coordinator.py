@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message
@@ -131,6 +131,15 @@ class CoordinatorClient:
             self._unary = UnaryClient(self.endpoints, random.Random(), self._credentials)
         return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
 
+    def _pages(self, request: Any) -> Iterator[Any]:
+        """Yield the answers to a request for a list, page by page."""
+        while True:
+            answer = self.call(request)
+            yield answer
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
     # -- reading
 
     def status(self) -> GetStatusResponse:
@@ -140,7 +149,7 @@ class CoordinatorClient:
 
     def jobs(self) -> list[Job]:
         """Return every job of the cluster."""
-        return list(self.call(ListJobsRequest()).jobs)
+        return [job for answer in self._pages(ListJobsRequest()) for job in answer.jobs]
 
     def job_status(self) -> Job:
         """Return this client's job; `NotFound` when it does not exist."""
@@ -154,7 +163,8 @@ class CoordinatorClient:
 
     def members(self) -> list[Member]:
         """Return the job's members, standbys included, and how far their ranks are."""
-        return list(self.call(ListMembersRequest(job=self.job)).members)
+        answers = self._pages(ListMembersRequest(job=self.job))
+        return [member for answer in answers for member in answer.members]
 
     def barriers(self) -> ListBarriersResponse:
         """Return the job's open barriers, and those that ended last."""
@@ -163,7 +173,8 @@ class CoordinatorClient:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return every checkpoint in the job's catalog."""
-        return list(self.call(ListCheckpointsRequest(job=self.job)).checkpoints)
+        answers = self._pages(ListCheckpointsRequest(job=self.job))
+        return [checkpoint for answer in answers for checkpoint in answer.checkpoints]
 
     def latest_checkpoint(self) -> Checkpoint:
         """Return the newest committed checkpoint; `CheckpointNotFound` before the first."""

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16strata/v1/worlds.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"h\n\x07JobSpec\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x05\x12\x10\n\x08settle_s\x18\x03 \x01(\x01\x12!\n\x19max_fruitless_generations\x18\x04 \x01(\x05\"o\n\x0cRestorePoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x19\n\x11record_generation\x18\x03 \x01(\x03\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\"\x85\x01\n\x05World\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04size\x18\x02 \x01(\x05\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x0f\n\x07\x66orming\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x07restore\x18\x06 \x01(\x0b\x32\x17.strata.v1.RestorePoint\"l\n\x0bWorldMember\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngroup_rank\x18\x03 \x01(\x05\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x12\n\nfirst_rank\x18\x05 \x01(\x05\"?\n\x0fGetWorldRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"}\n\x10GetWorldResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.strata.v1.WorldMember\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"\xdc\x01\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05phase\x18\x02 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x03 \x01(\t\x12 \n\x04spec\x18\x04 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x1f\n\x05world\x18\x05 \x01(\x0b\x32\x10.strata.v1.World\x12\x0f\n\x07workers\x18\x06 \x01(\x05\x12\x10\n\x08standbys\x18\x07 \x03(\t\x12\x13\n\x0blatest_step\x18\x08 \x01(\x03\x12\x12\n\nhas_latest\x18\t \x01(\x08\"2\n\x0fListJobsRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"Q\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"=\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"N\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token*|\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x01\x12\x14\n\x10JOB_PHASE_PAUSED\x10\x02\x12\x12\n\x0eJOB_PHASE_DONE\x10\x03\x12\x14\n\x10JOB_PHASE_FAILED\x10\x04\x32\xd1\x01\n\x06Worlds\x12\x43\n\x08GetWorld\x12\x1a.strata.v1.GetWorldRequest\x1a\x1b.strata.v1.GetWorldResponse\x12\x43\n\x08ListJobs\x12\x1a.strata.v1.ListJobsRequest\x1a\x1b.strata.v1.ListJobsResponse\x12=\n\x06GetJob\x12\x18.strata.v1.GetJobRequest\x1a\x19.strata.v1.GetJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16strata/v1/worlds.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"h\n\x07JobSpec\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x05\x12\x10\n\x08settle_s\x18\x03 \x01(\x01\x12!\n\x19max_fruitless_generations\x18\x04 \x01(\x05\"o\n\x0cRestorePoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\x19\n\x11record_generation\x18\x03 \x01(\x03\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\"\x85\x01\n\x05World\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04size\x18\x02 \x01(\x05\x12\x0f\n\x07members\x18\x03 \x01(\x05\x12\x0f\n\x07\x66orming\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x07restore\x18\x06 \x01(\x0b\x32\x17.strata.v1.RestorePoint\"l\n\x0bWorldMember\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngroup_rank\x18\x03 \x01(\x05\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x12\n\nfirst_rank\x18\x05 \x01(\x05\"?\n\x0fGetWorldRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"}\n\x10GetWorldResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.strata.v1.WorldMember\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"\xdc\x01\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x05phase\x18\x02 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x03 \x01(\t\x12 \n\x04spec\x18\x04 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x1f\n\x05world\x18\x05 \x01(\x0b\x32\x10.strata.v1.World\x12\x0f\n\x07workers\x18\x06 \x01(\x05\x12\x10\n\x08standbys\x18\x07 \x03(\t\x12\x13\n\x0blatest_step\x18\x08 \x01(\x03\x12\x12\n\nhas_latest\x18\t \x01(\x08\"Y\n\x0fListJobsRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"=\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"N\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.strata.v1.Job\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token*|\n\x08JobPhase\x12\x19\n\x15JOB_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_PHASE_RUNNING\x10\x01\x12\x14\n\x10JOB_PHASE_PAUSED\x10\x02\x12\x12\n\x0eJOB_PHASE_DONE\x10\x03\x12\x14\n\x10JOB_PHASE_FAILED\x10\x04\x32\xd1\x01\n\x06Worlds\x12\x43\n\x08GetWorld\x12\x1a.strata.v1.GetWorldRequest\x1a\x1b.strata.v1.GetWorldResponse\x12\x43\n\x08ListJobs\x12\x1a.strata.v1.ListJobsRequest\x1a\x1b.strata.v1.ListJobsResponse\x12=\n\x06GetJob\x12\x18.strata.v1.GetJobRequest\x1a\x19.strata.v1.GetJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'strata.v1.worlds_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBPHASE']._serialized_start=1219
-  _globals['_JOBPHASE']._serialized_end=1343
+  _globals['_JOBPHASE']._serialized_start=1283
+  _globals['_JOBPHASE']._serialized_end=1407
   _globals['_JOBSPEC']._serialized_start=61
   _globals['_JOBSPEC']._serialized_end=165
   _globals['_RESTOREPOINT']._serialized_start=167
@@ -49,13 +49,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOB']._serialized_start=719
   _globals['_JOB']._serialized_end=939
   _globals['_LISTJOBSREQUEST']._serialized_start=941
-  _globals['_LISTJOBSREQUEST']._serialized_end=991
-  _globals['_LISTJOBSRESPONSE']._serialized_start=993
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1074
-  _globals['_GETJOBREQUEST']._serialized_start=1076
-  _globals['_GETJOBREQUEST']._serialized_end=1137
-  _globals['_GETJOBRESPONSE']._serialized_start=1139
-  _globals['_GETJOBRESPONSE']._serialized_end=1217
-  _globals['_WORLDS']._serialized_start=1346
-  _globals['_WORLDS']._serialized_end=1555
+  _globals['_LISTJOBSREQUEST']._serialized_end=1030
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1032
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1138
+  _globals['_GETJOBREQUEST']._serialized_start=1140
+  _globals['_GETJOBREQUEST']._serialized_end=1201
+  _globals['_GETJOBRESPONSE']._serialized_start=1203
+  _globals['_GETJOBRESPONSE']._serialized_end=1281
+  _globals['_WORLDS']._serialized_start=1410
+  _globals['_WORLDS']._serialized_end=1619
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core import checkpoints as core
 from strata.core.job import JobView
@@ -92,9 +93,14 @@ class CatalogCalls:
 
     async def list(self, request: pb.ListCheckpointsRequest) -> pb.ListCheckpointsResponse:
         job = await existing_job(self._context, request.job)
-        return pb.ListCheckpointsResponse(
-            checkpoints=[wire.checkpoint_message(job, entry) for entry in job.checkpoints()]
+        found, after = page(
+            job.checkpoints(),
+            key=lambda entry: f"{entry.record.step:020d}/{entry.record.generation:020d}",
+            make=lambda entry: wire.checkpoint_message(job, entry),
+            size=request.page_size,
+            token=request.page_token,
         )
+        return pb.ListCheckpointsResponse(checkpoints=found, next_page_token=after)
 
     async def pin(self, request: pb.PinCheckpointRequest) -> pb.PinCheckpointResponse:
         found = await self._settled(

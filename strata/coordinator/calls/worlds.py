@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from strata.coordinator.calls.datasets import shards_of
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core.checkpoints import find
 from strata.core.job import World, job_names
@@ -47,11 +48,15 @@ class WorldCalls:
         response.world.CopyFrom(wire.world_message(job, world.head))
         return response
 
-    async def list_jobs(self, _request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
-        names = job_names(self._context.mirror.view, self._context.keys)
-        return worlds_pb2.ListJobsResponse(
-            jobs=[wire.job_message(job_view(self._context, name)) for name in names]
+    async def list_jobs(self, request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
+        jobs, after = page(
+            job_names(self._context.mirror.view, self._context.keys),
+            key=str,
+            make=lambda name: wire.job_message(job_view(self._context, name)),
+            size=request.page_size,
+            token=request.page_token,
         )
+        return worlds_pb2.ListJobsResponse(jobs=jobs, next_page_token=after)
 
     async def get_job(self, request: worlds_pb2.GetJobRequest) -> worlds_pb2.GetJobResponse:
         return worlds_pb2.GetJobResponse(job=wire.job_message(await existing_job(self._context, request.job)))

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.progress import ProgressBoard
@@ -184,13 +185,21 @@ class UnaryMembers:
     async def list_members(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
         job = await existing_job(self._context, request.job)
         index = self._ranks.of(request.job)
-        members = []
-        for entry in job.workers():
+        generation = 0 if index is None else index.head.generation
+
+        def member(entry: Entry[Worker]) -> pb.Member:
             ranks = range(0) if index is None else index.ranks(entry.name, entry.create_revision)
-            generation = 0 if index is None else index.head.generation
             said = self._board.ranks(request.job, generation, ranks)
-            members.append(wire.member_message(entry, standby=not ranks, ranks=said))
-        return pb.ListMembersResponse(members=members)
+            return wire.member_message(entry, standby=not ranks, ranks=said)
+
+        members, after = page(
+            job.workers(),
+            key=lambda entry: entry.name,
+            make=member,
+            size=request.page_size,
+            token=request.page_token,
+        )
+        return pb.ListMembersResponse(members=members, next_page_token=after)
 
     # -- inside
 

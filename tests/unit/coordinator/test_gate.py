@@ -1,0 +1,79 @@
+"""What a request says of job and worker is found in every kind of request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from strata.coordinator.gate import check_call, check_session
+from strata.core.authority import METHODS, RULES, Identity, Role
+from strata.errors import PermissionDenied
+from strata.v1 import (
+    admin_pb2,
+    barriers_pb2,
+    checkpoints_pb2,
+    datasets_pb2,
+    members_pb2,
+    recovery_pb2,
+    worlds_pb2,
+)
+
+FILES = (admin_pb2, barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2)
+REQUESTS = {
+    f"{service.name}.{method.name}": GetMessageClass(method.input_type)
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+CALLS = {method: call for call, method in METHODS.items()}
+
+
+def request(method: str, *, job: str, worker: str) -> Any:
+    """Return a request of this kind that names a job and the worker that it speaks for."""
+    made: Any = REQUESTS[method]()
+    fields = made.DESCRIPTOR.fields_by_name
+    body = made.registration if "registration" in fields else made.arrival if "arrival" in fields else made
+    if "job" in body.DESCRIPTOR.fields_by_name:
+        body.job = job
+    holder = made.author if "author" in fields else made.registration if "registration" in fields else made
+    if "worker_id" in holder.DESCRIPTOR.fields_by_name:
+        holder.worker_id = worker
+    return made
+
+
+def check(method: str, identity: Identity | None, *, job: str = "j", worker: str = "w1") -> None:
+    check_call(identity, CALLS[method], request(method, job=job, worker=worker), "c")
+
+
+def member(*jobs: str) -> Identity:
+    return Identity(cluster="c", role=Role.MEMBER, id="w1", jobs=frozenset(jobs))
+
+
+@pytest.mark.parametrize("method", sorted(m for m in REQUESTS if Role.MEMBER in RULES[m].roles))
+def test_a_member_acts_in_its_job(method: str) -> None:
+    check(method, member("j"))
+    check(method, member())
+    if "job" in str(request(method, job="j", worker="")):
+        with pytest.raises(PermissionDenied, match="in job z"):
+            check(method, member("j"), job="z")
+
+
+@pytest.mark.parametrize("method", sorted(m for m in REQUESTS if RULES[m].own_worker))
+def test_a_member_names_itself(method: str) -> None:
+    for worker in ("w2", ""):
+        with pytest.raises(PermissionDenied, match="may not speak for"):
+            check(method, member(), worker=worker)
+
+
+@pytest.mark.parametrize("method", sorted(REQUESTS))
+def test_nobody_in_particular_may_do_everything(method: str) -> None:
+    check(method, None, job="any", worker="any")
+
+
+def test_a_session_is_of_its_own_worker_job_and_cluster() -> None:
+    check_session(member("j"), cluster="c", job="j", worker="w1")
+    for cluster, job, worker in (("d", "j", "w1"), ("c", "k", "w1"), ("c", "j", "w2"), ("c", "j", "")):
+        with pytest.raises(PermissionDenied):
+            check_session(member("j"), cluster=cluster, job=job, worker=worker)
