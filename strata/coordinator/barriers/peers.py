@@ -266,16 +266,16 @@ class PeerHandler:
         self._arrivals = arrivals
         self._progress = progress
         self._heartbeat = heartbeat
-        self._links: set[Link[PeerUp, PeerDown]] = set()
+        self._links: dict[Link[PeerUp, PeerDown], None] = {}
 
     def close_all(self) -> None:
         """End every link: this replica stops."""
-        for link in self._links:
+        for link in list(self._links):
             link.close()
 
     async def serve(self, link: Link[PeerUp, PeerDown]) -> None:
         """Serve one link to its end."""
-        self._links.add(link)
+        self._links[link] = None
         try:
             await self._welcome(link)
             async with asyncio.TaskGroup() as tasks:
@@ -287,7 +287,7 @@ class PeerHandler:
         except StrataError as error:
             link.close(error)
         finally:
-            self._links.discard(link)
+            self._links.pop(link, None)
 
     async def _welcome(self, link: Link[PeerUp, PeerDown]) -> None:
         try:

@@ -55,7 +55,8 @@ class Sessions:
         self._context: ReplicaContext = house.context
         self._keeper = keeper
         self._registrar = registrar
-        self._by_job: dict[str, set[MemberSession]] = {}
+        self._by_job: dict[str, dict[MemberSession, None]] = {}
+        """In the order they came, so that a run can be repeated."""
         self._acks_for_sealer = _News(SEALER_NEWS_S, partial(self._tell_save, sealer=True))
         self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
         self._limits = Limits(tick_s=house.context.timing.tick_s)
@@ -108,7 +109,7 @@ class Sessions:
     def _open(self, member: MemberSession, entry: Entry[Worker]) -> None:
         """Welcome a member and tell it all that it may have missed."""
         member.welcome(entry)
-        self._by_job.setdefault(member.job, set()).add(member)
+        self._by_job.setdefault(member.job, {})[member] = None
         job = self._job(member.job)
         if job.head() is not None or job.view.get(job.keys.phase) is not None:
             self._tell_world(job, (member,))
@@ -117,8 +118,8 @@ class Sessions:
         log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
 
     def _ended(self, member: MemberSession, end: End) -> None:
-        members = self._by_job.get(member.job, set())
-        members.discard(member)
+        members = self._by_job.get(member.job, {})
+        members.pop(member, None)
         if not members:
             self._by_job.pop(member.job, None)
         log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)

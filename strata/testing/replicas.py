@@ -1,0 +1,85 @@
+"""A whole replica in memory: shipped code, on the in-memory store and links in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from strata.config import CoordinatorConfig
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.replica import Replica
+from strata.coordinator.service import Service
+from strata.core.view import View
+from strata.testing.links import Switchboard
+from strata.testing.memory_client import MemoryClient
+from strata.testing.processes import Process
+from strata.testing.serving import MemoryServing
+
+
+class MemoryReplica:
+    """One run of one replica, a `Process` of its own; `kill` ends it as SIGKILL would."""
+
+    def __init__(
+        self,
+        client: MemoryClient,
+        board: Switchboard,
+        *,
+        name: str,
+        run: int = 1,
+        new_uid: str = "uid-1",
+        config: CoordinatorConfig | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.client = client
+        self.process = Process(name)
+        self.serving: MemoryServing | None = None
+        self._board = board
+        self.replica = Replica(
+            config or CoordinatorConfig(),
+            client,
+            self._serve,
+            replica=name,
+            instance=f"instance-{name}-{run}",
+            new_uid=new_uid,
+            clock=loop.time,
+            unix_now=loop.time,
+            rng=random.Random(f"{name}/{run}"),
+        )
+        self.context: ReplicaContext = self.replica.context
+
+    def _serve(self, context: ReplicaContext) -> MemoryServing:
+        self.serving = MemoryServing(self._board, context)
+        return self.serving
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Run it, owned by `tasks`."""
+        self.process.start(self.replica.run(), tasks=tasks)
+
+    @property
+    def service(self) -> Service:
+        assert self.serving is not None
+        return self.serving.service
+
+    @property
+    def view(self) -> View:
+        return self.context.mirror.view
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, frozen or not."""
+        return self.process.alive and not self.client.cut_off
+
+    @property
+    def leads(self) -> bool:
+        """Whether it holds that it may act as the leader now."""
+        return self.context.election.epoch is not None
+
+    def kill(self) -> None:
+        """Vanish at this moment: nothing more is sent, heard or written."""
+        self.client.partition()
+        if self.serving is not None:
+            self.serving.vanish()
+        self.process.thaw()
+        if self.process.task is not None:
+            self.process.task.cancel()

@@ -1,0 +1,264 @@
+"""The whole of one run: three replicas, ten workers, the store and the links, and who watches them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys
+from strata.core.records import BarrierOutcome
+from strata.core.view import View
+from strata.errors import StrataError
+from strata.testing.links import Switchboard
+from strata.testing.memory_store import MemoryStore
+from strata.testing.replicas import MemoryReplica
+from tests.sim.etcd import Line
+from tests.sim.history import History
+from tests.sim.judge import Death, Judge
+from tests.sim.members import JOB, REPLICAS, Member
+from tests.sim.trace import Trace
+
+WORKERS = {f"w{number}": 1 if number < 8 else 2 for number in range(10)}
+"""The workers and their slots."""
+RESTART_S = 1.0
+"""After which a replica that ended by itself, or a member, is started again, as systemd would."""
+PATROL_S = 0.5
+TROUBLE_S = 20.0
+"""How long after a fault of its own a member's death may be its consequence: the longest that a
+removal may be on its way to etcd, and then some."""
+CLAIM_S = 6.0
+"""How long an instance may believe to lead after its key has gone: the time of a lease."""
+
+
+class Cluster:
+    """What the faults act on, and the judges look at."""
+
+    def __init__(self, seed: int, tasks: asyncio.TaskGroup, trace: Trace) -> None:
+        self.seed = seed
+        self.tasks = tasks
+        self.trace = trace
+        self.keys = ClusterKeys("default")
+        self.store = MemoryStore()
+        self.board = Switchboard(delay_s=0.0005, rng=self.rng("board"))
+        self.lines: dict[str, Line] = {}
+        self.replicas: dict[str, MemoryReplica] = {}
+        self.members: dict[str, Member] = {}
+        """The newest run of each worker."""
+        self.runs: dict[str, Member] = {}
+        """Every run of every worker, by its boot."""
+        self.ending = False
+        self.stopped: set[str] = set()
+        """Replicas and workers that are down on purpose."""
+        self.ready_s: dict[str, float] = {}
+        """Since when each replica is ready without a break."""
+        self._count = 0
+        self.judge = Judge(
+            keys=self.keys, job=self.keys.job(JOB), trace=trace, mourn=self._mourn, timed_out=self._timed_out
+        )
+        self.history = History(judge=self.judge, keys=self.keys, now_s=lambda: trace.now_s)
+        self.store.subscribe(self.judge.seen)
+
+    def rng(self, name: str) -> random.Random:
+        """Return a source of chance of its own, so that one part's draws move no other's."""
+        return random.Random(f"{self.seed}/{name}")
+
+    # -- replicas
+
+    def start_replica(self, name: str) -> None:
+        """Start a replica, for the first time or again."""
+        self._count += 1
+        self.stopped.discard(name)
+        line = self.lines[name] = Line(self.rng(f"line {name} {self._count}"), self.judge.applied)
+        client = self.store.client(f"instance-{name}-{self._count}", network=line)
+        replica = MemoryReplica(client, self.board, name=name, run=self._count, new_uid=f"uid-{name}")
+        self.replicas[name] = replica
+        replica.process.start(self._run_replica(replica), tasks=self.tasks)
+
+    async def _run_replica(self, replica: MemoryReplica) -> None:
+        try:
+            await replica.replica.run()
+        except StrataError as error:
+            self.trace.note(replica.name, f"exits: {error!r}")
+            self.trace.count(f"replica exits: {type(error).__name__}")
+            replica.kill()
+        finally:
+            if not self.ending and self.replicas[replica.name] is replica and replica.name not in self.stopped:
+                self._later(RESTART_S, lambda: self._restart_replica(replica))
+
+    def _restart_replica(self, replica: MemoryReplica) -> None:
+        if self.replicas[replica.name] is replica and replica.name not in self.stopped:
+            self.start_replica(replica.name)
+
+    def ready(self, name: str) -> bool:
+        """Tell whether members may be sent to this replica, as it is in truth."""
+        replica = self.replicas[name]
+        line = self.lines[name]
+        return (
+            replica.alive
+            and not replica.process.frozen
+            and replica.serving is not None
+            and not line.leaderless
+            and replica.replica.is_ready()[0]
+        )
+
+    def leader(self) -> MemoryReplica | None:
+        """Return a replica that runs and holds that it leads."""
+        return next((r for r in self.replicas.values() if r.alive and r.leads), None)
+
+    # -- members
+
+    def start_member(self, worker: str) -> Member:
+        """Start a worker's next run."""
+        self._count += 1
+        self.stopped.discard(worker)
+        member = Member(
+            worker,
+            self._count,
+            WORKERS[worker],
+            self.board,
+            self.history,
+            str(self.seed),
+            self._unexpected,
+        )
+        self.members[worker] = self.runs[member.boot] = member
+        member.process.start(self._run_member(member), tasks=self.tasks)
+        return member
+
+    async def _run_member(self, member: Member) -> None:
+        try:
+            await member.run()
+        finally:
+            if not self.ending and self.members[member.worker] is member and member.worker not in self.stopped:
+                self._later(RESTART_S, lambda: self._restart_member(member))
+
+    def _restart_member(self, member: Member) -> None:
+        if self.members[member.worker] is member and member.worker not in self.stopped:
+            self.start_member(member.worker)
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        async def later() -> None:
+            await asyncio.sleep(delay_s)
+            if not self.ending:
+                act()
+
+        self.tasks.create_task(later())
+
+    def trouble(self, member: Member) -> None:
+        """Note that something kept a member from its replicas that was no fault of theirs."""
+        member.troubled_s = self.trace.now_s
+
+    # -- judging
+
+    def _unexpected(self, who: str, error: BaseException) -> None:
+        lines = [f"{who} met what it should not: {error!r}"]
+        if isinstance(error, BaseExceptionGroup):
+            lines += [repr(inner) for inner in error.exceptions]
+        self.judge.wrong("; ".join(lines))
+
+    def _timed_out(self, outcome: BarrierOutcome, key: str) -> str | None:
+        return self.history.timed_out(outcome, key)
+
+    def _mourn(self, death: Death) -> str | None:
+        """Say whether a member was declared dead that was alive and could have reached a replica."""
+        member = self.runs.get(death.record.boot)
+        if member is None or not member.process.alive or member.killed:
+            self.trace.count("deaths of the dead")
+            return None
+        if member.leaving:
+            self.trace.count("leaves")
+            return None
+        now = self.trace.now_s
+        if member.process.frozen or now - member.troubled_s < TROUBLE_S:
+            self.trace.count("deaths of the troubled")
+            return None
+        if not any(now - since >= TROUBLE_S for since in self.ready_s.values()):
+            self.trace.count("deaths while no replica was ready")
+            return None
+        return (
+            f"{death.worker}, incarnation {death.incarnation}, was declared dead by {death.writer}"
+            f"{' under its fence' if death.fenced else ''}: it was alive, and served by {death.record.served_by}"
+        )
+
+    async def patrol(self) -> None:
+        """Look every half second at what no write shows."""
+        while True:
+            await asyncio.sleep(PATROL_S)
+            now = self.trace.now_s
+            for name in self.replicas:
+                if not self.ready(name):
+                    self.ready_s.pop(name, None)
+                elif name not in self.ready_s:
+                    self.ready_s[name] = now
+            for member in self.members.values():
+                if member.process.frozen:
+                    self.trouble(member)
+            self._look_at_claims(now)
+
+    def _look_at_claims(self, now: float) -> None:
+        for replica in self.replicas.values():
+            epoch = replica.context.election.epoch
+            if epoch is None or not replica.alive or replica.process.frozen:
+                continue
+            term = self.judge.terms.get(epoch)
+            if term is None or (term.ended_s is not None and now - term.ended_s > CLAIM_S):
+                self.judge.wrong(f"{replica.name} holds that it leads in epoch {epoch}, which has ended")
+
+    # -- what must be so once all is well
+
+    def whole(self) -> str | None:
+        """Return why things are not as they should be, or None when they are."""
+        leaders = [r.name for r in self.replicas.values() if r.alive and r.leads]
+        if len(leaders) != 1:
+            return f"leaders: {leaders}"
+        job = JobView(self.judge.view, self.judge.job)
+        world = job.world()
+        if world is None or world.head.forming:
+            return "there is no world"
+        inside = {(m.worker, m.incarnation) for m in world.members}
+        alive = {(w.name, w.create_revision) for w in job.workers()}
+        if inside != alive:
+            return f"the world has {sorted(inside)}, and {sorted(alive)} are registered"
+        if {worker for worker, _ in inside} != set(WORKERS):
+            return f"the world has {sorted(worker for worker, _ in inside)}"
+        for member in self.members.values():
+            if member.generation != world.head.generation:
+                return f"{member.worker} is at generation {member.generation} of {world.head.generation}"
+        if stuck := list(self.judge.stuck()):
+            return "; ".join(stuck)
+        return None
+
+    async def compare_views(self) -> None:
+        """Compare every replica's view with the store."""
+        for replica in self.replicas.values():
+            if not replica.alive:
+                self.judge.wrong(f"{replica.name} does not run at the end")
+                continue
+            mirror = replica.context.mirror
+            await mirror.fresh()
+            truth, seen = _flat(self.judge.view), _flat(replica.view)
+            if replica.view.revision == self.judge.view.revision and truth != seen:
+                different = sorted(key for key, _ in truth.items() ^ seen.items())
+                self.judge.wrong(f"the view of {replica.name} differs at {different[:5]}")
+            if await mirror.audit() or mirror.differences:
+                self.judge.wrong(f"an audit of {replica.name} found {mirror.differences} differences")
+
+    def start(self) -> None:
+        """Start everything."""
+        for name in REPLICAS:
+            self.start_replica(name)
+        for worker in WORKERS:
+            self.start_member(worker)
+
+    def end(self) -> None:
+        """Kill everything."""
+        self.ending = True
+        for member in self.runs.values():
+            member.kill()
+        for replica in self.replicas.values():
+            replica.kill()
+
+
+def _flat(view: View) -> dict[str, int]:
+    return {kv.key: kv.mod_revision for kv in view.walk("")}

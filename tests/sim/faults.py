@@ -1,0 +1,403 @@
+"""What goes wrong: each fault is injected, heals, and says whether it took effect.
+
+A fault is a coroutine over the cluster that returns whether anything came of it. Several may be
+under way at once. What it draws, it draws from the chance of its own run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from strata.core.job import JobView
+from strata.testing.links import host_of
+from strata.testing.replicas import MemoryReplica
+from tests.sim.cluster import Cluster
+from tests.sim.members import REPLICAS, Member
+
+Act = Callable[[Cluster, random.Random], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A class of faults, by name. `weight`: how often it is drawn, compared with the others."""
+
+    name: str
+    act: Act
+    weight: int = 1
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str, *, weight: int = 1) -> Callable[[Act], Act]:
+    def register(act: Act) -> Act:
+        FAULTS[name] = Fault(name, act, weight)
+        return act
+
+    return register
+
+
+def _some_replica(c: Cluster, rng: random.Random, *, leader: bool | None = None) -> MemoryReplica | None:
+    """Return a replica that runs and is not frozen; the leader, or none that leads, if asked."""
+    there = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
+    if leader is not None:
+        there = [r for r in there if r.leads == leader]
+    return rng.choice(there) if there else None
+
+
+def _some_member(c: Cluster, rng: random.Random) -> Member | None:
+    there = [
+        m for m in c.members.values() if m.process.alive and not m.process.frozen and not m.leaving and not m.killed
+    ]
+    return rng.choice(there) if there else None
+
+
+async def _crash(c: Cluster, rng: random.Random, replica: MemoryReplica | None, longest_s: float) -> bool:
+    if replica is None:
+        return False
+    c.stopped.add(replica.name)
+    replica.kill()
+    await asyncio.sleep(rng.choice((rng.uniform(0, 1), rng.uniform(1, longest_s))))
+    c.start_replica(replica.name)
+    return True
+
+
+@fault("replica crash", weight=2)
+async def _replica_crash(c: Cluster, rng: random.Random) -> bool:
+    return await _crash(c, rng, _some_replica(c, rng), 10)
+
+
+@fault("leader crash", weight=2)
+async def _leader_crash(c: Cluster, rng: random.Random) -> bool:
+    return await _crash(c, rng, _some_replica(c, rng, leader=True), 10)
+
+
+@fault("replica stop")
+async def _replica_stop(c: Cluster, rng: random.Random) -> bool:
+    """A graceful stop, then a new start: half of a rolling restart."""
+    replica = _some_replica(c, rng)
+    if replica is None:
+        return False
+    c.stopped.add(replica.name)
+    replica.replica.stop()
+    task = replica.process.task
+    assert task is not None
+    await asyncio.wait([task], timeout=15)
+    if not task.done():
+        c.judge.wrong(f"{replica.name} was asked to stop and did not within 15 s")
+        replica.kill()
+    await asyncio.sleep(rng.uniform(0, 2))
+    c.start_replica(replica.name)
+    return True
+
+
+@fault("all replicas gone")
+async def _all_gone(c: Cluster, rng: random.Random) -> bool:
+    down = [r for r in c.replicas.values() if r.alive]
+    if not down:
+        return False
+    for replica in down:
+        c.stopped.add(replica.name)
+        replica.kill()
+    await asyncio.sleep(rng.uniform(0.5, 8))
+    for replica in down:
+        await asyncio.sleep(rng.uniform(0, 0.5))
+        c.start_replica(replica.name)
+    return True
+
+
+async def _pause(rng: random.Random, replica: MemoryReplica | None) -> bool:
+    if replica is None:
+        return False
+    held = replica.process.held
+    replica.process.freeze()
+    await asyncio.sleep(rng.choice((rng.uniform(0.2, 2), rng.uniform(2, 12))))
+    replica.process.thaw()
+    return replica.process.held > held
+
+
+@fault("leader pause", weight=2)
+async def _leader_pause(c: Cluster, rng: random.Random) -> bool:
+    return await _pause(rng, _some_replica(c, rng, leader=True))
+
+
+@fault("follower pause")
+async def _follower_pause(c: Cluster, rng: random.Random) -> bool:
+    return await _pause(rng, _some_replica(c, rng, leader=False))
+
+
+@fault("replica cut off from etcd", weight=2)
+async def _etcd_cut(c: Cluster, rng: random.Random) -> bool:
+    replica = _some_replica(c, rng)
+    if replica is None:
+        return False
+    replica.client.partition()
+    silent_s = replica.context.mirror.silence_s()
+    await asyncio.sleep(rng.choice((rng.uniform(0.5, 3), rng.uniform(3, 12))))
+    went_silent = replica.context.mirror.silence_s() > silent_s
+    if c.replicas[replica.name] is replica and replica.process.alive:
+        replica.client.heal()
+    return went_silent
+
+
+@fault("replica isolated")
+async def _isolated(c: Cluster, rng: random.Random) -> bool:
+    """A replica reaches etcd, and neither members nor peers, in silence."""
+    replica = _some_replica(c, rng)
+    if replica is None:
+        return False
+    others = _everybody_else(c, replica.name)
+    for other in others:
+        c.board.block(replica.name, other)
+        c.board.block(other, replica.name)
+    links = sum(len(c.board.between(replica.name, other)) for other in others)
+    await asyncio.sleep(rng.uniform(1, 8))
+    for other in others:
+        c.board.unblock(replica.name, other)
+        c.board.unblock(other, replica.name)
+    return links > 0
+
+
+def _everybody_else(c: Cluster, name: str) -> list[str]:
+    return [*(m.host for m in c.members.values()), *(other for other in REPLICAS if other != name)]
+
+
+@fault("one-way cut")
+async def _one_way(c: Cluster, rng: random.Random) -> bool:
+    """What one replica sends to another, or to a member, goes nowhere."""
+    sender = rng.choice(REPLICAS)
+    member = _some_member(c, rng) if rng.random() < 0.5 else None
+    if member is not None:
+        receiver = member.host
+        if rng.random() < 0.5:
+            sender, receiver = receiver, sender
+    else:
+        receiver = rng.choice([name for name in REPLICAS if name != sender])
+    links = c.board.between(sender, receiver)
+    c.board.block(sender, receiver)
+    until = asyncio.get_running_loop().time() + rng.uniform(0.5, 6)
+    while asyncio.get_running_loop().time() < until:
+        if member is not None:
+            c.trouble(member)
+        await asyncio.sleep(0.25)
+    c.board.unblock(sender, receiver)
+    return bool(links)
+
+
+@fault("reject between replicas")
+async def _reject(c: Cluster, rng: random.Random) -> bool:
+    """Two replicas reset each other's links and refuse new ones; nobody has died."""
+    one, other = rng.sample(REPLICAS, 2)
+    broken = c.board.reject(one, f"{other}/peers") + c.board.reject(other, f"{one}/peers")
+    await asyncio.sleep(rng.uniform(1, 8))
+    c.board.mend(one, f"{other}/peers")
+    c.board.mend(other, f"{one}/peers")
+    return broken > 0
+
+
+@fault("link break", weight=2)
+async def _link_break(c: Cluster, rng: random.Random) -> bool:
+    """Messages are lost with the connections that they were on."""
+    broken = 0
+    for _ in range(rng.randrange(1, 6)):
+        await asyncio.sleep(rng.uniform(0, 0.4))
+        member = _some_member(c, rng)
+        replica = rng.choice(REPLICAS)
+        peer = rng.choice([name for name in REPLICAS if name != replica])
+        member_links = [
+            link for name in REPLICAS for link in (c.board.between(member.host, name) if member is not None else [])
+        ]
+        links = member_links if rng.random() < 0.5 else c.board.between(replica, peer)
+        for link in links:
+            link.break_off()
+            broken += 1
+        if links and links is member_links and member is not None:
+            c.trouble(member)
+    return broken > 0
+
+
+@fault("delay")
+async def _delay(c: Cluster, rng: random.Random) -> bool:
+    """Messages between replicas, and of some members, take long."""
+    chosen = [rng.choice(REPLICAS), *(m.host for m in c.members.values() if rng.random() < 0.3)]
+    longest_s = rng.choice((0.02, 0.1, 0.4))
+    before, delayed = c.board.lag_s, 0
+
+    def lag_s(sender: str, receiver: str) -> float:
+        nonlocal delayed
+        if host_of(sender) in chosen or host_of(receiver) in chosen:
+            delayed += 1
+            return rng.random() * longest_s
+        return before(sender, receiver)
+
+    c.board.lag_s = lag_s
+    await asyncio.sleep(rng.uniform(1, 6))
+    c.board.lag_s = lambda _sender, _receiver: 0.0
+    return delayed > 0
+
+
+# -- etcd -------------------------------------------------------------------------------------
+
+
+@fault("stale view", weight=2)
+async def _stale(c: Cluster, rng: random.Random) -> bool:
+    line = c.lines[rng.choice(REPLICAS)]
+    before = line.counts["stale batch"]
+    line.stale_s = rng.choice((0.1, 0.5, 3.0))
+    await asyncio.sleep(rng.uniform(1, 8))
+    line.stale_s = 0.0
+    return line.counts["stale batch"] > before
+
+
+async def _flaky(c: Cluster, rng: random.Random, which: str, counted: str) -> bool:
+    lines = [c.lines[name] for name in rng.sample(REPLICAS, rng.randrange(1, 4))]
+    before = sum(line.counts[counted] for line in lines)
+    for line in lines:
+        setattr(line, which, rng.uniform(0.1, 0.4))
+    await asyncio.sleep(rng.uniform(1, 8))
+    for line in lines:
+        setattr(line, which, 0.0)
+    return sum(line.counts[counted] for line in lines) > before
+
+
+@fault("writes lost")
+async def _lost(c: Cluster, rng: random.Random) -> bool:
+    return await _flaky(c, rng, "lose_request", "write lost")
+
+
+@fault("writes applied unheard", weight=2)
+async def _unheard(c: Cluster, rng: random.Random) -> bool:
+    return await _flaky(c, rng, "lose_answer", "write unanswered")
+
+
+@fault("writes applied late", weight=2)
+async def _late(c: Cluster, rng: random.Random) -> bool:
+    return await _flaky(c, rng, "late", "write late")
+
+
+@fault("etcd without a leader")
+async def _leaderless(c: Cluster, rng: random.Random) -> bool:
+    """Everybody's calls fail, watches break; leases begin anew with the next leader."""
+    c.store.hold_leases()
+    lines = list(c.lines.values())
+    before = sum(line.counts["leaderless"] for line in lines)
+    for line in lines:
+        line.leaderless = True
+    for replica in c.replicas.values():
+        replica.client.break_watches()
+    await asyncio.sleep(rng.uniform(0.5, 6))
+    for line in lines:
+        line.leaderless = False
+    c.store.release_leases()
+    return sum(line.counts["leaderless"] for line in lines) > before
+
+
+@fault("lease lost")
+async def _lease_lost(c: Cluster, rng: random.Random) -> bool:
+    """A lease ends before its time, the leader's or a replica's; sometimes its keepalives go on."""
+    keys = [kv for kv in c.judge.view.walk(c.keys.root) if kv.lease]
+    if not keys:
+        return False
+    leads = [kv for kv in keys if kv.key == c.keys.leader]
+    lease = rng.choice(leads if leads and rng.random() < 0.6 else keys).lease
+    if rng.random() < 0.5:
+        return c.store.drop_keys_of(lease) > 0
+    c.store.revoke(lease)
+    return True
+
+
+@fault("compaction")
+async def _compaction(c: Cluster, rng: random.Random) -> bool:
+    """History goes while a replica's watch is away: it has to list again."""
+    replica = _some_replica(c, rng)
+    if replica is None:
+        return False
+    seen = replica.view.revision
+    replica.client.partition()
+    await asyncio.sleep(rng.uniform(0.5, 3))
+    c.store.compact(c.store.state.head)
+    compacted = c.store.state.compacted > seen + 1
+    if c.replicas[replica.name] is replica and replica.process.alive:
+        replica.client.heal()
+    return compacted
+
+
+@fault("watch cancelled", weight=2)
+async def _cancelled(c: Cluster, rng: random.Random) -> bool:
+    cancelled = 0
+    for _ in range(rng.randrange(1, 5)):
+        await asyncio.sleep(rng.uniform(0, 1))
+        replica = _some_replica(c, rng)
+        if replica is not None:
+            cancelled += replica.client.break_watches()
+    return cancelled > 0
+
+
+# -- members ----------------------------------------------------------------------------------
+
+
+@fault("member pause")
+async def _member_pause(c: Cluster, rng: random.Random) -> bool:
+    member = _some_member(c, rng)
+    if member is None:
+        return False
+    held = member.process.held
+    member.process.freeze()
+    c.trouble(member)
+    await asyncio.sleep(rng.choice((rng.uniform(0.2, 2), rng.uniform(2, 10))))
+    c.trouble(member)
+    member.process.thaw()
+    return member.process.held > held
+
+
+@fault("member crash", weight=2)
+async def _member_crash(c: Cluster, rng: random.Random) -> bool:
+    """It dies, and comes again as another process: at once, or when it has been missed."""
+    member = _some_member(c, rng)
+    if member is None:
+        return False
+    c.stopped.add(member.worker)
+    member.kill()
+    await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 1), rng.uniform(1, 8))))
+    c.start_member(member.worker)
+    return True
+
+
+@fault("member leaves")
+async def _member_leaves(c: Cluster, rng: random.Random) -> bool:
+    """It goes for good, and another process comes under its name."""
+    member = _some_member(c, rng)
+    if member is None or member.process.task is None:
+        return False
+    c.stopped.add(member.worker)
+    member.ask_to_leave()
+    await asyncio.wait([member.process.task], timeout=10)
+    if rng.random() < 0.5:
+        await asyncio.sleep(rng.uniform(0, 4))
+    member.kill()
+    c.start_member(member.worker)
+    return True
+
+
+@fault("newcomer for a frozen member")
+async def _newcomer(c: Cluster, rng: random.Random) -> bool:
+    """A second process of a worker's name starts while the first is stopped, and wakes later."""
+    member = _some_member(c, rng)
+    if member is None:
+        return False
+    member.process.freeze()
+    c.trouble(member)
+    await asyncio.sleep(rng.uniform(0, 2))
+    before = JobView(c.judge.view, c.judge.job).worker(member.worker)
+    newcomer = c.start_member(member.worker)
+    await asyncio.sleep(rng.uniform(3, 9))
+    c.trouble(member)
+    member.process.thaw()
+    await asyncio.sleep(2)
+    if member.process.alive:
+        member.kill()
+    after = JobView(c.judge.view, c.judge.job).worker(member.worker)
+    return before is not None and after is not None and after.record.boot == newcomer.boot

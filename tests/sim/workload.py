@@ -1,0 +1,233 @@
+"""What one rank does, round after round, through the shipped client: barriers and saves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+from strata.client.loop import BackgroundLoop
+from strata.client.rank import RankClient, Seat, Watcher
+from strata.errors import (
+    BarrierTimeout,
+    CheckpointAborted,
+    Conflict,
+    StaleGeneration,
+    StrataError,
+    Unavailable,
+)
+from strata.v1 import checkpoints_pb2 as pb
+from strata.v1.barriers_pb2 import BarrierOutcome
+from tests.sim.history import History
+
+_T = TypeVar("_T")
+
+SAVE_EVERY = 4
+SUBSET_EVERY = 3
+SUBSET_TIMEOUT_S = 4.0
+
+
+class InLoop:
+    """In the place of the client's background thread: a "blocking" call is there to be awaited."""
+
+    is_inherited = False
+
+    def call(self, coroutine: Coroutine[Any, Any, _T], _timeout_s: float | None = None) -> _T:
+        return cast("_T", coroutine)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def at_stop(self, act: object) -> None:
+        """There is no stop: a member ends by being killed, or by leaving."""
+
+    def forget_at_stop(self, act: object) -> None:
+        """See `at_stop`."""
+
+
+class Ears(Watcher):
+    """The shipped observer of a rank's session, which keeps the outcomes as they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: dict[tuple[str, int, int], BarrierOutcome] = {}
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        self.outcomes[outcome.name, outcome.generation, outcome.round] = outcome
+
+
+class Trainer:
+    """One rank's program. `run` ends with the error that ends its generation, or its session."""
+
+    def __init__(self, seat: Seat, ears: Ears, history: History, rng: random.Random) -> None:
+        self.seat = seat
+        self._ears = ears
+        self.client = RankClient(seat, cast("BackgroundLoop", InLoop()))
+        self.steps = 0
+        self._history = history
+        self._rng = rng
+        self._saves: dict[tuple[int, str], pb.Checkpoint] = {}
+        self._news = asyncio.Event()
+        seat.watcher.checkpoint_callbacks.append(self._hear)
+
+    def _hear(self, save: pb.Checkpoint) -> None:
+        self._saves[save.step, save.attempt] = save
+        self._news.set()
+
+    async def run(self) -> None:
+        """Train from the restore point on until something ends it."""
+        point = self.client.restore_point
+        step = point.step if point is not None else 0
+        while True:
+            step += 1
+            await asyncio.sleep(self._rng.uniform(0.3, 0.9))
+            self.client.progress(step, "step")
+            await self.barrier("step", f"{self.client.rank}:{step}".encode())
+            if step % SUBSET_EVERY == 0:
+                await self._subset()
+            if step % SAVE_EVERY == 0:
+                await self._save(step)
+            self.steps += 1
+
+    # -- barriers
+
+    async def barrier(
+        self, name: str, payload: bytes = b"", ranks: Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> dict[int, bytes]:
+        """Arrive and return what all brought; a local `Unavailable` is followed by another try."""
+        seat, rank = self.seat, self.client.rank
+        participants = len(ranks) if ranks else self.client.world_size
+        key = (name, self.client.generation, 0)
+        while True:
+            if seat.rounds.pending(name) is None:
+                update = seat.session.world
+                if update is not None and update.world.generation == self.client.generation:
+                    seat.rounds.floors(update.barrier_floors)
+                key = (name, self.client.generation, seat.rounds.next_round(name))
+                self._history.arrive(key, rank, payload, timeout_s)
+            try:
+                call: Any = self.client.barrier(name, payload, ranks=ranks, timeout_s=timeout_s)
+                return await cast("Awaitable[dict[int, bytes]]", call)
+            except Unavailable:
+                if seat.session.error is not None:
+                    raise
+            except StaleGeneration as error:
+                self._history.refused(f"barrier {key}", key[1], error)
+                raise
+            finally:
+                outcome = self._ears.outcomes.pop(key, None)
+                if outcome is not None:
+                    self._history.told(rank, participants, outcome)
+
+    async def _subset(self) -> None:
+        """Meet with the other ranks of the same parity only."""
+        ranks = range(self.client.rank % 2, self.client.world_size, 2)
+        name = f"half-{self.client.rank % 2}"
+        try:
+            await self.barrier(name, b"", tuple(ranks), SUBSET_TIMEOUT_S)
+        except BarrierTimeout:
+            pass  # for all of them alike; the round is over
+
+    # -- saves
+
+    async def _call(self, request: Any) -> Any:
+        while True:
+            try:
+                call: Any = self.client.call(request)
+                return await call
+            except Unavailable:
+                self.client.check()
+                if self.seat.session.error is not None:
+                    raise
+
+    def _author(self) -> pb.Author:
+        client = self.client
+        return pb.Author(
+            worker_id=client.worker_id,
+            incarnation=client.incarnation,
+            generation=client.generation,
+            rank=client.rank,
+        )
+
+    async def _begin(self, step: int) -> pb.Checkpoint:
+        answer = await self._call(
+            pb.BeginCheckpointRequest(
+                author=self._author(),
+                step=step,
+                type=pb.CHECKPOINT_TYPE_FULL,
+                root="file:///saves",
+                attempt=f"a{self._rng.getrandbits(64):016x}",
+            )
+        )
+        found = cast("pb.Checkpoint", answer.checkpoint)
+        self._history.begin(step, self.client.generation, found.attempt)
+        return found
+
+    async def _save(self, step: int) -> None:
+        """Save a step with all ranks; every other time only rank 0 begins, and tells the others."""
+        try:
+            if step % (2 * SAVE_EVERY):
+                attempt = (await self._begin(step)).attempt
+                await self.barrier("saving")
+            else:
+                mine = (await self._begin(step)).attempt if self.client.rank == 0 else ""
+                attempt = (await self.barrier("attempt", mine.encode()))[0].decode()
+            await self._ack(step, attempt)
+            save = await self._until(step, attempt)
+        except CheckpointAborted:
+            return
+        if save.state == pb.CHECKPOINT_STATE_COMMITTED:
+            self._history.commit(step, self.client.generation, attempt, save.manifest_digest)
+
+    async def _ack(self, step: int, attempt: str) -> None:
+        request = pb.AckCheckpointRequest(
+            author=self._author(),
+            step=step,
+            attempt=attempt,
+            digest=f"digest-{attempt}-{self.client.rank}",
+            size_bytes=1,
+        )
+        try:
+            await self._call(request)
+        except StrataError as error:
+            if not isinstance(error, Unavailable):
+                self._history.ack_refused(step, self.client.generation, attempt, error)
+            raise
+        self._history.ack(step, self.client.generation, attempt, self.client.rank)
+
+    async def _until(self, step: int, attempt: str) -> pb.Checkpoint:
+        """Return the save once it has ended; rank 0 seals it once all have acked."""
+        sealed = False
+        while True:
+            self.client.check()
+            self._news.clear()
+            save = self._saves.get((step, attempt))
+            if save is not None and save.state != pb.CHECKPOINT_STATE_OPEN:
+                return save
+            if self.client.rank == 0 and not sealed and save is not None and len(save.acked) == save.ranks:
+                sealed = True
+                await self._seal(step, attempt)
+                continue
+            await self._wait()
+
+    async def _seal(self, step: int, attempt: str) -> None:
+        try:
+            await self._call(
+                pb.SealCheckpointRequest(
+                    author=self._author(), step=step, attempt=attempt, manifest_digest=f"digest-{attempt}", size_bytes=1
+                )
+            )
+        except Conflict:
+            pass  # it was sealed before, and committed since
+
+    async def _wait(self) -> None:
+        """Return at news of a save, or of the world."""
+        changed = self.seat.watcher.changed
+        changed.clear()
+        waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(changed.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
