@@ -13,7 +13,7 @@ from strata.core.view import View
 from strata.testing.links import Switchboard
 from strata.testing.memory_client import MemoryClient
 from strata.testing.processes import Process
-from strata.testing.serving import MemoryServing
+from strata.testing.serving import MemoryServing, memory_probe
 
 
 class MemoryReplica:
@@ -45,6 +45,7 @@ class MemoryReplica:
             clock=loop.time,
             unix_now=loop.time,
             rng=random.Random(f"{name}/{run}"),
+            probe=memory_probe(board, name),
         )
         self.context: ReplicaContext = self.replica.context
 

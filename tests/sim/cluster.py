@@ -84,7 +84,11 @@ class Cluster:
             self.trace.count(f"replica exits: {type(error).__name__}")
             replica.kill()
         finally:
-            if not self.ending and self.replicas[replica.name] is replica and replica.name not in self.stopped:
+            if (
+                not self.ending
+                and self.replicas[replica.name] is replica
+                and replica.name not in self.stopped
+            ):
                 self._later(RESTART_S, lambda: self._restart_replica(replica))
 
     def _restart_replica(self, replica: MemoryReplica) -> None:
@@ -130,7 +134,11 @@ class Cluster:
         try:
             await member.run()
         finally:
-            if not self.ending and self.members[member.worker] is member and member.worker not in self.stopped:
+            if (
+                not self.ending
+                and self.members[member.worker] is member
+                and member.worker not in self.stopped
+            ):
                 self._later(RESTART_S, lambda: self._restart_member(member))
 
     def _restart_member(self, member: Member) -> None:

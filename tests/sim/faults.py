@@ -50,7 +50,9 @@ def _some_replica(c: Cluster, rng: random.Random, *, leader: bool | None = None)
 
 def _some_member(c: Cluster, rng: random.Random) -> Member | None:
     there = [
-        m for m in c.members.values() if m.process.alive and not m.process.frozen and not m.leaving and not m.killed
+        m
+        for m in c.members.values()
+        if m.process.alive and not m.process.frozen and not m.leaving and not m.killed
     ]
     return rng.choice(there) if there else None
 
@@ -208,7 +210,9 @@ async def _link_break(c: Cluster, rng: random.Random) -> bool:
         replica = rng.choice(REPLICAS)
         peer = rng.choice([name for name in REPLICAS if name != replica])
         member_links = [
-            link for name in REPLICAS for link in (c.board.between(member.host, name) if member is not None else [])
+            link
+            for name in REPLICAS
+            for link in (c.board.between(member.host, name) if member is not None else [])
         ]
         links = member_links if rng.random() < 0.5 else c.board.between(replica, peer)
         for link in links:

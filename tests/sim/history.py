@@ -61,14 +61,18 @@ class History:
         meeting = self.meetings.setdefault(key, Meeting())
         for other, theirs in meeting.told.items():
             if _content(theirs) != _content(outcome):
-                self.judge.wrong(f"{key}: rank {other} was told {theirs.result}, rank {rank} {outcome.result}")
+                self.judge.wrong(
+                    f"{key}: rank {other} was told {theirs.result}, rank {rank} {outcome.result}"
+                )
         meeting.told[rank] = outcome
         if outcome.result != BARRIER_RESULT_RELEASED:
             return
         self.released += 1
         if len(meeting.arrived_s) < participants:
             here = sorted(meeting.arrived_s)
-            self.judge.wrong(f"{key}: rank {rank} was released, and only {here} of {participants} had arrived")
+            self.judge.wrong(
+                f"{key}: rank {rank} was released, and only {here} of {participants} had arrived"
+            )
         brought = {r: p for r, p in meeting.payloads.items() if p}
         if dict(outcome.payloads) != brought:
             self.judge.wrong(f"{key}: rank {rank} was given payloads that were not brought")

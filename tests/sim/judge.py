@@ -134,7 +134,9 @@ class Judge:
             for event in written.events:
                 self._judge(event, before[event.kv.key], writer, epoch)
             self._unchecked += 1
-            structural = any("/world" in event.kv.key or "/latest" in event.kv.key for event in written.events)
+            structural = any(
+                "/world" in event.kv.key or "/latest" in event.kv.key for event in written.events
+            )
             if structural or self._unchecked >= CHECK_EVERY:
                 self._check_all()
 
@@ -183,39 +185,55 @@ class Judge:
 
     # -- one event
 
-    def _judge(
-        self, event: Event, before: tuple[bytes, int] | None, writer: str, epoch: int | None
-    ) -> None:
-        parts = self.keys.parts(event.kv.key)
-        match parts:
+    def _judge(self, event: Event, before: tuple[bytes, int] | None, writer: str, epoch: int | None) -> None:
+        match self.keys.parts(event.kv.key):
             case ("leader",):
                 self._judge_leader(event)
             case ("uid",):
                 if event.deleted or event.kv.version != 1:
                     self.wrong("the cluster's uid was overwritten")
-            case ("jobs", _, "world" | "standbys"):
+            case ("jobs", _, *rest):
+                self._judge_world(event, rest, before, writer, epoch)
+                self._judge_members(event, rest, before, writer, epoch)
+            case _:
+                pass
+
+    def _judge_world(
+        self, event: Event, rest: list[str], before: tuple[bytes, int] | None, writer: str, epoch: int | None
+    ) -> None:
+        """What only the leader writes."""
+        match rest:
+            case ["world" | "standbys" as name]:
                 self._only_fenced(event, epoch, writer)
-                if parts[-1] == "world" and not event.deleted:
+                if name == "world" and not event.deleted:
                     self._judge_head(event, before)
-            case ("jobs", _, "worlds", _, chunk_epoch, "members", _) if not event.deleted:
+            case ["worlds", _, chunk_epoch, "members", _] if not event.deleted:
                 self._only_fenced(event, epoch, writer)
                 if epoch is not None and int(chunk_epoch) != epoch:
                     self.wrong(f"{event.kv.key} was written in epoch {epoch}")
                 if event.kv.version != 1:
                     self.wrong(f"{event.kv.key} was overwritten")
-            case ("jobs", _, "phase") if not event.deleted:
+            case ["phase"] if not event.deleted:
                 if decode(JobPhase, event.kv.value).phase is not Phase.RUNNING:
                     self._only_fenced(event, epoch, writer)
                     self.wrong(f"the job ended: {event.kv.value!r}")
-            case ("jobs", _, "workers", worker):
+            case _:
+                pass
+
+    def _judge_members(
+        self, event: Event, rest: list[str], before: tuple[bytes, int] | None, writer: str, epoch: int | None
+    ) -> None:
+        """What any replica writes for members."""
+        match rest:
+            case ["workers", worker]:
                 self._judge_worker(event, worker, before, writer, fenced=epoch is not None)
-            case ("jobs", _, "barriers", _, generation, _, "outcome") if not event.deleted:
+            case ["barriers", _, generation, _, "outcome"] if not event.deleted:
                 self._judge_outcome(event, int(generation))
-            case ("jobs", _, "checkpoints", _, _):
+            case ["checkpoints", _, _]:
                 self._judge_record(event, before)
-            case ("jobs", _, "checkpoints", _, _, _, "acks", _):
+            case ["checkpoints", _, _, _, "acks", _]:
                 self._judge_ack(event)
-            case ("jobs", _, "latest"):
+            case ["latest"]:
                 self._judge_latest(event, before)
             case _:
                 pass
@@ -240,7 +258,9 @@ class Judge:
         if head.restore is not None:
             self.trace.count("restores")
         committed = [
-            e.record for e in JobView(self.view, self.job).checkpoints() if e.record.state is CheckpointState.COMMITTED
+            e.record
+            for e in JobView(self.view, self.job).checkpoints()
+            if e.record.state is CheckpointState.COMMITTED
         ]
         if committed and head.restore is None and not head.forming:
             self.wrong(f"generation {head.generation} restores nothing, and there are commits")
@@ -306,9 +326,9 @@ class Judge:
         }
         if (was, new.state) not in legal:
             self.wrong(f"{event.kv.key} went from {was} to {new.state}")
-        if new.state in {CheckpointState.OPEN, CheckpointState.COMMITTED}:
-            if new.generation != self._generation():
-                self.wrong(f"{event.kv.key} became {new.state} in generation {self._generation()}")
+        alive = new.state in {CheckpointState.OPEN, CheckpointState.COMMITTED}
+        if alive and new.generation != self._generation():
+            self.wrong(f"{event.kv.key} became {new.state} in generation {self._generation()}")
         if old is not None and old.attempt != new.attempt and was is CheckpointState.OPEN:
             self.wrong(f"{event.kv.key}: attempt {old.attempt} was open, {new.attempt} took its place")
         if new.state is CheckpointState.COMMITTED:
@@ -330,7 +350,11 @@ class Judge:
             self.wrong(f"{event.kv.key} was overwritten")
         if int(generation) != self._generation():
             self.wrong(f"{event.kv.key} was written in generation {self._generation()}")
-        if record is None or record.record.state is not CheckpointState.OPEN or record.record.attempt != attempt:
+        if (
+            record is None
+            or record.record.state is not CheckpointState.OPEN
+            or record.record.attempt != attempt
+        ):
             self.wrong(f"{event.kv.key} acks what is not open")
         self.acks[event.kv.key] = event.kv.value
 
@@ -342,7 +366,9 @@ class Judge:
         if before is not None:
             old = decode(Latest, before[0])
             if (new.generation, new.step) < (old.generation, old.step):
-                self.wrong(f"latest went back from {(old.generation, old.step)} to {(new.generation, new.step)}")
+                self.wrong(
+                    f"latest went back from {(old.generation, old.step)} to {(new.generation, new.step)}"
+                )
 
     # -- what stands for a while
 

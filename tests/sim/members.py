@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, cast
 
 from strata.client.endpoints import Endpoint, parse_endpoints
@@ -141,9 +141,7 @@ class Member:
         ears = Ears()
         session = self._open(ears)
         running = tasks.create_task(session.run())
-        place = await _ended_by(
-            running, placed(session, ears, job=JOB, worker_id=self.worker, after=0)
-        )
+        place = await _ended_by(running, placed(session, ears, job=JOB, worker_id=self.worker, after=0))
         if place is None:
             return
         seat = Seat(session=session, watcher=ears, place=place, owns_member=True)
@@ -163,7 +161,7 @@ class Member:
         except (StaleGeneration, BarrierBroken):
             pass
         except StrataError:
-            if trainer.seat.session.error is None:
+            if not trainer.seat.session._ended.is_set():
                 raise
         return True
 
@@ -316,10 +314,8 @@ class _Supervisor:
 
 async def _quietly(session: Awaitable[None]) -> None:
     """A rank whose generation has ended is let in no more: that ends its program, and nothing else."""
-    try:
+    with suppress(StaleGeneration, Unavailable):
         await session
-    except (StaleGeneration, Unavailable):
-        pass
 
 
 async def _connected(session: RankSession) -> bool:

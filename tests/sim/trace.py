@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import traceback
 from collections import Counter
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
@@ -49,10 +50,12 @@ class Trace:
     def capture(self) -> None:
         """Have structlog's events taken down here, and rendered nowhere."""
 
-        def take(_logger: Any, method: str, event: dict[str, Any]) -> Any:
+        def take(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
             name = str(event["event"])
             if method == "exception" or event.get("exc_info"):
-                text = "".join(traceback.format_exc()) if event["exc_info"] is True else repr(event["exc_info"])
+                text = (
+                    "".join(traceback.format_exc()) if event["exc_info"] is True else repr(event["exc_info"])
+                )
                 self.bugs.append(f"{self.now_s:.3f} s: {name}: {text}")
             self.events[f"log {name}"] += 1
             fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _NOISE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from strata.client.loop import BackgroundLoop
@@ -93,7 +94,11 @@ class Trainer:
     # -- barriers
 
     async def barrier(
-        self, name: str, payload: bytes = b"", ranks: Sequence[int] | None = None, timeout_s: float | None = None
+        self,
+        name: str,
+        payload: bytes = b"",
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
     ) -> dict[int, bytes]:
         """Arrive and return what all brought; a local `Unavailable` is followed by another try."""
         seat, rank = self.seat, self.client.rank
@@ -110,7 +115,7 @@ class Trainer:
                 call: Any = self.client.barrier(name, payload, ranks=ranks, timeout_s=timeout_s)
                 return await cast("Awaitable[dict[int, bytes]]", call)
             except Unavailable:
-                if seat.session.error is not None:
+                if seat.session._ended.is_set():
                     raise
             except StaleGeneration as error:
                 self._history.refused(f"barrier {key}", key[1], error)
@@ -124,10 +129,8 @@ class Trainer:
         """Meet with the other ranks of the same parity only."""
         ranks = range(self.client.rank % 2, self.client.world_size, 2)
         name = f"half-{self.client.rank % 2}"
-        try:
+        with suppress(BarrierTimeout):  # for all of them alike; the round is over
             await self.barrier(name, b"", tuple(ranks), SUBSET_TIMEOUT_S)
-        except BarrierTimeout:
-            pass  # for all of them alike; the round is over
 
     # -- saves
 
@@ -138,7 +141,7 @@ class Trainer:
                 return await call
             except Unavailable:
                 self.client.check()
-                if self.seat.session.error is not None:
+                if self.seat.session._ended.is_set():
                     raise
 
     def _author(self) -> pb.Author:
@@ -212,14 +215,15 @@ class Trainer:
             await self._wait()
 
     async def _seal(self, step: int, attempt: str) -> None:
-        try:
-            await self._call(
-                pb.SealCheckpointRequest(
-                    author=self._author(), step=step, attempt=attempt, manifest_digest=f"digest-{attempt}", size_bytes=1
-                )
-            )
-        except Conflict:
-            pass  # it was sealed before, and committed since
+        request = pb.SealCheckpointRequest(
+            author=self._author(),
+            step=step,
+            attempt=attempt,
+            manifest_digest=f"digest-{attempt}",
+            size_bytes=1,
+        )
+        with suppress(Conflict):  # it was sealed before, and committed since
+            await self._call(request)
 
     async def _wait(self) -> None:
         """Return at news of a save, or of the world."""

@@ -1,0 +1,15 @@
+"""Seeds in which something once went wrong, or in which a planted fault shows (tests/planted)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.run import run_seed
+
+SEEDS = (1, 2, 3)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_known_seed_breaks_no_promise(seed: int) -> None:
+    assert run_seed(seed).violations == []

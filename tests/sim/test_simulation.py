@@ -1,0 +1,54 @@
+"""A thousand seeds of the whole control plane, on two processes.
+
+A seed that fails is run again, with all that happened in it, by `python -m tests.sim --seed N --trace`.
+SIM_SEEDS takes another number of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from tests.sim.batch import Summary, pool
+from tests.sim.run import LEAST_EFFECTIVE, RUN_S, Result, run_seed
+
+SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
+BLOCKS = 20
+JOBS = 2
+LIMIT_S = 900
+
+Running = dict[int, Future[Result]]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """All seeds, being run in their order by as many processes as there are cores here."""
+    with pool(JOBS) as processes:
+        yield {seed: processes.submit(run_seed, seed) for seed in range(SEEDS)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_seed_breaks_a_promise(block: int, running: Running) -> None:
+    failed = []
+    for seed in range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS):
+        result = running[seed].result(LIMIT_S)
+        assert result.virtual_s >= RUN_S
+        assert result.faults.total() >= LEAST_EFFECTIVE
+        failed += [f"seed {seed}: {wrong}" for wrong in result.violations[:2]]
+    assert not failed, "\n".join([*failed, "again: python -m tests.sim --seed N --trace"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_every_class_of_faults_took_effect(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    total = Summary()
+    for future in running.values():
+        total.add(future.result(LIMIT_S))
+    with capsys.disabled():
+        print(f"\nsimulation: {total.text()}")  # noqa: T201  # the coverage is to be seen in every run
+    assert total.never() == []
