@@ -1,0 +1,80 @@
+"""What the workloads decide: by the seed alone, alike in all ranks of a generation."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata_chaos.history import History
+from strata_chaos.workloads import barriers, checkpoints, churn, training, watches
+from strata_chaos.workloads.barriers import Step, step_of
+from strata_chaos.workloads.program import Options, Workload, parse
+
+WORKLOADS = [each.WORKLOAD for each in (barriers, checkpoints, churn, training, watches)]
+
+
+def options(*, seed: int = 1, client: int = 0) -> Options:
+    return Options(
+        endpoints="a:1",
+        job="j",
+        history=Path("/run/h.jsonl"),
+        seed=seed,
+        clients=4,
+        storage=Path("/run/s"),
+        client=client,
+    )
+
+
+def plan(of: Options, generation: int = 1, world_size: int = 4) -> list[Step]:
+    return [step_of(of, generation, index, world_size) for index in range(1, 200)]
+
+
+def test_all_ranks_of_a_generation_follow_one_plan() -> None:
+    assert plan(options(client=0)) == plan(options(client=3))
+
+
+def test_another_seed_and_another_generation_have_other_plans() -> None:
+    assert plan(options(seed=1)) != plan(options(seed=2))
+    assert plan(options(), generation=1) != plan(options(), generation=2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_plan_is_possible_in_its_world_and_a_name_belongs_to_one_set(world_size: int) -> None:
+    ranks_of: dict[str, tuple[int, ...]] = {}
+    for step in plan(options(), world_size=world_size):
+        assert set(step.ranks) <= set(range(world_size))
+        assert step.slow is None or step.slow in step.ranks
+        assert ranks_of.setdefault(step.name, step.ranks) == step.ranks
+
+
+def test_a_plan_has_everybody_subsets_slow_members_and_too_little_time() -> None:
+    kinds = {step.name.split("-")[0] for step in plan(options())}
+    assert kinds == {"all", "some", "slow", "hurry"}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_takes_the_same_arguments(workload: Workload) -> None:
+    words = ["--endpoints", "a:1", "--job", "j", "--history", "h.jsonl", "--seed", "5", "--clients", "2"]
+    found = parse(workload, words)
+    assert (found.endpoints, found.job, found.seed, found.clients) == ("a:1", "j", 5, 2)
+    assert found.history.is_absolute()
+    assert found.storage == found.history.with_name("storage-j")
+
+
+def test_a_workload_whose_cluster_is_not_there_waits_and_ends_on_sigterm_with_0(tmp_path: Path) -> None:
+    history = tmp_path / "h.jsonl"
+    command = [sys.executable, "-m", "strata_chaos.workloads.barriers", "--endpoints", "127.0.0.1:1"]
+    process = subprocess.Popen([*command, "--job", "j", "--history", str(history)])
+    try:
+        while not (history.exists() and history.stat().st_size):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(50) == 0
+    finally:
+        process.kill()
+    first, *_ = History(history)
+    assert first.op == "workload.started"
