@@ -20,7 +20,8 @@ from enum import Enum
 from strata.core.ids import Epoch, InstanceId
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
-from strata.core.view import View
+from strata.core.records import Leader, PoisonRecord
+from strata.core.view import Entry, View
 
 REFUSALS = 2
 PROBE_EVERY_S = 0.02
@@ -103,7 +104,7 @@ def link_ended(
     If the view shows that it leads, the link was up in its epoch: it stood until now, and the
     epoch began before.
     """
-    held = leader_of(view, keys)
+    held = _leader(view, keys)
     if held is None or held.record.instance != instance:
         return _wait("it does not lead")
     if end is not LinkEnd.BROKEN:
@@ -125,7 +126,7 @@ def probed(
     now_s: float,
 ) -> Verdict:
     """Decide after the probes so far. `linked`: that instance has shaken hands since."""
-    held = leader_of(view, keys)
+    held = _leader(view, keys)
     if held is None or held.create_revision != case.epoch:
         return _wait(f"epoch {case.epoch} has ended")
     if linked:
@@ -138,6 +139,14 @@ def probed(
     if len(probes) >= MAX_PROBES or (probes and probes[-1] is Probe.UNCLEAR):
         return _wait(f"a connect to {case.address} was {probes[-1].value}")
     return Verdict(act=Act.PROBE, reason=f"{case.address} is asked again", case=case)
+
+
+def _leader(view: View, keys: ClusterKeys) -> Entry[Leader] | None:
+    """Return who leads; nobody that could be deposed, if somebody wrote the key by hand."""
+    try:
+        return leader_of(view, keys)
+    except PoisonRecord:
+        return None
 
 
 def _wait(reason: str) -> Verdict:

@@ -96,21 +96,24 @@ class Deposition:
             self._opened.clear()
             case, self._case = self._case, None
             if case is not None:
-                try:
-                    await self._look_into(case)
-                except StrataError as error:  # the lease ends it, if nobody else does
-                    log.warning("deposition_failed", epoch=case.epoch, error=error.message)
+                await self._look_into(case)
 
     async def _look_into(self, case: Case) -> None:
         log.info("leader_link_broke", epoch=case.epoch, address=case.address)
         async with asyncio.TaskGroup() as tasks:
-            lease = tasks.create_task(self._election.prepare(), name="lease for a campaign")
+            lease = tasks.create_task(self._prepare(), name="lease for a campaign")
             verdict = await self._probed(case)
             log.info("leader_probed", epoch=case.epoch, act=verdict.act.value, reason=verdict.reason)
             if verdict.act is Act.DEPOSE:
                 await self._depose(case)
             else:
                 lease.cancel()
+
+    async def _prepare(self) -> None:
+        try:
+            await self._election.prepare()
+        except StrataError as error:  # then the campaign gets one
+            log.debug("no_lease_at_hand", error=error.message)
 
     async def _probed(self, case: Case) -> Verdict:
         """Connect as often as it takes to decide."""
@@ -131,15 +134,20 @@ class Deposition:
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def _depose(self, case: Case) -> None:
-        """Delete the key of that epoch; an unknown outcome is asked for again."""
+        """Delete the key of that epoch; an unknown outcome is asked for again.
+
+        If etcd does not answer for longer, the lease ends the epoch.
+        """
         self._memory = self._memory.has_deposed(case.instance)
-        for attempt in range(ATTEMPTS):
+        for _attempt in range(ATTEMPTS):
             try:
                 result = await self._store.execute(resign_txn(self._keys, case.epoch))
-            except Unavailable:
-                if attempt + 1 == ATTEMPTS:
-                    raise
+            except Unavailable as error:
+                log.info("deposition_retries", epoch=case.epoch, error=error.message)
                 await asyncio.sleep(RETRY_S)
-                continue
-            log.warning("leader_deposed", epoch=case.epoch, by_this_replica=result.succeeded)
-            return
+            except StrataError as error:
+                log.warning("deposition_refused", epoch=case.epoch, error=str(error))
+                return
+            else:
+                log.warning("leader_deposed", epoch=case.epoch, by_this_replica=result.succeeded)
+                return

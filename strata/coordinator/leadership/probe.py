@@ -19,7 +19,7 @@ async def tcp_probe(address: str) -> Probe:
         async with asyncio.timeout(CONNECT_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             answers = [await _connect(family, where) for family, _type, _proto, _name, where in found]
-    except (TimeoutError, OSError, ConfigError):
+    except (TimeoutError, OSError, UnicodeError, ConfigError):  # a host's name may be no name at all
         return Probe.UNCLEAR
     if Probe.ANSWERED in answers:
         return Probe.ANSWERED

@@ -75,6 +75,11 @@ class MemberSession:
         )
         self.send(Down(welcome=welcome))
 
+    @property
+    def parting(self) -> bool:
+        """Whether this side has ended the session already."""
+        return self._session.closed
+
     def send(self, message: Down) -> None:
         """Queue a message for the member."""
         self._session.send(message)

@@ -71,8 +71,9 @@ class Sessions:
         where = list(addresses)
         for members in list(self._by_job.values()):
             for member in list(members):
-                self._moved.add()
-                member.move(where, reason)
+                if not member.parting:
+                    self._moved.add()
+                    member.move(where, reason)
 
     def ranks(self, job: str) -> Iterator[int]:
         """Yield the ranks of the job's world that have their session here."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from strata.core.deposition import PEACE_S
 from strata.core.records import Leader, decode
 from strata.core.txn import Range
+from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.serving import peer_door
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
@@ -65,6 +68,43 @@ async def test_a_leader_killed_again_and_again_is_followed_each_time() -> None:
             assert now() - began < 0.1
             c.add(old.name)
             await c.ready()
+
+
+class Losing(PromptNetwork):
+    """Loses every call of these kinds while it is told to."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+        self.losing = False
+        self.lost = 0
+
+    def fate(self, call: Call) -> Fate:
+        if self.losing and call.kind in self.kinds:
+            self.lost += 1
+            return Fate(lost="request")
+        return Fate()
+
+
+@pytest.mark.parametrize("kinds", [("grant",), ("execute",), ("grant", "execute")], ids="+".join)
+def test_an_etcd_that_does_not_answer_at_that_moment_ends_no_follower(kinds: tuple[str, ...]) -> None:
+    @in_virtual_time()
+    async def run() -> None:
+        async with cluster(1) as c:
+            old = await leader(c)
+            network = Losing(*kinds)
+            for name in ("r2", "r3"):
+                c.add(name, network=network)
+            await c.ready()
+            before = epoch(c)
+            network.losing = True
+            old.kill()
+            await asyncio.sleep(1.0)
+            assert network.lost
+            network.losing = False
+            await leader(c, after=before)
+            assert len(c.alive) == 2
+
+    run()
 
 
 @in_virtual_time()

@@ -110,3 +110,12 @@ def test_only_a_deposed_instance_that_lives_buys_peace() -> None:
         verdict = link_ended(OTHER, end, led_by(OTHER), KEYS, met, now_s=now_s)
         assert verdict.act is Act.WAIT_FOR_LEASE
     assert link_ended(OTHER, LinkEnd.BROKEN, led_by(OTHER), KEYS, met, now_s=160.0).act is Act.PROBE
+
+
+def test_a_leader_key_written_by_hand_deposes_nobody_and_breaks_nothing() -> None:
+    view = View()
+    spoilt = KeyValue(key=KEYS.leader, value=b"{", create_revision=7, mod_revision=7, version=1)
+    view.reset(10, (spoilt,))
+    ended = link_ended(OLD, LinkEnd.BROKEN, view, KEYS, Memory(), now_s=100.0)
+    after = probed(CASE, [R, R], view, KEYS, Memory(), linked=False, now_s=100.0)
+    assert ended.act is after.act is Act.WAIT_FOR_LEASE
