@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.applications import Starlette
@@ -33,6 +33,15 @@ from strata.observe.words import printable
 AGAIN_S: Final = 1.0
 """How long a page stays as it was made; it costs the replica's loop a few milliseconds."""
 MAX_KEPT: Final = 64
+
+Draw = Callable[[], Response]
+"""Makes an answer of what was seen; touches nothing of the replica, so any thread may do it."""
+
+_NO_JOB: Final = (
+    "There is no job of that name. A job begins with its first member: see all ",
+    tag("a", "jobs", href="/"),
+    ".",
+)
 
 HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -81,47 +90,47 @@ class _Pages:
         self._made: dict[tuple[str, str, int], tuple[float, Response]] = {}
 
     async def cluster(self, _request: Request) -> Response:
-        return await self._kept(("page", "", 0), lambda cluster: _html(cluster_page(cluster)))
+        return await self._kept(("page", "", 0), lambda: self._cluster(_cluster_html))
 
     async def cluster_json(self, _request: Request) -> Response:
-        return await self._kept(("json", "", 0), lambda cluster: JSONResponse(as_json(cluster)))
+        return await self._kept(("json", "", 0), lambda: self._cluster(_json))
 
     async def job(self, request: Request) -> Response:
         name, number = request.path_params["job"], _number(request.query_params.get("page", ""))
-
-        def made(cluster: ClusterStatus) -> Response:
-            try:
-                detail = self._detail(name, number)
-            except PoisonRecord as error:
-                return _html(missing_page(cluster, name, error.message), 500)
-            if detail is None:
-                return _html(
-                    missing_page(
-                        cluster,
-                        "No such job",
-                        "There is no job of that name. A job begins with its first member: see all ",
-                        tag("a", "jobs", href="/"),
-                        ".",
-                    ),
-                    404,
-                )
-            return _html(job_page(cluster, detail))
-
-        return await self._kept(("page", name, number), made)
+        return await self._kept(("page", name, number), lambda: self._job_page(name, number))
 
     async def job_json(self, request: Request) -> Response:
         name, number = request.path_params["job"], _number(request.query_params.get("page", ""))
+        return await self._kept(("json", name, number), lambda: self._job_json(name, number))
 
-        def made(_cluster: ClusterStatus) -> Response:
-            try:
-                detail = self._detail(name, number)
-            except PoisonRecord as error:
-                return JSONResponse({"error": error.message}, 500)
-            if detail is None:
-                return JSONResponse({"error": f"no job {printable(name)[:128]} exists"}, 404)
-            return JSONResponse(as_json(detail))
+    # -- looking: in the loop, so that what is seen is of one moment; drawing can be done elsewhere
 
-        return await self._kept(("json", name, number), made)
+    async def _cluster(self, draw: Callable[[ClusterStatus], Response]) -> Draw:
+        status = cluster_status(self._source, await self._source.etcd_members())
+        return lambda: draw(status)
+
+    async def _job_page(self, name: str, number: int) -> Draw:
+        frame = cluster_status(self._source, (), with_jobs=False)
+        try:
+            detail = self._detail(name, number)
+        except PoisonRecord as error:
+            message = error.message
+            return lambda: _html(missing_page(frame, name, message), 500)
+        if detail is None:
+            return lambda: _html(missing_page(frame, "No such job", *_NO_JOB), 404)
+        found = detail
+        return lambda: _html(job_page(frame, found))
+
+    async def _job_json(self, name: str, number: int) -> Draw:
+        try:
+            detail = self._detail(name, number)
+        except PoisonRecord as error:
+            body, code = {"error": error.message}, 500
+            return lambda: JSONResponse(body, code)
+        if detail is None:
+            return lambda: JSONResponse({"error": f"no job {printable(name)[:128]} exists"}, 404)
+        found = detail
+        return lambda: _json(found)
 
     def _detail(self, name: str, number: int) -> JobDetail | None:
         try:
@@ -129,17 +138,25 @@ class _Pages:
         except InvalidArgument:  # no name that a job could have
             return None
 
-    async def _kept(self, key: tuple[str, str, int], make: Callable[[ClusterStatus], Response]) -> Response:
+    async def _kept(self, key: tuple[str, str, int], look: Callable[[], Awaitable[Draw]]) -> Response:
         now = asyncio.get_running_loop().time()
         held = self._made.get(key)
         if held is not None and now - held[0] < AGAIN_S:
             return held[1]
-        etcd = await self._source.etcd_members()
-        response = make(cluster_status(self._source, etcd))
+        # a thousand ranks take tens of milliseconds to draw, which no barrier shall wait for
+        response = await asyncio.to_thread(await look())
         self._made = {k: v for k, v in self._made.items() if now - v[0] < AGAIN_S}
         if len(self._made) < MAX_KEPT:
             self._made[key] = (now, response)
         return response
+
+
+def _json(status: ClusterStatus | JobDetail) -> Response:
+    return JSONResponse(as_json(status))
+
+
+def _cluster_html(status: ClusterStatus) -> Response:
+    return _html(cluster_page(status))
 
 
 def _html(body: str, code: int = 200) -> Response:

@@ -17,7 +17,7 @@ from strata.core.job import JobView, World
 from strata.core.records import CheckpointRecord, CheckpointState, Member
 from strata.core.view import Entry
 from strata.dashboard.source import Source
-from strata.dashboard.status import EventStatus, JobStatus, events, job_status
+from strata.dashboard.status import EventStatus, JobStatus, events, job_line
 from strata.observe.words import ranks as as_runs
 from strata.v1.members_pb2 import RankProgress
 
@@ -139,7 +139,7 @@ def job_detail(source: Source, name: str, page: int) -> JobDetail | None:
     shown = slice((page - 1) * PAGE, page * PAGE)
     groups = _groups(said, range(size))
     return JobDetail(
-        job=job_status(source, name),
+        job=job_line(source, job, [progress.step for progress in said.values()]),
         settle_s=spec.record.settle_s if spec is not None else 0.0,
         restored_step=world.head.restore.step if world is not None and world.head.restore else None,
         fruitless=world.head.fruitless if world is not None else 0,

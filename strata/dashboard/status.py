@@ -101,8 +101,8 @@ class ClusterStatus:
     events: tuple[EventStatus, ...]
 
 
-def cluster_status(source: Source, etcd: Sequence[EtcdMember]) -> ClusterStatus:
-    """Return the cluster as `source` sees it now."""
+def cluster_status(source: Source, etcd: Sequence[EtcdMember], *, with_jobs: bool = True) -> ClusterStatus:
+    """Return the cluster as `source` sees it now; for the page of one job without all the jobs."""
     leader = source.leader()
     ready, why_not = source.is_ready()
     healthy, ill = source.is_healthy()
@@ -123,7 +123,9 @@ def cluster_status(source: Source, etcd: Sequence[EtcdMember]) -> ClusterStatus:
         audit_differences=source.audit_differences(),
         replicas=tuple(_replicas(source)),
         etcd=tuple(_etcd(member) for member in etcd),
-        jobs=tuple(job_status(source, name) for name in job_names(source.view, source.keys)),
+        jobs=tuple(job_status(source, name) for name in job_names(source.view, source.keys))
+        if with_jobs
+        else (),
         events=events(source, None),
     )
 
@@ -131,7 +133,8 @@ def cluster_status(source: Source, etcd: Sequence[EtcdMember]) -> ClusterStatus:
 def job_status(source: Source, name: str) -> JobStatus:
     """Return one job in a line; one that cannot be read says why."""
     try:
-        return _job(source, JobView(source.view, source.keys.job(name)))
+        job = JobView(source.view, source.keys.job(name))
+        return job_line(source, job, _steps(source, job))
     except StrataError as error:  # written by hand: a record, or the name itself
         return JobStatus(name=name, phase="unreadable", unreadable=error.message)
 
@@ -183,7 +186,17 @@ def _etcd(member: EtcdMember) -> EtcdStatus:
     )
 
 
-def _job(source: Source, job: JobView) -> JobStatus:
+def _steps(source: Source, job: JobView) -> list[int]:
+    """Return the steps that the ranks of the current generation last said they were at."""
+    head = job.head()
+    if head is None or source.soft is None:
+        return []
+    said = source.soft.progress(job.keys.name, head.record.generation, range(head.record.size))
+    return [progress.step for progress in said]
+
+
+def job_line(source: Source, job: JobView, steps: Sequence[int]) -> JobStatus:
+    """Return a job in a line, its ranks being at `steps`; `PoisonRecord` if it cannot be read."""
     head, spec, name = job.head(), job.spec(), job.keys.name
     record = job.view.record(job.keys.phase, JobPhase)
     standbys = job.view.record(job.keys.standbys, Standbys)
@@ -191,9 +204,6 @@ def _job(source: Source, job: JobView) -> JobStatus:
     size = head.record.size if head is not None else 0
     phase = record.phase if record is not None else Phase.RUNNING
     reason = record.reason if record is not None else head.record.reason if head is not None else ""
-    steps: list[int] = []
-    if head is not None and source.soft is not None:
-        steps = [said.step for said in source.soft.progress(name, head.record.generation, range(size))]
     return JobStatus(
         name=name,
         phase="waiting" if phase is Phase.RUNNING and not size else phase.value,

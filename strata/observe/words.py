@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 def printable(text: str) -> str:
     """Return text that moves no cursor, sets no colour and turns no direction: programs wrote it."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

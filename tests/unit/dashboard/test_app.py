@@ -1,0 +1,121 @@
+"""The application: what each path answers, and with which headers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.types import Message
+
+from strata.core.records import CheckpointState
+from strata.dashboard.app import make_app
+from tests.unit.dashboard.rig import KEYS, Shown
+
+
+class Answer:
+    """What the application said to one request."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.code = int(messages[0]["status"])
+        self.headers = {key.decode(): value.decode() for key, value in messages[0]["headers"]}
+        self.body = b"".join(message.get("body", b"") for message in messages[1:])
+
+
+async def ask(shown: Shown, path: str, *, method: str = "GET", host: str = "localhost") -> Answer:
+    messages: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(b"host", host.encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+    await make_app(shown, listen="127.0.0.1:0")(scope, receive, send)
+    return Answer(messages)
+
+
+@pytest.fixture
+def shown() -> Shown:
+    made = Shown()
+    made.lead()
+    made.job("job", members=2)
+    made.save("job", 7, CheckpointState.COMMITTED, ranks=2)
+    return made
+
+
+async def test_what_is_not_well_is_503_with_the_reason(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await ask(shown, "/readyz")).code == 200
+    shown.ready = (False, "etcd has answered nothing for 3.0 s")
+    answer = await ask(shown, "/readyz")
+    assert (answer.code, answer.body) == (503, b"etcd has answered nothing for 3.0 s\n")
+    assert (await ask(shown, "/healthz")).code == 200, "it turns all the same"
+    monkeypatch.setattr(shown, "is_healthy", lambda: (False, "the event loop stood still for 4.0 s"))
+    assert (await ask(shown, "/healthz")).code == 503
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/jobs/job", "/jobs/none", "/api/status", "/api/jobs/job", "/metrics", "/healthz", "/x"]
+)
+async def test_nothing_is_cached_sniffed_or_framed(shown: Shown, path: str) -> None:
+    headers = (await ask(shown, path)).headers
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    if headers["content-type"].startswith("text/html"):
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/jobs/job", 200),
+        ("/jobs/none", 404),
+        ("/jobs/no%20name!", 404),
+        ("/jobs/<script>", 404),
+        ("/api/jobs/none", 404),
+        ("/jobs/job/more", 404),
+        ("/../etc/passwd", 404),
+    ],
+)
+async def test_what_is_not_there_is_404(shown: Shown, path: str, code: int) -> None:
+    answer = await ask(shown, path)
+    assert answer.code == code
+    assert b"<script>alert" not in answer.body
+
+
+async def test_a_job_that_cannot_be_read_is_500_with_the_reason(shown: Shown) -> None:
+    shown.put(KEYS.job("job").head, b"{not json")
+    for path in ("/jobs/job", "/api/jobs/job"):
+        answer = await ask(shown, path)
+        assert answer.code == 500
+        assert b"not a WorldHead record" in answer.body
+    assert (await ask(shown, "/")).code == 200
+
+
+async def test_the_json_of_a_job(shown: Shown) -> None:
+    body = json.loads((await ask(shown, "/api/jobs/job")).body)
+    assert body["job"]["world_size"] == 2
+    assert [save["step"] for save in body["checkpoints"]] == [7]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+async def test_only_looking_is_allowed(shown: Shown, method: str) -> None:
+    assert (await ask(shown, "/", method=method)).code == 405
+
+
+async def test_a_head_is_answered(shown: Shown) -> None:
+    assert (await ask(shown, "/healthz", method="HEAD")).code == 200
