@@ -209,15 +209,15 @@ def _verdict(trial: _Trial) -> Verdict:
         )
         for each in found
     )
-    result = Result.PASS
-    if violations:
-        result = Result.VIOLATION
-    if trial.doubts:  # what seems wrong may be an event that is missing here
+    doubts, result = list(trial.doubts), Result.VIOLATION if violations else Result.PASS
+    if doubts:  # what seems wrong may be an event that is missing here
         result = Result.UNKNOWN
+        doubts += [f"unproven: {violation}" for violation in violations]
+        violations = ()
     return Verdict(
         result=result,
         violations=violations,
-        doubts=tuple(trial.doubts),
+        doubts=tuple(doubts),
         notes=tuple(note for checker in trial.checkers for note in checker.findings.notes),
         operations=dict(trial.operations),
         coverage=tuple(

@@ -54,7 +54,7 @@ def test_a_ground_truth_that_ends_early_is_no_verdict(complete: bool | None, tmp
     (run / "observer.jsonl").write_text("".join([*lines[:-1], *last]))
     verdict = judge(run)
     assert verdict.result is Result.UNKNOWN
-    assert verdict.doubts == ("the observer did not catch up with etcd before it ended",)
+    assert "the observer did not catch up with etcd before it ended" in verdict.doubts
 
 
 def test_a_clients_torn_line_is_told_and_does_not_count(tmp_path: Path) -> None:
@@ -80,7 +80,8 @@ def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) 
     story.line("observer", 1, "observer.gap", args={"after": story.revision, "oldest": 99})
     verdict = judge(story.write(tmp_path))
     assert verdict.result is Result.UNKNOWN
-    assert [violation.rule for violation in verdict.violations] == ["one-instance"]
+    assert verdict.violations == ()
+    assert any(doubt.startswith("unproven: leadership/one-instance: ") for doubt in verdict.doubts)
 
 
 def test_what_nobody_ended_counts_as_unknown(tmp_path: Path) -> None:
