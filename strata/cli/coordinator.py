@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,6 +86,7 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
     if not config.http_listen:
         return None
     from strata.dashboard.app import make_app  # noqa: PLC0415  # the server extra
+    from strata.dashboard.door import door_of  # noqa: PLC0415  # likewise
     from strata.dashboard.server import HttpServer  # noqa: PLC0415  # likewise
 
     listen = config.http_listen
@@ -93,9 +95,11 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
     if config.serves_https:
         from strata.dashboard.tls import server_context  # noqa: PLC0415  # likewise
 
-        assert config.credentials.cert_file is not None
-        assert config.credentials.key_file is not None
-        tls = server_context(config.credentials.cert_file, config.credentials.key_file)
+        own = config.credentials
+        assert own.cert_file is not None
+        assert own.key_file is not None
+        tls = server_context(own.cert_file, own.key_file, own.ca_file)
+    door = door_of(config, now=lambda: dt.datetime.now(dt.UTC))
     return lambda observed: HttpServer(
-        make_app(observed, listen=listen), listen, advertised_host=advertised, tls=tls
+        make_app(observed, listen=listen, door=door), listen, advertised_host=advertised, tls=tls
     )

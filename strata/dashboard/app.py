@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strata.config import is_loopback, split_address
 from strata.core.records import PoisonRecord
+from strata.dashboard.door import OPEN, Door
 from strata.dashboard.exposition import Exposition
 from strata.dashboard.html import tag
 from strata.dashboard.job import JobDetail, job_detail
@@ -27,12 +29,13 @@ from strata.dashboard.layout import POLICY
 from strata.dashboard.pages import cluster_page, job_page, missing_page
 from strata.dashboard.source import Source
 from strata.dashboard.status import ClusterStatus, as_json, cluster_status
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, StrataError, Unauthenticated
 from strata.observe.words import printable
 
 AGAIN_S: Final = 1.0
 """How long a page stays as it was made; it costs the replica's loop a few milliseconds."""
 MAX_KEPT: Final = 64
+_JOB_PATH: Final = re.compile(r"/(?:api/)?jobs/([^/]*)")
 
 Draw = Callable[[], Response]
 """Makes an answer of what was seen; touches nothing of the replica, so any thread may do it."""
@@ -52,8 +55,8 @@ HEADERS: Final = (
 )
 
 
-def make_app(source: Source, *, listen: str) -> ASGIApp:
-    """Return the application for one replica that is served at `listen`."""
+def make_app(source: Source, *, listen: str, door: Door | None = None) -> ASGIApp:
+    """Return the application for one replica that is served at `listen`; everybody may look without `door`."""
     exposition = Exposition(source)
 
     async def healthz(_request: Request) -> Response:
@@ -79,7 +82,7 @@ def make_app(source: Source, *, listen: str) -> ASGIApp:
         Route("/metrics", metrics),
     ]
     host, _port = split_address("coordinator.http_listen", listen)
-    return _Guard(Starlette(routes=routes), names_only_loopback=is_loopback(host))
+    return _Guard(Starlette(routes=routes), door, names_only_loopback=is_loopback(host))
 
 
 class _Pages:
@@ -171,8 +174,9 @@ def _number(text: str) -> int:
 class _Guard:
     """Refuses what is not for us, and adds to every answer what every answer carries."""
 
-    def __init__(self, app: ASGIApp, *, names_only_loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, door: Door | None, *, names_only_loopback: bool) -> None:
         self._app = app
+        self._door = door
         self._names_only_loopback = names_only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,8 +192,25 @@ class _Guard:
         elif self._names_only_loopback and not _is_local(headers.get(b"host", b"").decode("latin-1")):
             refusal = PlainTextResponse("open it as localhost, or by its address\n", 421)
             await refusal(scope, receive, sending)
+        elif (refused := self._refused(scope, headers)) is not None:
+            await refused(scope, receive, sending)
         else:
             await self._app(scope, receive, sending)
+
+    def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+        """Return the answer to somebody who may not look."""
+        if self._door is None or scope["path"] in OPEN:
+            return None
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        job = _JOB_PATH.match(scope["path"])
+        try:
+            self._door.check(scope["state"]["uris"], authorization, job[1] if job else None)
+        except Unauthenticated as error:
+            asks = {"www-authenticate": 'Basic realm="Strata: the token as password"'}
+            return PlainTextResponse(f"{error.message}\n", 401, headers=asks)
+        except StrataError as error:
+            return PlainTextResponse(f"{error.message}\n", 403)
+        return None
 
 
 def _is_local(host: str) -> bool:

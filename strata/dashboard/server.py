@@ -137,12 +137,16 @@ class _Server(uvicorn.Server):
 
 
 class _Bounded(H11Protocol):
-    """A connection that ends."""
+    """A connection that ends. Requests carry in their state who the client's certificate says it is."""
 
     _end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        secured = transport.get_extra_info("ssl_object")
+        shown = secured.getpeercert() if secured is not None else None
+        names = (shown or {}).get("subjectAltName", ())
+        self.app_state = {"uris": [name for kind, name in names if kind == "URI"]}
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
