@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 
 def main() -> None:
     """Run the command line and end the process with one of `strata.cli.exits`."""
+    # gRPC's own lines on stderr are neither ours nor JSON; what they are about, our errors say
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from strata.cli.app import run  # noqa: PLC0415  # importing the command's name stays cheap
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,57 @@ def test_a_whole_run_over_tls_and_ranks_inherit_no_credentials(
     (started,) = nodes.record.of("start")
     kept = {name for name in started["env"] if name.startswith(("STRATA_TLS", "STRATA_AUTH"))}
     assert kept == {"STRATA_TLS_CA_FILE"}  # which is no secret
+
+
+FORKING = """
+import json, os, sys
+import strata
+
+def to_coordinators():
+    ports = {int(endpoint.rpartition(":")[2]) for endpoint in os.environ["STRATA_ENDPOINTS"].split(",")}
+    tables = [open(f"/proc/self/net/{name}").read() for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    inodes = {line[9] for line in lines if int(line[2].rpartition(":")[2], 16) in ports}
+    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    links = [os.readlink(fd) for fd in fds if os.path.lexists(fd)]
+    return sum(f"socket:[{inode}]" in links for inode in inodes)
+
+client = strata.connect(timeout_s=30)
+before = to_coordinators()
+child = os.fork()
+if not child:
+    os.write(1, json.dumps({"event": "forked", "before": before, "in_child": to_coordinators()}).encode() + b"\\n")
+    os._exit(0)
+os.waitpid(child, 0)
+client.close()
+"""
+
+
+def test_a_forked_child_holds_no_connection(secured: Secured, nodes: Nodes, job: str) -> None:
+    mine = secured.who(Role.MEMBER, "forking")
+    env = {
+        "STRATA_ENDPOINTS": secured.local.endpoints,
+        "STRATA_JOB": job,
+        "STRATA_WORKER_ID": "forking",
+        "STRATA_TLS_CA_FILE": str(mine.ca_file),
+        "STRATA_TLS_CERT_FILE": str(mine.cert_file),
+        "STRATA_TLS_KEY_FILE": str(mine.key_file),
+    }
+    node = nodes.start(sys.executable, "-c", FORKING, name="forking", env=env)
+    assert node.join(LIMIT_S) == 0, nodes.record.events
+    (forked,) = nodes.record.of("forked")
+    assert forked["before"] >= 1
+    assert forked["in_child"] == 0
+
+
+def test_an_error_is_two_lines_and_none_of_grpcs(secured: Secured, tmp_path: Path) -> None:
+    code, output = run_strata(
+        "status", "--endpoints", secured.local.endpoints, *flags(prepared("no trust", secured, tmp_path))
+    )
+    assert code == 2
+    error, hint = output.splitlines()
+    assert re.match(r"error: the certificate of .* is not signed by our authority", error)
+    assert hint.startswith("hint: ")
 
 
 def test_no_key_is_in_any_log(secured: Secured) -> None:

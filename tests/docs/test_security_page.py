@@ -1,0 +1,40 @@
+"""The table of roles in docs/security.md is that of the code, and so are the limits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from strata.coordinator.calls.pages import PAGE_BYTES
+from strata.coordinator.view.watches import QUEUE_EVENTS
+from strata.core.authority import RULES, Role
+from strata.core.rates import Holdings, Rate
+from strata.session.link import MAX_MESSAGE_BYTES
+from strata.session.served import Limits
+from strata.wire.streams import OUTBOX_LIMIT
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
+COLUMNS = (Role.COORDINATOR, Role.MEMBER, Role.OPERATOR, Role.VIEWER)
+
+
+def cell(method: str, role: Role) -> str:
+    rule = RULES[method]
+    if role not in rule.roles:
+        return "no"
+    return "own" if role is Role.MEMBER and rule.own_worker else "yes"
+
+
+def test_the_table_of_roles_is_that_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+\.\w+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    assert {name: cells.split(" | ") for name, cells in rows} == {
+        method: [cell(method, role) for role in COLUMNS] for method in RULES
+    }
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    assert f"{MAX_MESSAGE_BYTES >> 20} MiB; lists come in pages of at most {PAGE_BYTES >> 20} MiB" in PAGE
+    assert f"{Rate().per_s:.0f} a second, {Rate().burst:,.0f} at once" in PAGE
+    assert f"| sessions of one identity at a replica | {Holdings().sessions} |" in PAGE
+    assert f"| watches of one identity at a replica | {Holdings().watches} |" in PAGE
+    assert f"| calls under way on one session | {Limits().calls} |" in PAGE
+    assert f"{OUTBOX_LIMIT:,} messages; {QUEUE_EVENTS:,} events" in PAGE
