@@ -111,10 +111,11 @@ class UnaryClient:
         trouble: dict[str, StrataError] = {}
         strangers: set[Endpoint] = set()
         try:
-            async with asyncio.timeout(timeout_s):
+            deadline = asyncio.get_running_loop().time() + timeout_s
+            async with asyncio.timeout_at(deadline):
                 while True:
                     try:
-                        return await self._attempt(method, request, attempt_s)
+                        return await self._attempt(method, request, attempt_s, deadline)
                     except StrataError as error:
                         if _answers_for_all(error):
                             raise
@@ -134,8 +135,8 @@ class UnaryClient:
         if line is not None:
             await self._tidy(line)
 
-    async def _attempt(self, method: _Method, request: Message, attempt_s: float) -> Any:
-        line = await self._connected()
+    async def _attempt(self, method: _Method, request: Message, attempt_s: float, deadline: float) -> Any:
+        line = await self._connected(deadline)
         line.users += 1
         try:
             invoke: Any = line.connection.channel.unary_unary(
@@ -170,12 +171,16 @@ class UnaryClient:
             )
         self.token = Token(uid=token.uid, revision=max(token.revision, self.token.revision))
 
-    async def _connected(self) -> _Line:
-        """Return the line in use, or a new one to the next endpoint."""
+    async def _connected(self, deadline: float) -> _Line:
+        """Return the line in use, or a new one to the next endpoint.
+
+        The pause before it leaves half of a call's time: a call must have tried before it fails.
+        """
         async with self._dialling:
             if self._line is None:
                 endpoint, delay_s = self._route.next()
-                await asyncio.sleep(delay_s)
+                left_s = deadline - asyncio.get_running_loop().time()
+                await asyncio.sleep(min(delay_s, left_s / 2))
                 async with AsyncExitStack() as stack:
                     connection = await stack.enter_async_context(
                         connected(endpoint, credentials=self._credentials)

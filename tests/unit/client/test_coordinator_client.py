@@ -126,6 +126,21 @@ def test_when_nobody_answers_each_is_named_with_its_trouble() -> None:
     assert trouble.value.retryable
 
 
+def test_a_call_shorter_than_the_pause_after_failures_tries_all_the_same(server: UnaryServer) -> None:
+    """One client, kept while its coordinator is away, and asked with little time each time."""
+    with CoordinatorClient.connect(server.address, timeout_s=0.5) as client:
+        server.answers[GetStatusRequest] = refuse(errors.Unavailable("no etcd"))  # type: ignore[assignment]
+        for _ in range(6):  # the pauses grow to 2 s
+            with pytest.raises(errors.Unavailable):
+                client.status()
+        server.asked.clear()
+
+        with pytest.raises(errors.Unavailable, match="no etcd"):
+            client.status()
+
+        assert server.asked_for(GetStatusRequest)
+
+
 def test_refusals_are_typed_and_not_repeated(server: UnaryServer) -> None:
     server.answers[GetJobRequest] = refuse(errors.NotFound("no job x", hint="see strata jobs"))  # type: ignore[assignment]
     with CoordinatorClient.connect(server.address, job="x") as client:
