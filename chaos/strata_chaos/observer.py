@@ -29,7 +29,7 @@ from typing import Any, Final
 from strata.core.store import Compacted, Store
 from strata.core.txn import Event, Range, RangeResult, prefix_end, read_prefix
 from strata.errors import StrataError, Unavailable
-from strata.etcd import EtcdStore
+from strata.etcd import EtcdStore, TlsConfig
 from strata_chaos.history import History, HistoryWriter, Outcome, Record
 
 SAMPLE_S: Final = 0.5
@@ -243,16 +243,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="strata_chaos.observer")
     parser.add_argument("--etcd", required=True, help="etcd's endpoints: a:2379,b:2379")
     parser.add_argument("--cluster", default="default")
+    for name in ("ca", "cert", "key"):
+        parser.add_argument(f"--etcd-{name}-file", type=Path, help="where etcd demands certificates")
     parser.add_argument("--history", required=True, type=Path)
     parser.add_argument("--start-revision", type=int, default=1, help="0: begin with a list of what is there")
     return parser.parse_args(argv)
 
 
-async def connected(endpoints: list[str], stop: asyncio.Event) -> EtcdStore:
+async def connected(options: argparse.Namespace, stop: asyncio.Event) -> EtcdStore:
     """Return a store once etcd answers; `Unavailable` when told to stop before."""
+    tls = TlsConfig(
+        ca_file=options.etcd_ca_file, cert_file=options.etcd_cert_file, key_file=options.etcd_key_file
+    )
     while True:
         try:
-            return await EtcdStore.connect(endpoints)
+            return await EtcdStore.connect(
+                options.etcd.split(","), tls=tls if tls.ca_file is not None else None
+            )
         except Unavailable:
             if stop.is_set():
                 raise
@@ -267,7 +274,7 @@ async def observe(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with HistoryWriter(path) as writer:
-        async with await connected(options.etcd.split(","), stop) as store:
+        async with await connected(options, stop) as store:
             observer = Observer(
                 store,
                 writer,

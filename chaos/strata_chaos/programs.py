@@ -16,11 +16,22 @@ from strata_chaos.scenario import Scenario, Workload
 STOP_S: Final = 30.0
 """How long a workload may take to end its clients in good order."""
 OBSERVER: Final = "observer"
+READERS: Final = 4
+"""The most clients beyond its members that a workload has."""
 
 
 def jobs_of(scenario: Scenario) -> dict[str, Workload]:
     """Return the workloads of a scenario by the names of their jobs."""
     return {f"{workload.name}-{n}": workload for n, workload in enumerate(scenario.workloads, 1)}
+
+
+def members_of(scenario: Scenario) -> list[str]:
+    """Return the worker ids under which the workloads of a scenario may register."""
+    return [
+        f"{job}-{who}"
+        for job, workload in jobs_of(scenario).items()
+        for who in ("founder", *range(workload.clients + READERS))
+    ]
 
 
 class Programs:
@@ -34,9 +45,11 @@ class Programs:
     def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> None:
         """Start the observer, then every workload on its host."""
         etcd = ",".join(site.cluster.etcd.endpoints)
-        self._observer = self._child(
-            OBSERVER, [], ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)], {}
-        )
+        words = ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)]
+        if (tls := site.etcd_tls) is not None:
+            words += ["--etcd-ca-file", str(tls.ca_file), "--etcd-cert-file", str(tls.cert_file)]
+            words += ["--etcd-key-file", str(tls.key_file)]
+        self._observer = self._child(OBSERVER, [], words, {})
         for number, (job, workload) in enumerate(jobs.items()):
             host = site.workers[number % len(site.workers)]
             words = [f"strata_chaos.workloads.{workload.name}"]

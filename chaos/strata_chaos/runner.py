@@ -12,6 +12,7 @@ from strata.errors import ConfigError, StrataError
 from strata_chaos import backends, expectations, faults, report
 from strata_chaos.folder import RunFolder
 from strata_chaos.judge import judge
+from strata_chaos.programs import members_of
 from strata_chaos.report import Result
 from strata_chaos.scenario import Scenario
 from strata_chaos.schedule import PlannedFault, plan
@@ -79,7 +80,10 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
     )
     try:
         workers = max(1, len(wish.scenario.workloads))
-        with backend.running(wish.scenario.topology, folder.cluster, workers=workers, say=say) as site:
+        members = members_of(wish.scenario)
+        with backend.running(
+            wish.scenario.topology, folder.cluster, workers=workers, members=members, say=say
+        ) as site:
             session = Session(
                 wish.scenario,
                 planned,

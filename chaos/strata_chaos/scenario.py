@@ -26,6 +26,8 @@ class Topology:
     etcd: int = 3
     coordinators: int = 3
     detect_s: float = 5.0
+    tls: bool = False
+    """Whether every hop shows certificates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,7 @@ def _topology(table: _Table) -> Topology:
         etcd=table.whole("etcd", default=3, least=1),
         coordinators=table.whole("coordinators", default=3, least=1),
         detect_s=table.number("detect_s", default=5.0, least=0.5),
+        tls=table.flag("tls"),
     )
     if found.etcd not in {1, 3}:
         raise ConfigError(f"{table.where}: etcd has 1 or 3 members, not {found.etcd}")

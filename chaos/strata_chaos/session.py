@@ -99,7 +99,9 @@ class Session:
 
     async def _guarded(self) -> None:
         try:
-            async with await EtcdStore.connect(self._site.cluster.etcd.endpoints) as store:
+            async with await EtcdStore.connect(
+                self._site.cluster.etcd.endpoints, tls=self._site.etcd_tls
+            ) as store:
                 await self._on(store)
         except* (StrataError, OSError) as group:
             self.account.broken = str(_first(group))

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from strata.config import Credentials
+from strata.etcd import TlsConfig
 from strata.launch.local_cluster import LocalCluster
+from strata.launch.placement import Placement
 from strata_chaos.scenario import Topology
 
 Say = Callable[[str], None]
@@ -22,6 +24,11 @@ class Host:
     name: str
     address: str
     enter: tuple[str, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        """The same for what starts processes."""
+        return Placement(host=self.address, enter=self.enter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,8 @@ class Network(Protocol):
 class Site:
     """What a backend has started. `workers` are the hosts for workloads, in turn.
 
-    `credentials` are what our own calls show, `environment` is what makes workloads show theirs.
+    `credentials` are what our own calls show, `etcd_tls` what they show to etcd; `environment` is
+    what makes workloads show theirs.
     """
 
     cluster: LocalCluster
@@ -66,6 +74,7 @@ class Site:
     workers: tuple[Host, ...]
     network: Network | None = None
     credentials: Credentials = field(default_factory=Credentials)
+    etcd_tls: TlsConfig | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -87,10 +96,12 @@ class Backend(Protocol):
         ...
 
     def running(
-        self, topology: Topology, folder: Path, *, workers: int, say: Say
+        self, topology: Topology, folder: Path, *, workers: int, members: Sequence[str], say: Say
     ) -> AbstractContextManager[Site]:
         """Have everything running for as long as the context lasts; nothing is left after it.
 
+        `workers` is how many hosts for workloads there are, `members` the worker ids that need
+        certificates where there are any.
         Raises `StrataError` when something does not come up.
         """
         ...

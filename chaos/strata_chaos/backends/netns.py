@@ -24,21 +24,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from strata.config import Credentials
 from strata.errors import ConfigError, StrataError
-from strata.launch.local_cluster import LocalCluster
-from strata.launch.placement import Placement
 from strata_chaos.backends import sweeper
 from strata_chaos.backends.base import Host, Rule, Say, Site
+from strata_chaos.backends.start import part_names, start
 from strata_chaos.scenario import Topology
 
 _TOOLS: Final = ("ip", "nsenter", "iptables")
 _SUBNETS: Final = [f"198.{second}.{third}" for second in (18, 19) for third in range(256)]
 _FIRST: Final = {"etcd": 11, "coordinator": 21, "host": 101}
-
-
-PLAINTEXT: Final = Credentials(insecure=True)
-"""The bridge is ours alone, and goes with the run."""
 
 
 class NetnsBackend:
@@ -63,39 +57,21 @@ class NetnsBackend:
         return ""
 
     @contextmanager
-    def running(self, topology: Topology, folder: Path, *, workers: int, say: Say) -> Iterator[Site]:
+    def running(
+        self, topology: Topology, folder: Path, *, workers: int, members: Sequence[str], say: Say
+    ) -> Iterator[Site]:
         if removed := sweeper.sweep_abandoned():
             say(f"removed {len(removed)} namespaces that a killed run had left")
-        names = [f"etcd-{n}" for n in range(1, topology.etcd + 1)]
-        names += [f"coordinator-{n}" for n in range(1, topology.coordinators + 1)]
-        names += [f"host-{n}" for n in range(1, workers + 1)]
         with _guarded() as prefix:
             subnet = _free_subnet()
-            hosts = _build(prefix, subnet, names)
+            hosts = _build(prefix, subnet, part_names(topology, workers=workers))
             say(f"{len(hosts)} network namespaces on {subnet}.0/24")
-            cluster = LocalCluster.start(
-                folder,
-                etcd_members=topology.etcd,
-                coordinators=topology.coordinators,
-                detect_s=topology.detect_s,
-                fsync=False,  # as the process backend
-                etcd_placements=_placements(hosts, "etcd"),
-                placements=_placements(hosts, "coordinator"),
-                options=lambda _name: ["--insecure"],
-                credentials=PLAINTEXT,
-                say=say,
-            )
+            network = IptablesNetwork(hosts)
+            site = start(topology, folder, hosts=hosts, network=network, members=members, say=say)
             try:
-                yield Site(
-                    cluster=cluster,
-                    hosts=hosts,
-                    workers=tuple(host for host in hosts if host.name.startswith("host-")),
-                    network=IptablesNetwork(hosts),
-                    credentials=PLAINTEXT,
-                    environment={"STRATA_INSECURE": "1"},
-                )
+                yield site
             finally:
-                cluster.kill()
+                site.cluster.kill()
 
 
 class IptablesNetwork:
@@ -189,12 +165,6 @@ def _build(prefix: str, subnet: str, names: Sequence[str]) -> tuple[Host, ...]:
         _run("ip", "-n", namespace, "link", "set", "eth0", "up")
         hosts.append(Host(name=name, address=address, enter=_enter(namespace)))
     return tuple(hosts)
-
-
-def _placements(hosts: Sequence[Host], kind: str) -> list[Placement]:
-    return [
-        Placement(host=host.address, enter=host.enter) for host in hosts if host.name.startswith(f"{kind}-")
-    ]
 
 
 def _enter(namespace: str) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from strata.launch.local_cluster import LocalCluster
 from strata.launch.placement import HOST
 from strata_chaos.backends.base import Host, Say, Site
+from strata_chaos.backends.start import part_names, start
 from strata_chaos.scenario import Topology
 
 
@@ -23,21 +23,12 @@ class ProcessBackend:
         return ""
 
     @contextmanager
-    def running(self, topology: Topology, folder: Path, *, workers: int, say: Say) -> Iterator[Site]:
-        cluster = LocalCluster.start(
-            folder,
-            etcd_members=topology.etcd,
-            coordinators=topology.coordinators,
-            detect_s=topology.detect_s,
-            fsync=False,  # no fault here is a power cut: what the kernel holds, a killed process keeps
-            say=say,
-        )
+    def running(
+        self, topology: Topology, folder: Path, *, workers: int, members: Sequence[str], say: Say
+    ) -> Iterator[Site]:
+        hosts = [Host(name=name, address=HOST) for name in part_names(topology, workers=workers)]
+        site = start(topology, folder, hosts=hosts, network=None, members=members, say=say)
         try:
-            names = [m.name for m in cluster.etcd.members] + [c.name for c in cluster.coordinators]
-            yield Site(
-                cluster=cluster,
-                hosts=tuple(Host(name=name, address=HOST) for name in names),
-                workers=tuple(Host(name=f"host-{n}", address=HOST) for n in range(1, workers + 1)),
-            )
+            yield site
         finally:
-            cluster.kill()
+            site.cluster.kill()

@@ -28,6 +28,7 @@ from strata.v1.worlds_pb2 import JobSpec
 from strata_chaos.history import HistoryWriter
 from strata_chaos.workloads.recording import Recorder
 
+PAPERS: Final = "STRATA_CHAOS_PAPERS"
 POLL_S: Final = 0.1
 STOP_S: Final = 15.0
 """How long the clients may take to end in good order."""
@@ -146,6 +147,7 @@ def parse(workload: Workload, argv: Sequence[str]) -> Options:
 def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
     """Run the parent or a client, as the arguments say; return the exit code."""
     options = parse(workload, sys.argv[1:] if argv is None else argv)
+    show_papers(options)
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -154,6 +156,21 @@ def main(workload: Workload, argv: Sequence[str] | None = None) -> int:
             recorder = Recorder(writer, client=workload.name, clock=boottime_s)
             return Fleet(workload, options, recorder, stop).run()
     return _client(workload, options, stop)
+
+
+def show_papers(options: Options) -> None:
+    """Show the certificate of our own worker, where the run has certificates.
+
+    `STRATA_CHAOS_PAPERS` names a folder with one folder a worker. The parent is the founder.
+    """
+    if (folder := os.environ.get(PAPERS)) is None:
+        return
+    own = Path(folder) / (f"{options.job}-founder" if options.client is None else options.worker)
+    os.environ |= {
+        "STRATA_TLS_CA_FILE": str(own / "ca.pem"),
+        "STRATA_TLS_CERT_FILE": str(own / "cert.pem"),
+        "STRATA_TLS_KEY_FILE": str(own / "key.pem"),
+    }
 
 
 def _client(workload: Workload, options: Options, stop: Stop) -> int:

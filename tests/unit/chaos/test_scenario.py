@@ -31,6 +31,7 @@ def test_a_whole_scenario_is_read() -> None:
         etcd = 1
         coordinators = 2
         detect_s = 2
+        tls = true
         [[workload]]
         name = "barriers"
         clients = 5
@@ -55,7 +56,7 @@ def test_a_whole_scenario_is_read() -> None:
     )
 
     assert found.backends == ("netns",)
-    assert found.topology.etcd == 1
+    assert (found.topology.etcd, found.topology.tls) == (1, True)
     assert found.workloads[0].options == {"rounds": "7", "fast": "true"}
     assert found.script[0].every_s == 4
     assert found.random is not None

@@ -1,0 +1,70 @@
+"""Starting what runs on a site: the same for every backend, but for where each part is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from strata.config import Credentials
+from strata.launch.local_cluster import LocalCluster
+from strata_chaos.backends.base import Host, Network, Say, Site
+from strata_chaos.backends.papers import Papers
+from strata_chaos.scenario import Topology
+
+PLAINTEXT: Final = Credentials(insecure=True)
+"""Loopback, or the bridge of a run: its own, and gone with it."""
+
+
+def part_names(topology: Topology, *, workers: int) -> list[str]:
+    """Return the names of all parts that a topology has, each of which needs a host."""
+    return [
+        *(f"etcd-{n}" for n in range(1, topology.etcd + 1)),
+        *(f"coordinator-{n}" for n in range(1, topology.coordinators + 1)),
+        *(f"host-{n}" for n in range(1, workers + 1)),
+    ]
+
+
+def start(
+    topology: Topology,
+    folder: Path,
+    *,
+    hosts: Sequence[Host],
+    network: Network | None,
+    members: Sequence[str],
+    say: Say,
+) -> Site:
+    """Start etcd and the coordinators on their hosts, with certificates if the topology wants them."""
+    etcd = [host for host in hosts if host.name.startswith("etcd-")]
+    coordinators = [host for host in hosts if host.name.startswith("coordinator-")]
+    papers = None
+    if topology.tls:
+        papers = Papers.issue(
+            folder / "papers",
+            etcd_hosts=[host.address for host in etcd],
+            coordinators={host.name: host.address for host in coordinators},
+            members=members,
+        )
+    credentials = papers.operator if papers else PLAINTEXT
+    cluster = LocalCluster.start(
+        folder,
+        etcd_members=topology.etcd,
+        coordinators=topology.coordinators,
+        detect_s=topology.detect_s,
+        fsync=False,  # no fault here is a power cut: what the kernel holds, a killed process keeps
+        etcd_placements=[host.placement for host in etcd],
+        placements=[host.placement for host in coordinators],
+        etcd_tls=papers.etcd if papers else None,
+        options=papers.options if papers else lambda _name: ["--insecure"],
+        credentials=credentials,
+        say=say,
+    )
+    return Site(
+        cluster=cluster,
+        hosts=tuple(hosts),
+        workers=tuple(host for host in hosts if host.name.startswith("host-")),
+        network=network,
+        credentials=credentials,
+        etcd_tls=papers.observer if papers else None,
+        environment=papers.environment if papers else {"STRATA_INSECURE": "1"},
+    )
