@@ -48,6 +48,6 @@ def base_image(engine: Engine, need: Need) -> Iterator[str]:
     possible = os.geteuid() == 0 and shutil.which("mmdebstrap") is not None
     need("docker", possible, "set STRATA_TEST_BASE_IMAGE, or as root: apt-get install mmdebstrap")
     tag = f"strata-test-base:{os.getpid()}"
-    engine.run(str(DEPLOY / "make-base"), tag)
+    engine.run(str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv")  # for the test of the units
     yield tag
     engine.docker("image", "rm", "--force", tag)

@@ -214,10 +214,10 @@ def check_certificates(deployment: Deployment) -> None:
 def etcd_health(deployment: Deployment, who: str) -> str:
     """Ask an etcd member, from its network, with somebody's certificate; etcd's authority is known."""
     if not (trusted := deployment.tls / who / "etcd-ca.pem").exists():
-        trusted.write_bytes((deployment.tls / "etcd-ca" / "ca.pem").read_bytes())
+        trusted.write_bytes((deployment.tls / "ca-etcd" / "ca.pem").read_bytes())
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", str(deployment.uid), deployment.tls / who], check=True)
-    tls = ("--cacert=/tls/etcd-ca.pem", "--cert=/tls/cert.pem", "--key=/tls/key.pem")
+    tls = ("--cacert=/tls/ca-etcd.pem", "--cert=/tls/cert.pem", "--key=/tls/key.pem")
     return deployment.engine.docker(
         *("run", "--rm", "--network", f"{deployment.project}_etcd", "--entrypoint", "etcdctl"),
         *("--volume", f"{deployment.tls / who}:/tls:ro", f"strata-etcd:{deployment.project}"),
