@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 import sys
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from strata.client.channel import connected
-from strata.client.endpoints import Endpoint, parse_endpoints
+from strata.client.channel import Connection, connected
+from strata.client.endpoints import parse_endpoints
+from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.errors import StrataError
 from strata.v1.common_pb2 import Token
@@ -42,7 +45,8 @@ async def follow(options: Options, recorder: Recorder, stop: Stop) -> None:
     """Watch at one replica after the other until told to stop."""
     rng = options.rng("watch", options.client, options.life)
     prefix = PREFIXES[(options.client or 0) % len(PREFIXES)]
-    endpoints = parse_endpoints(options.endpoints)
+    credentials = Credentials.load(env=os.environ)
+    endpoints = parse_endpoints(options.endpoints, credentials)
     token = Token()
     stream = 0
     while not stop.is_set():
@@ -59,7 +63,8 @@ async def follow(options: Options, recorder: Recorder, stop: Stop) -> None:
                 resume=token.revision if token.uid else None,
                 uid=token.uid,
             ):
-                await watch(options, recorder, stop, endpoint, prefix, token, stream, rng)
+                line = connected(endpoint, timing=Timing.derive(), credentials=credentials)
+                await watch(options, recorder, stop, line, prefix, token, stream, rng)
         except StrataError:
             await asyncio.sleep(PAUSE_S)
 
@@ -68,16 +73,16 @@ async def watch(
     options: Options,
     recorder: Recorder,
     stop: Stop,
-    endpoint: Endpoint,
+    line: AbstractAsyncContextManager[Connection],
     prefix: str,
     token: Token,
     stream: int,
     rng: random.Random,
 ) -> None:
     """Record one stream, and keep its token, until it breaks, it is time to move on, or all ends."""
-    async with connected(endpoint, timing=Timing.derive()) as connection:
+    async with line as connection:
         stub: Any = WatchStub(connection.channel)
-        with translated(str(endpoint)):
+        with translated("a coordinator"):
             call = stub.Watch(
                 WatchRequest(job=options.job, prefix=prefix, token=token), metadata=connection.metadata
             )
