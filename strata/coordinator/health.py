@@ -31,20 +31,22 @@ class Health:
         self._diagnosis = Diagnosis(turned_s=self._clock())
         while True:
             await asyncio.sleep(TURN_S)
-            self._diagnosis.turned(self._clock(), etcd_silence_s=self._silence_s())
+            self._diagnosis.turned(self._clock(), etcd_silence_s=self.etcd_silence_s())
             self._tell(self.unready())
 
     def unready(self) -> str:
         """Return why this replica is no good for members now; an empty string when it is."""
-        return self._diagnosis.unready(self._clock(), etcd_silence_s=self._silence_s())
+        return self._diagnosis.unready(self._clock(), etcd_silence_s=self.etcd_silence_s())
 
-    def sends_away(self) -> bool:
-        """Tell whether members should leave for a peer that is ready, if there is one."""
-        return self._diagnosis.sends_away(self._clock(), etcd_silence_s=self._silence_s())
+    def better_off(self, peer_silence_s: float) -> bool:
+        """Tell whether members should leave for a peer that is ready and heard of etcd so long ago."""
+        return self._diagnosis.better_off(
+            self._clock(), etcd_silence_s=self.etcd_silence_s(), peer_silence_s=peer_silence_s
+        )
 
     def spares_s(self) -> float:
         """Return for how long this replica deletes nobody; 0 when it may."""
-        return self._diagnosis.spares_s(self._clock(), etcd_silence_s=self._silence_s())
+        return self._diagnosis.spares_s(self._clock(), etcd_silence_s=self.etcd_silence_s())
 
     def lost(self, *, left: int) -> None:
         """Take note that a session broke, and how many are left."""
@@ -54,7 +56,7 @@ class Health:
         if before_s <= now_s < self._diagnosis.spare_until_s:
             log.warning("deletes_nobody_for_now", reason=self._diagnosis.spare_reason)
 
-    def _silence_s(self) -> float:
+    def etcd_silence_s(self) -> float:
         """Return for how long etcd has been silent since its first answer: none is served before."""
         silence_s = self._mirror.silence_s()
         return 0.0 if math.isinf(silence_s) else silence_s

@@ -62,7 +62,7 @@ class Service:
             ranks,
             self._board,
             relay=self.peers.heartbeat,
-            elsewhere=self.peers.ready_addresses,
+            elsewhere=self.peers.better_off,
         )
         self._barrier_calls = BarrierCalls(context, ranks, self.barriers)
         self.calls = Calls(
@@ -151,10 +151,11 @@ class Service:
         return self.sessions.ranks(job)
 
     def _tick(self, sequence: int) -> session_pb2.Tick:
+        elsewhere = self.peers.better_off()
         return session_pb2.Tick(
             sequence=sequence,
-            ready=not self._context.health.sends_away(),
-            ready_addresses=self.peers.ready_addresses(),
+            ready=not elsewhere,
+            ready_addresses=elsewhere or self.peers.ready_addresses(),
         )
 
     def _forwarded(self, arrivals: Iterable[barriers_pb2.Arrival]) -> None:
@@ -172,8 +173,7 @@ class Service:
         """While this replica is sick, have its members served by one that is ready (PROTOCOLS 5.5)."""
         while True:
             await asyncio.sleep(TURN_S)
-            addresses = self.peers.ready_addresses() if self._context.health.sends_away() else []
-            if addresses:
+            if addresses := self.peers.better_off():
                 self.sessions.move_all(addresses, self._context.health.unready())
 
     async def _tell_progress(self) -> None:

@@ -18,9 +18,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 ETCD_SILENT_S = 2.0
-FORSAKEN_S = 4.0
-"""After so long a silence members are sent away. When etcd itself is gone, its clients notice within
-about a second and a half of each other (renewals and ticks); nobody is sent from one to the next."""
+BETTER_OFF_S = 1.5
+"""A peer that heard of etcd so much later than this replica has etcd still. When etcd itself is gone,
+its clients heard the last of it within about a second of each other, by their renewals; then nobody
+is sent from one of them to the next."""
 LAG_S = 1.0
 TURN_S = 0.25
 """How often the loop is measured."""
@@ -66,10 +67,11 @@ class Diagnosis:
             return "its event loop stalled"
         return ""
 
-    def sends_away(self, now_s: float, *, etcd_silence_s: float) -> bool:
-        """Tell whether members should leave for a peer that is ready, if there is one."""
-        unready = self.unready(now_s, etcd_silence_s=etcd_silence_s)
-        return bool(unready) and not ETCD_SILENT_S < etcd_silence_s <= FORSAKEN_S
+    def better_off(self, now_s: float, *, etcd_silence_s: float, peer_silence_s: float) -> bool:
+        """Tell whether members should leave for a peer that is ready and heard of etcd so long ago."""
+        if not self.unready(now_s, etcd_silence_s=etcd_silence_s):
+            return False
+        return etcd_silence_s <= ETCD_SILENT_S or etcd_silence_s - peer_silence_s > BETTER_OFF_S
 
     def spares_s(self, now_s: float, *, etcd_silence_s: float) -> float:
         """Return for how long nobody may be deleted; 0 when somebody may be now."""

@@ -251,23 +251,28 @@ Global___PeerHeard: _TypeAlias = PeerHeard  # noqa: Y015
 
 @_typing.final
 class PeerTick(_message.Message):
-    """Every 500 ms: this replica turns, and says whether it is ready."""
+    """Every 500 ms: this replica turns, and says whether it is ready, and for how long etcd has told it
+    nothing.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     READY_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    ETCD_SILENCE_MS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     revision: _builtins.int
+    etcd_silence_ms: _builtins.int
     def __init__(
         self,
         *,
         ready: _builtins.bool = ...,
         revision: _builtins.int = ...,
+        etcd_silence_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etcd_silence_ms", b"etcd_silence_ms", "ready", b"ready", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

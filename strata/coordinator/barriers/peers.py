@@ -53,6 +53,8 @@ class _Peer:
         self.link: Link[PeerDown, PeerUp] | None = None
         self.says_ready = False
         self.ticked_s = float("-inf")
+        self.etcd_s = float("-inf")
+        """When it last heard of etcd, by our clock."""
         self.silence: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.heartbeats: dict[int, asyncio.Future[bool]] = {}
@@ -81,8 +83,16 @@ class Peers:
 
         The clock is read anew: after a stall of this process no timer has told yet who is silent.
         """
+        return [peer.address for peer in self._ready_now()]
+
+    def better_off(self) -> list[str]:
+        """Return where members of ours should go: ready peers, while this replica is sick (5.5)."""
+        now_s, health = self._context.clock(), self._context.health
+        return [peer.address for peer in self._ready_now() if health.better_off(now_s - peer.etcd_s)]
+
+    def _ready_now(self) -> list[_Peer]:
         since_s = self._context.clock() - self._context.timing.peer_ready_s
-        return [address for one, address in self._ready.items() if self._peers[one].ticked_s >= since_s]
+        return [peer for one in self._ready if (peer := self._peers[one]).ticked_s >= since_s]
 
     def forward(self, arrivals: list[barriers_pb2.Arrival]) -> None:
         """Send arrivals to every ready peer."""
@@ -200,6 +210,7 @@ class Peers:
         while True:
             down = await self._next(peer, link, SILENT_S)
             if down.HasField("tick"):
+                peer.etcd_s = self._context.clock() - down.tick.etcd_silence_ms / 1000
                 self._ticked(peer, down.tick.ready)
             elif down.HasField("heard"):
                 heard = peer.heartbeats.get(down.heard.id)
@@ -325,7 +336,9 @@ class PeerHandler:
         while True:
             ready, _why = self._context.is_ready()
             revision = self._context.mirror.view.revision
-            link.send(PeerDown(tick=peers_pb2.PeerTick(ready=ready, revision=revision)))
+            silence_ms = round(1000 * self._context.health.etcd_silence_s())
+            tick = peers_pb2.PeerTick(ready=ready, revision=revision, etcd_silence_ms=silence_ms)
+            link.send(PeerDown(tick=tick))
             await asyncio.sleep(self._context.timing.peer_tick_s)
 
     def _replica(self, name: str) -> Entry[Replica] | None:

@@ -205,9 +205,8 @@ class UnaryMembers:
 
     def _check_health(self) -> None:
         """Send the caller to a replica that is ready, if there is one and this is none (5.5)."""
-        health = self._context.health
-        if health.sends_away() and (addresses := self._elsewhere()):
-            why = health.unready()
+        if addresses := self._elsewhere():
+            why = self._context.health.unready()
             raise Unavailable(f"this replica is not ready: {why}", hint=f"go on at {', '.join(addresses)}")
 
     async def _attended(self, job: str, registration: Registration) -> int:

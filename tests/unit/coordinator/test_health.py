@@ -51,7 +51,7 @@ async def test_a_replica_cut_off_from_etcd_sends_its_members_to_a_ready_one_in_t
         sick.client.partition()
         cut_at = now()
         await follow(c, mine)
-        assert 3.0 <= now() - cut_at < 4.6
+        assert 1.9 <= now() - cut_at < 3.3
         await asyncio.sleep(20)
         same_generation(c, members, before)
         sick.client.heal()
@@ -181,10 +181,10 @@ async def test_heartbeats_go_elsewhere_while_the_replica_is_unready() -> None:
         beat = HeartbeatRequest(job="job", worker_id="u", boot="boot-u", incarnation=answer.incarnation)
         c["r1"].client.partition()
         sick_at = now()
-        while now() - sick_at < 3.0:
+        while now() - sick_at < 1.0:
             await calls.answer("heartbeat", beat, None)
             await asyncio.sleep(0.5)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(1.8)
         with pytest.raises(Unavailable, match="not ready"):
             await calls.answer("heartbeat", beat, None)
         while now() - sick_at < 20.0:

@@ -29,18 +29,23 @@ def test_silence_of_etcd_and_a_late_loop_make_unready(now_s: float, silence_s: f
 
 
 @pytest.mark.parametrize(
-    ("now_s", "silence_s", "away"),
+    ("now_s", "silence_s", "peer_silence_s", "away"),
     [
-        (100.0, 0.0, False),
-        (100.0, 3.9, False),
-        (100.0, 4.1, True),
-        (102.0, 0.0, True),
-        (102.0, 3.0, False),
+        (100.0, 0.0, 0.0, False),
+        (100.0, 1.9, 0.0, False),
+        (100.0, 2.1, 0.5, True),
+        (100.0, 2.1, 0.7, False),
+        (100.0, 30.0, 29.0, False),
+        (102.0, 0.0, 0.5, True),
+        (102.0, 3.0, 2.0, False),
     ],
-    ids=["well", "etcd may be gone for all", "forsaken", "stalled", "stalled, and etcd may be gone"],
+    ids=["well", "not yet", "forsaken", "gone for all?", "gone for all", "stalled", "stalled, gone for all?"],
 )
-def test_when_members_are_sent_away(now_s: float, silence_s: float, away: bool) -> None:
-    assert made().sends_away(now_s, etcd_silence_s=silence_s) is away
+def test_when_members_are_sent_away(
+    now_s: float, silence_s: float, peer_silence_s: float, away: bool
+) -> None:
+    better = made().better_off(now_s, etcd_silence_s=silence_s, peer_silence_s=peer_silence_s)
+    assert better is away
 
 
 def test_a_stall_is_found_by_whoever_asks_first_and_counts_from_its_end() -> None:
