@@ -30,6 +30,7 @@ from strata_chaos.workloads.recording import Recorder
 
 PAPERS: Final = "STRATA_CHAOS_PAPERS"
 POLL_S: Final = 0.1
+LOOK_S: Final = 0.05
 STOP_S: Final = 15.0
 """How long the clients may take to end in good order."""
 NEVER: Final = 1_000_000
@@ -92,21 +93,28 @@ class Workload:
 
 
 class Stop:
-    """Set by SIGTERM; then `at_end`'s call is made, from the main thread."""
+    """Set by SIGTERM; then `at_end`'s call is made, from the main thread.
+
+    A plain flag that is looked at often, because a signal handler must not take a lock: one that
+    calls `threading.Event.set` waits for ever if it interrupted a `wait` of the same thread.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._set = False
         self._end: Callable[[], None] | None = None
 
     def set(self) -> None:
-        self._event.set()
+        self._set = True
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._set
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Wait so long, or until it is set; return whether it is."""
-        return self._event.wait(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not self._set and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_S))
+        return self._set
 
     def at_end(self, call: Callable[[], None] | None) -> None:
         """Have `call`, in the place of an earlier one, end what the client's thread waits for."""

@@ -78,3 +78,21 @@ def test_a_workload_whose_cluster_is_not_there_waits_and_ends_on_sigterm_with_0(
         process.kill()
     first, *_ = History(history)
     assert first.op == "workload.started"
+
+
+SIGNALLED_ALL_THE_TIME = """
+import signal
+from strata_chaos.workloads.program import Stop
+stop = Stop()
+signal.signal(signal.SIGALRM, lambda *_: stop.set())
+signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.00005)
+for _ in range(20_000):
+    stop.wait(0.0001)
+    stop = Stop()
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_a_signal_at_any_moment_of_a_wait_does_not_block_for_ever() -> None:
+    """`threading.Event` does: its `set` waits for the lock that the interrupted `wait` holds."""
+    subprocess.run([sys.executable, "-c", SIGNALLED_ALL_THE_TIME], check=True, timeout=40)
