@@ -28,9 +28,15 @@ _HINTS = {
     errno.EACCES: "check who owns the folder",
     errno.EPERM: "check who owns the folder, and that the file system has hard links",
     errno.EOPNOTSUPP: "the file system has no hard links; choose another for checkpoints",
+    errno.EEXIST: "a part of the path is a file; choose another storage path",
+    errno.ENOTDIR: "a part of the path is a file; choose another storage path",
+    errno.ENAMETOOLONG: "choose a shorter storage path",
+    errno.ELOOP: "a link in the path leads to itself",
     errno.EIO: "the device failed; look into the kernel's log",
 }
 _TEMPORARY = ".tmp"
+_WRITING = frozenset({"create", "write", "begin", "finish"})
+"""What makes its own folders: if one cannot be made, it is no object that is missing."""
 
 
 class LocalStorage:
@@ -175,7 +181,20 @@ class LocalStorage:
     # -- paths
 
     def _path(self, name: str) -> Path:
-        return self.root / checked_name(name)
+        """Return where `name` lies; a link in a folder's place leads nowhere outside of the root.
+
+        The root itself may be one, or lie behind some: whoever chose it knows.
+        """
+        path = self.root / checked_name(name)
+        with _as_storage_error("look at", path):
+            inside = os.path.realpath(path.parent)
+            root = os.path.realpath(self.root)
+        if os.path.commonpath((inside, root)) != root:
+            raise StorageError(
+                f"{path} lies outside of {self.root}: {inside}",
+                hint="put the folder itself in the place of the link, or mount it there",
+            )
+        return path
 
     def _temporary(self, path: Path) -> Path:
         return path.with_name(f".{path.name}.{self._nonce()}{_TEMPORARY}")
@@ -246,7 +265,8 @@ class LocalSink:
 
     def abort(self) -> None:
         self._close()
-        with _as_storage_error("delete", self._temporary):
+        # where a file is in a folder's place there is nothing of ours, and `begin` has said so
+        with _as_storage_error("delete", self._temporary), contextlib.suppress(NotADirectoryError):
             self._temporary.unlink(missing_ok=True)
 
     def _close(self) -> None:
@@ -278,9 +298,14 @@ def _as_storage_error(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
+        if verb in _WRITING:
+            hint = _HINTS.get(error.errno or 0)
+            raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
         raise ObjectMissing(f"cannot {verb} {path}: {error.strerror}") from error
     except IsADirectoryError as error:
-        raise NotAnObject(f"cannot {verb} {path}: it is a folder") from error
+        raise NotAnObject(
+            f"cannot {verb} {path}: it is a folder", hint="somebody else made it; move it away"
+        ) from error
     except OSError as error:
         hint = _HINTS.get(error.errno or 0)
         raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error

@@ -17,7 +17,7 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, Unavailable
+from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, StorageError, Unavailable
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -52,8 +52,10 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
     """Remove what `keep_count` leaves over; to be called by one rank.
 
     Of a save that was given up the marker is looked for first: if there is one, storage knows of
-    a commit that the catalog does not, and nothing is removed.
+    a commit that the catalog does not, and nothing is removed. What cannot be removed keeps nothing
+    else from going; the first such error is raised at the end.
     """
+    trouble: StorageError | None = None
     try:
         for checkpoint in excess(catalog.all(), keep_count):
             folder = catalog.folder(checkpoint)
@@ -62,13 +64,19 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
                     "step %d was given up, and storage has it as committed: %s", checkpoint.step, folder
                 )
                 continue
-            _remove(catalog, storage, checkpoint, folder)
+            try:
+                _remove(catalog, storage, checkpoint, folder)
+            except StorageError as error:
+                log.warning("step %d cannot be removed: %s", checkpoint.step, error.message)
+                trouble = trouble or error
         if isinstance(catalog, LocalCatalog):
             for folder in catalog.leftovers():
                 remove_objects(storage, folder)
     except (Unavailable, QuotaExceeded) as error:
         # no coordinator just now, or more checkpoints than one answer holds: the pass after the next commit does the same work
         log.warning("old checkpoints stay for now: %s", error.message)
+    if trouble is not None:
+        raise trouble
 
 
 def _remove(catalog: Catalog, storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:

@@ -183,7 +183,7 @@ class CoordinatorClient:
 
     def recovery(self, *, worker_id: str) -> RecoveryResponse:
         """Return where a worker goes on from: world, ranks, checkpoint and shards."""
-        worker_id = arguments.text("worker_id", worker_id)
+        worker_id = checked_id("worker", worker_id)
         answer: RecoveryResponse = self.call(RecoveryRequest(job=self.job, worker_id=worker_id))
         return answer
 
@@ -207,7 +207,7 @@ class CoordinatorClient:
         worker_id = checked_id("worker", worker_id)
         slots = arguments.integer("slots", slots, below=2**31, hint="the number of ranks it runs")
         if slots == 0:
-            raise InvalidArgument("a member has at least one slot", hint="the number of ranks it runs")
+            raise InvalidArgument("slots is 0", hint="the number of ranks that it runs, from 1 on")
         if spec is not None and not isinstance(spec, JobSpec):
             raise InvalidArgument(f"spec is a {type(spec).__name__}", hint="pass a strata.v1 JobSpec")
         with self._lock:

@@ -31,6 +31,7 @@ from strata.coordinator.servicers.answering import Desk
 from strata.coordinator.servicers.barriers import BarriersServicer
 from strata.coordinator.servicers.checkpoints import CheckpointsServicer
 from strata.coordinator.servicers.datasets import DatasetsServicer
+from strata.coordinator.servicers.decoding import Decoding
 from strata.coordinator.servicers.members import MembersServicer
 from strata.coordinator.servicers.recovery import RecoveryServicer
 from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer, WatchServicer
@@ -84,7 +85,7 @@ class Server:
 
     async def start(self) -> str:
         config = self._context.config
-        server = grpc.aio.server(options=server_options(self._context.timing))
+        server = grpc.aio.server(options=server_options(self._context.timing), interceptors=[Decoding()])
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
         bound = _bind(server, config)

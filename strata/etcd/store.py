@@ -130,7 +130,10 @@ async def _judge(cluster: Cluster, endpoint: str) -> Verdict | None:
     try:
         verdict = judge(EtcdVersion.parse(version))
     except ValueError as error:
-        raise ConfigError(f"etcd {endpoint}: {error}") from None
+        raise ConfigError(f"etcd {endpoint}: {error}", hint="is this address etcd's?") from None
     if verdict.fitness is Fitness.REFUSED:
-        raise ConfigError(f"etcd {endpoint}: {verdict.reason}")
+        raise ConfigError(
+            f"etcd {endpoint}: {verdict.reason}",
+            hint="upgrade every etcd member, one at a time, or name another etcd",
+        )
     return verdict

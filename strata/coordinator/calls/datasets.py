@@ -44,6 +44,7 @@ class DatasetCalls:
             name, spec = _dataset(job, request.dataset)
         except NotFound:
             await self._context.mirror.fresh()  # a refusal is a decision: it takes a fresh view
+            job = await existing_job(self._context, request.job)
             name, spec = _dataset(job, request.dataset)
         assignment = job.view.record(job.keys.assignment(name), Assignment)
         if assignment is None:
@@ -80,7 +81,8 @@ def _dataset(job: JobView, wanted: str) -> tuple[str, DatasetSpec]:
     there = dict(_datasets(job))
     if wanted:
         if wanted not in there:
-            raise NotFound(f"job {job.keys.name} has no dataset {wanted[:128]}")
+            hint = f"it has {', '.join(sorted(there)[:8])}" if there else "register it first"
+            raise NotFound(f"job {job.keys.name} has no dataset {wanted[:128]}", hint=hint)
         return wanted, there[wanted]
     if not there:
         raise NotFound(f"job {job.keys.name} has no dataset", hint="register one")

@@ -11,6 +11,7 @@ from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core.checkpoints import find
+from strata.core.ids import checked_id
 from strata.core.job import World, job_names
 from strata.v1 import recovery_pb2, worlds_pb2
 from strata.wire import checkpoints as checkpoint_wire
@@ -62,6 +63,7 @@ class WorldCalls:
         return worlds_pb2.GetJobResponse(job=wire.job_message(await existing_job(self._context, request.job)))
 
     async def get_recovery(self, request: recovery_pb2.RecoveryRequest) -> recovery_pb2.RecoveryResponse:
+        checked_id("worker", request.worker_id)
         job = await existing_job(self._context, request.job)
         response = recovery_pb2.RecoveryResponse()
         world = job.world()

@@ -44,6 +44,39 @@ def test_an_object_appears_whole_when_it_is_finished(storage: Storage) -> None:
     assert storage.exists("a/b")
 
 
+def test_a_link_in_a_folders_place_leads_nowhere_else(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_bytes(b"somebody else's")
+    storage = local(tmp_path / "root")
+    put(storage, "inside/x", b"ours")
+    (tmp_path / "root" / "a").symlink_to(outside)
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "root" / "inside")
+    for act in (storage.read, storage.delete, storage.size, storage.list):
+        with pytest.raises(StorageError, match="lies outside") as error:
+            act("a/x" if act != storage.list else "a/b")
+        assert "in the place of the link" in error.value.hint
+    with pytest.raises(StorageError, match="lies outside"):
+        put(storage, "a/y", b"")
+    with pytest.raises(StorageError, match="lies outside"):
+        storage.create_once("a/z", b"")
+    assert [entry.name for entry in outside.iterdir()] == ["x"]
+    assert storage.read("b/x") == b"ours", "within the root a link is as good as a folder"
+    (tmp_path / "link").symlink_to(tmp_path / "root")
+    assert local(tmp_path / "link").read("inside/x") == b"ours", "the root may be one"
+
+
+def test_a_file_in_a_folders_place_is_no_missing_object(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StorageError, match="cannot create") as error:
+            local(root).create_once("x", b"")
+        assert type(error.value) is StorageError
+        assert "is a file" in error.value.hint
+        with pytest.raises(StorageError, match="cannot create"):
+            put(local(root), "x", b"")
+
+
 def test_an_aborted_object_never_was(storage: Storage) -> None:
     sink = storage.sink("a/x")
     sink.begin(1)

@@ -1,0 +1,62 @@
+"""Every mistake of the table, by every way in: a typed error with a hint, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from strata.errors import StrataError
+from tests.cluster_fixtures import StartCluster, run_strata
+from tests.integration.bad_input.cases import CASES, Case
+from tests.integration.bad_input.place import Place, place, refusal
+
+
+@pytest.fixture(scope="module")
+def there(start_cluster: StartCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(start_cluster(coordinators=2), tmp_path_factory.mktemp("place")) as made:
+        yield made
+
+
+def having(way: str) -> pytest.MarkDecorator:
+    cases = [case for case in CASES if getattr(case, way) is not None]
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+@having("library")
+def test_in_the_library(case: Case, there: Place) -> None:
+    assert case.library is not None
+    with pytest.raises(StrataError) as caught:
+        case.library(there)
+    judge(case, caught.value)
+    there.check()
+
+
+@having("request")
+def test_as_a_bare_request(case: Case, there: Place) -> None:
+    assert case.request is not None
+    for coordinator in there.cluster.coordinators:
+        status, error, packed = refusal(coordinator.address, case.request(there))
+        assert status is case.status
+        judge(case, error)
+        assert packed or "4 MiB" in case.name, "only gRPC itself refuses without our details"
+    there.check()
+
+
+@having("command")
+def test_on_the_command_line(case: Case, there: Place) -> None:
+    assert case.command is not None
+    code, said = run_strata(*case.command(there), env=None)
+    assert code == case.exit, said
+    assert "Traceback" not in said
+    assert case.says in said
+    assert case.hint in said
+    there.check()
+
+
+def judge(case: Case, error: StrataError) -> None:
+    """Check what a caller sees of an error."""
+    assert type(error) is case.error
+    assert case.says in error.message
+    assert case.hint in error.hint
+    assert len(str(error)) < 2000
