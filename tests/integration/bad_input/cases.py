@@ -7,13 +7,7 @@ name the mistake, a hint; as a gRPC status with the error packed into it; as an 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
-
-import grpc
-from google.protobuf.message import Message
+from typing import Final
 
 import strata
 from strata import CheckpointManager, CoordinatorClient, DatasetRegistry
@@ -29,119 +23,30 @@ from strata.errors import (
     StaleGeneration,
     StaleIncarnation,
     StorageError,
-    StrataError,
     Unavailable,
 )
-from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
-from tests.integration.bad_input.place import Place
-
-Code = grpc.StatusCode
-Do = Callable[[Place], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One mistake. A way in that is None cannot make it."""
-
-    name: str
-    error: type[StrataError]
-    says: str
-    hint: str
-    library: Do | None = None
-    request: Callable[[Place], Message] | None = None
-    status: grpc.StatusCode | None = None
-    command: Callable[[Place], Sequence[str]] | None = None
-    exit: Exit | None = None
-
-    def __post_init__(self) -> None:
-        assert (self.request is None) == (self.status is None), self.name
-        assert (self.command is None) == (self.exit is None), self.name
-
-
-R = TypeVar("R")
-NAN, INF = float("nan"), float("inf")
-NOWHERE: Final = "127.0.0.1:1"
-ID_HINT: Final = "use 1 to 128 of A-Z a-z 0-9"
-
-
-def given(value: Any, do: Callable[[Place, Any], R]) -> Callable[[Place], R]:
-    """Return what `do` does with this value."""
-    return lambda place: do(place, value)
-
-
-def registration(place: Place, **facts: Any) -> members_pb2.RegisterRequest:
-    spec = worlds_pb2.JobSpec(min_workers=1, max_workers=1)
-    whole: dict[str, Any] = {"job": "spare", "worker_id": "s0", "boot": "b", "slots": 1, "spec": spec} | facts
-    return members_pb2.RegisterRequest(registration=members_pb2.Registration(**whole))
-
-
-def arrival(place: Place, /, **facts: Any) -> barriers_pb2.WaitBarrierRequest:
-    """Return an arrival of the pair's rank 0, but for `facts`."""
-    who: dict[str, Any] = {"worker_id": place.pair.worker, "incarnation": place.pair.incarnation}
-    who |= {name: facts.pop(name) for name in tuple(facts) if name in who}
-    whole: dict[str, Any] = {
-        "job": "pair",
-        "name": "b",
-        "generation": place.pair_generation,
-        "round": 1,
-        "ranks": [0],
-    }
-    return barriers_pb2.WaitBarrierRequest(arrival=barriers_pb2.Arrival(**(whole | facts)), **who)
-
-
-def begin(place: Place, **facts: Any) -> checkpoints_pb2.BeginCheckpointRequest:
-    author = checkpoints_pb2.Author(
-        worker_id=place.pair.worker,
-        incarnation=facts.pop("incarnation", place.pair.incarnation),
-        generation=facts.pop("generation", place.pair_generation),
-        rank=facts.pop("rank", 0),
-    )
-    whole: dict[str, Any] = {
-        "job": "pair",
-        "author": author,
-        "step": 5,
-        "type": checkpoints_pb2.CHECKPOINT_TYPE_FULL,
-        "root": "file:///nowhere",
-        "attempt": "a1",
-    }
-    return checkpoints_pb2.BeginCheckpointRequest(**(whole | facts))
-
-
-def registry(place: Place) -> DatasetRegistry:
-    return DatasetRegistry(place.endpoints, job="witness")
-
-
-def run(place: Place, *words: str, job: str = "spare") -> Sequence[str]:
-    return ("run", "--endpoints", place.endpoints, "--job", job, *words, "--", "true")
-
-
-def look(place: Place, command: str, job: str) -> Sequence[str]:
-    return (command, "--endpoints", place.endpoints, "--job", job)
-
-
-def other_participants(place: Place) -> barriers_pb2.WaitBarrierRequest:
-    """Rank 0 says that all meet, and then rank 1 that it is alone."""
-    with contextlib.suppress(Unavailable):  # the other one does not come; the arrival stands
-        place.pair.client.call(arrival(place, name="digest"), timeout_s=0.5, attempt_s=0.4)
-    return arrival(place, name="digest", ranks=[1], participants=[1])
-
-
-def numbers(what: str, take: Callable[[Place, Any], object], *values: object, hint: str = "") -> list[Case]:
-    """Return a case for each number that this argument cannot be."""
-    return [
-        Case(
-            name=f"{what}={str(value)[:20]}",
-            error=InvalidArgument,
-            says=what.rpartition(".")[2],
-            hint=hint,
-            library=given(value, take),
-        )
-        for value in values
-    ]
-
-
-SPANS: Final = (NAN, INF, -INF, -1, 0, 10**400, "5", None, True)
-COUNTS: Final = (NAN, INF, -1, 2**63, 1.5, "5", None, True)
+from strata.v1 import checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
+from tests.integration.bad_input.case import (
+    ID_HINT,
+    INF,
+    NAN,
+    NOWHERE,
+    Case,
+    Code,
+    a_file,
+    arrival,
+    begin,
+    etcd_of,
+    given,
+    listening,
+    look,
+    other_participants,
+    registration,
+    registry,
+    run,
+    save,
+)
+from tests.integration.bad_input.numbers import NUMBERS
 
 CASES: Final[list[Case]] = [
     Case(
@@ -563,60 +468,5 @@ CASES: Final[list[Case]] = [
         hint="file://",
         library=lambda p: CheckpointManager("file:x"),
     ),
-    *numbers("connect.timeout_s", lambda p, v: strata.connect(p.endpoints, job="spare", timeout_s=v), *SPANS),
-    *numbers("connect.min_workers", lambda p, v: strata.connect(p.endpoints, min_workers=v), *COUNTS, 0),
-    *numbers(
-        "connect.max_workers",
-        lambda p, v: strata.connect(p.endpoints, max_workers=v),
-        *(count for count in COUNTS if count is not None),
-        0,
-    ),
-    *numbers("rejoin.timeout_s", lambda p, v: p.witness.rejoin(timeout_s=v), *SPANS),
-    *numbers(
-        "call.timeout_s",
-        lambda p, v: p.witness.call(worlds_pb2.GetWorldRequest(job="witness"), timeout_s=v),
-        *SPANS,
-    ),
-    *numbers(
-        "barrier.timeout_s",
-        lambda p, v: p.witness.barrier("b", timeout_s=v),
-        *(span for span in SPANS if span is not None),
-    ),
-    *numbers("progress.step", lambda p, v: p.witness.progress(v), *COUNTS),
-    *numbers("client.timeout_s", lambda p, v: CoordinatorClient.connect(p.endpoints, timeout_s=v), *SPANS),
-    *numbers("registry.timeout_s", lambda p, v: DatasetRegistry(p.endpoints, timeout_s=v), *SPANS),
-    *numbers("register.slots", lambda p, v: p.client("spare").register(worker_id="s", slots=v), *COUNTS, 0),
-    *numbers("dataset.shards", lambda p, v: registry(p).register("d", shards=v), *COUNTS, 0),
-    *numbers("save.step", lambda p, v: save(p, step=v), *COUNTS),
-    *numbers("save.epoch", lambda p, v: save(p, step=71, epoch=v), *COUNTS),
-    *numbers(
-        "restore.step",
-        lambda p, v: p.checkpoints.restore({}, step=v),
-        *(count for count in COUNTS if count is not None),
-    ),
-    *numbers(
-        "wait.timeout_s",
-        lambda p, v: p.checkpoints.wait_until_finished(v),
-        *(span for span in SPANS if span not in {None, 0}),
-    ),
+    *NUMBERS,
 ]
-
-
-def save(place: Place, **facts: Any) -> object:
-    """Save through a manager of its own, whose errors are nobody else's."""
-    with CheckpointManager(place.folder / "saves", client=place.witness) as manager:
-        return manager.save(b"x", **facts).wait(10)
-
-
-def etcd_of(place: Place) -> str:
-    return place.cluster.etcd.endpoints[0].removeprefix("http://")
-
-
-def listening(place: Place) -> str:
-    return place.cluster.coordinators[0].address
-
-
-def a_file(place: Place) -> str:
-    path = place.folder / "a-file"
-    path.write_text("in the way")
-    return str(path)

@@ -8,7 +8,8 @@ import pytest
 
 from strata.errors import StrataError
 from tests.cluster_fixtures import StartCluster, run_strata
-from tests.integration.bad_input.cases import CASES, Case
+from tests.integration.bad_input.case import Case
+from tests.integration.bad_input.cases import CASES
 from tests.integration.bad_input.place import Place, place, refusal
 
 
