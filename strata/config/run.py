@@ -55,6 +55,11 @@ class RunConfig:
         default=2.0,
         doc="from SIGTERM to SIGKILL for ranks of a generation that has ended",
     )
+    join_timeout_s: float = setting(
+        "run.join_timeout_s",
+        default=300.0,
+        doc="how long members of a new world wait for each other before it counts as failed",
+    )
     resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
     credentials: Credentials = field(default_factory=Credentials)
     log: LogConfig = field(default_factory=LogConfig)
@@ -71,6 +76,8 @@ class RunConfig:
         for name in ("settle_s", "stop_grace_s", "restart_grace_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
+        if self.join_timeout_s < 1:
+            raise ConfigError("run.join_timeout_s must be at least 1 second")
         if self.max_fruitless_generations < 1:
             raise ConfigError("--max-fruitless-generations must be at least 1")
 

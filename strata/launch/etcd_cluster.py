@@ -33,6 +33,13 @@ _CLIENT_PORT, _PEER_PORT = 2379, 2380
 """etcd's own, for a member that has a network namespace for itself."""
 _ATTEMPTS = 3
 _POLL_S = 0.02
+_CAUSES = {
+    "no space left on device": "free some space, or put the data elsewhere (--data)",
+    "disk quota exceeded": "the quota is used up; put the data elsewhere (--data)",
+    "read-only file system": "put the data elsewhere (--data)",
+    "permission denied": "check who owns the folder, or put the data elsewhere (--data)",
+}
+"""What an etcd that ended may have said, and what to do about it."""
 
 _T = TypeVar("_T")
 
@@ -123,9 +130,7 @@ class EtcdCluster:
         def all_healthy() -> bool:
             while waiting:
                 if not waiting[0].running:
-                    raise Unavailable(
-                        f"etcd {waiting[0].name} {waiting[0].child.describe()}:\n{waiting[0].child.tail(40)}"
-                    )
+                    raise _ended(waiting[0])
                 if not waiting[0].healthy():
                     return False
                 waiting.pop(0)
@@ -203,6 +208,16 @@ class EtcdCluster:
 
 def _peers(plans: Sequence[MemberPlan], tls: EtcdTls | None) -> str:
     return ",".join(f"{plan.name}={plan.peer_url(tls)}" for plan in plans)
+
+
+def _ended(member: EtcdMember) -> Unavailable:
+    """Say why a member ended; what it says itself of a full disk is a page of Go's goroutines."""
+    tail = member.child.tail(200)
+    what = f"etcd {member.name} {member.child.describe()}"
+    for sign, hint in _CAUSES.items():
+        if sign in tail:
+            return Unavailable(f"{what}: {sign}", hint=f"{hint}; its log is {member.log}")
+    return Unavailable(f"{what}:\n{member.child.tail(40)}", hint=f"its log is {member.log}")
 
 
 def _read_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str] | None:

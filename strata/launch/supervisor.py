@@ -23,7 +23,7 @@ from typing import Protocol
 
 from strata.client.barriers import payloads_of
 from strata.config import RunConfig
-from strata.errors import BarrierBroken, StaleGeneration, StrataError
+from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError
 from strata.launch.environment import Place
 from strata.launch.ranks import RankGroup, inherited_environment
 from strata.launch.rendezvous import JOIN_BARRIER, Meeting, ReservedPort
@@ -143,7 +143,8 @@ class Supervisor:
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
                     await self._end_ranks()
-                    await self._begin(update)
+                    if not self._stop.asked.is_set():
+                        await self._begin(update)
         finally:
             if self._ranks is not None:
                 self._ranks.kill()
@@ -195,6 +196,7 @@ class Supervisor:
             ranks=range(first, first + slots),
             payloads=[offer] + [b""] * (slots - 1),
             phases=["join"] * slots,
+            timeout_ms=round(1000 * self._config.join_timeout_s),
         )
         met = asyncio.ensure_future(self._upstream.arrive(arrival))
         try:
@@ -207,6 +209,11 @@ class Supervisor:
                 if not met.done():
                     self._news.clear()
             return Meeting.decode(payloads_of(met.result()).get(0, b""))
+        except BarrierTimeout as error:
+            # a member is there and does not join: this world comes to nothing, and must say so
+            log.warning("world.not_joined", generation=update.world.generation, reason=error.message)
+            self._rank_ended(update.world.generation, first, 1, f"the world was not joined: {error.message}")
+            return None
         except (StaleGeneration, BarrierBroken) as error:
             log.info("world.ended_early", generation=update.world.generation, reason=error.message)
             return None
@@ -244,10 +251,20 @@ class Supervisor:
         ranks, self._ranks = self._ranks, None
         self._place_changed(None)
         if ranks is not None:
-            await ranks.stop(self._config.restart_grace_s)
+            await self._stop_ranks(ranks, self._config.restart_grace_s)
         if self._port is not None:
             self._port.close()
             self._port = None
+
+    async def _stop_ranks(self, ranks: RankGroup, grace_s: float) -> None:
+        """End ranks within the grace, or at once when a second signal says so."""
+        stopping = asyncio.create_task(ranks.stop(grace_s))
+        urgent = asyncio.create_task(self._stop.urgent.wait())
+        await asyncio.wait({stopping, urgent}, return_when=asyncio.FIRST_COMPLETED)
+        urgent.cancel()
+        if not stopping.done():
+            ranks.kill()
+        await stopping
 
     # -- the end
 
@@ -265,13 +282,7 @@ class Supervisor:
         log.info("run.stopping", signal=signal.Signals(number).name)
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
-            stopping = asyncio.create_task(ranks.stop(self._config.stop_grace_s))
-            urgent = asyncio.create_task(self._stop.urgent.wait())
-            await asyncio.wait({stopping, urgent}, return_when=asyncio.FIRST_COMPLETED)
-            urgent.cancel()
-            if not stopping.done():
-                ranks.kill()
-            await stopping
+            await self._stop_ranks(ranks, self._config.stop_grace_s)
         await self._upstream.leave(f"stopped by {signal.Signals(number).name}")
         return _SIGNAL_EXIT + number
 

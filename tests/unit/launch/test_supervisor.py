@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from strata.launch.supervisor import Supervisor, exit_status
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
+    BARRIER_RESULT_TIMED_OUT,
     Arrival,
     BarrierOutcome,
 )
@@ -233,6 +235,22 @@ async def test_a_join_that_a_death_broke_waits_for_the_next_world() -> None:
         assert (await it.enter(update(2))).generation == 2
 
 
+async def test_a_join_that_somebody_is_late_for_ends_the_generation() -> None:
+    async with stage("true") as it:
+        it.supervisor.on_world(update(1, first_rank=2))
+        arrival, outcome = await it.upstream.arrivals.get()
+        assert arrival.timeout_ms == 300_000
+        outcome.set_result(
+            BarrierOutcome(
+                name=arrival.name, result=BARRIER_RESULT_TIMED_OUT, reason="rank 3 is missing", missing=[3]
+            )
+        )
+        exit_ = await it.upstream.exits.get()
+        assert (exit_.generation, exit_.rank, exit_.code) == (1, 2, 1)
+        assert "rank 3 is missing" in exit_.reason
+        assert (await it.enter(update(2))).generation == 2
+
+
 async def test_an_older_update_changes_nothing() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(2, revision=50))
@@ -315,6 +333,18 @@ async def test_a_second_signal_does_not_wait_for_the_grace() -> None:
         it.supervisor.ask_to_stop(signal.SIGTERM)
         it.supervisor.ask_to_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM
+
+
+async def test_signals_are_obeyed_during_the_grace_of_a_restart() -> None:
+    async with stage(*shell("trap '' TERM INT; while :; do sleep 1000; done")) as it:
+        it.supervisor._config = dataclasses.replace(it.supervisor._config, restart_grace_s=1000)
+        await it.enter(update(1))
+        it.supervisor.on_world(update(2))
+        assert await it.places.get() is None
+        it.supervisor.ask_to_stop(signal.SIGTERM)
+        it.supervisor.ask_to_stop(signal.SIGTERM)
+        assert await it.done == 128 + signal.SIGTERM
+        assert it.upstream.arrivals.empty(), "who stops does not join the new world"
 
 
 async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
