@@ -1,8 +1,9 @@
 """The gate: who calls, whether they may, and how often.
 
 Who it is, is found out once for a call or a stream (`caller`); what they may do is read from the
-table in `strata.core.authority` (`check`), for unary calls, sessions and what they carry, peers and
-watches alike. Without authentication everybody is nobody in particular, and may do everything.
+table in `strata.core.authority` (`admit` here, `permission` for requests), for unary calls, sessions
+and what they carry, peers and watches alike. Without authentication everybody is nobody in
+particular, and may do everything.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from strata.config import CoordinatorConfig
-from strata.core.authority import METHODS, RULES, Identity, refusal
+from strata.coordinator.permission import check
+from strata.core.authority import RULES, Identity, Role, refusal
 from strata.core.rates import Meter
-from strata.security.tokens import AcceptedTokens
+from strata.errors import ConfigError, Unauthenticated
+from strata.security.certificates import describe
+from strata.security.tokens import AcceptedTokens, own_token
 from strata.wire.tls import Context, bearer, certified
 
 
@@ -61,32 +64,31 @@ class Gate:
         rule = RULES.get(method)
         # for whom a session speaks is known with its Hello, and is checked then
         worker = identity.id if identity is not None and rule is not None and rule.own_worker else None
-        _raise(refusal(identity, method, cluster=self._cluster, job=job, worker=worker))
+        check(refusal(identity, method, cluster=self._cluster, job=job, worker=worker))
         return identity
 
 
-def check_call(identity: Identity | None, name: str, request: Any, cluster: str) -> None:
-    """Return if `identity` may make this call, by its name in session.proto; else raise the refusal."""
-    if identity is None:
-        return
-    method = METHODS.get(name, name)
-    fields = request.DESCRIPTOR.fields_by_name
-    body = request.registration if "registration" in fields else request
-    job: str | None
-    if "arrival" in fields:
-        job = request.arrival.job
+def check_own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> None:
+    """Return if this replica is what its peers will take it for; else raise `ConfigError`.
+
+    They would refuse it one by one, and it would wait for them for ever.
+    """
+    mine = config.credentials
+    identity: Identity | None
+    if config.accepted_tokens_file is not None:
+        what, hint = f"the token in {mine.token_file}", "strata tokens add --role coordinator"
+        accepted = AcceptedTokens(config.accepted_tokens_file, cluster=config.cluster, now=now)
+        try:
+            identity = accepted.identify(own_token(mine))
+        except Unauthenticated as error:
+            raise ConfigError(f"{what}: {error.message}", hint=hint) from None
+    elif mine.cert_file is not None:
+        what, hint = f"the certificate {mine.cert_file}", "strata certs issue --role coordinator"
+        identity = describe(mine.cert_file).identity
     else:
-        job = body.job if "job" in body.DESCRIPTOR.fields_by_name else None
-    who = request.author if "author" in fields else body
-    worker = who.worker_id if "worker_id" in who.DESCRIPTOR.fields_by_name else None
-    _raise(refusal(identity, method, cluster=cluster, job=job, worker=worker))
-
-
-def check_session(identity: Identity | None, *, cluster: str, job: str, worker: str) -> None:
-    """Return if `identity` may be this worker of this job; else raise the refusal."""
-    _raise(refusal(identity, "Sessions.Session", cluster=cluster, job=job, worker=worker))
-
-
-def _raise(error: Exception | None) -> None:
-    if error is not None:
-        raise error
+        return
+    if identity is None or identity.role is not Role.COORDINATOR or identity.cluster != config.cluster:
+        whose = "nobody that Strata knows" if identity is None else identity.uri
+        raise ConfigError(
+            f"{what} is that of {whose}, not of a coordinator of cluster {config.cluster}", hint=hint
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import faulthandler
 import gc
 import os
@@ -19,6 +20,7 @@ from typing import Final
 from strata.config import CoordinatorConfig, split_address
 from strata.coordinator.context import PageFactory
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
+from strata.coordinator.gate import check_own_identity
 from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import Replica
 from strata.coordinator.server import Server
@@ -52,6 +54,7 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
     """
     configure(fmt=config.log.format, level=config.log.level)
     name = _name(config)
+    check_own_identity(config, now=lambda: dt.datetime.now(dt.UTC))
     Timing.derive(config.detect_s)  # a wrong one is refused before etcd is waited for
     log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
     task = asyncio.current_task()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.coordinator.gate import check_call
+from strata.coordinator.permission import check_call
 from strata.coordinator.view import floors
 from strata.coordinator.view.mirror import Mirror
 from strata.core.authority import Identity

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.gate import check_session
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.session import House, MemberSession
+from strata.coordinator.permission import check_session
 from strata.coordinator.view import floors
 from strata.core.authority import Identity
 from strata.core.checkpoints import order

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from strata.coordinator.gate import check_call, check_session
+from strata.config import CoordinatorConfig, Credentials
+from strata.coordinator.gate import check_own_identity
+from strata.coordinator.permission import check_call, check_session
 from strata.core.authority import METHODS, RULES, Identity, Role
-from strata.errors import PermissionDenied
+from strata.errors import ConfigError, PermissionDenied
+from strata.security.certificates import Authority
+from strata.security.private import write_private
+from strata.security.tokens import TokenFile
 from strata.v1 import (
     admin_pb2,
     barriers_pb2,
@@ -77,3 +84,52 @@ def test_a_session_is_of_its_own_worker_job_and_cluster() -> None:
     for cluster, job, worker in (("d", "j", "w1"), ("c", "k", "w1"), ("c", "j", "w2"), ("c", "j", "")):
         with pytest.raises(PermissionDenied):
             check_session(member("j"), cluster=cluster, job=job, worker=worker)
+
+
+# -- what a replica is itself
+
+NOW = dt.datetime.now(dt.UTC)
+
+
+def config(credentials: Credentials, **more: Any) -> CoordinatorConfig:
+    return CoordinatorConfig(cluster="c", credentials=credentials, **more)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "role", "said"),
+    [
+        ("c", Role.COORDINATOR, ""),
+        ("c", Role.MEMBER, "strata://c/member/r1"),
+        ("d", Role.COORDINATOR, "cluster c"),
+    ],
+)
+def test_a_replica_has_a_coordinators_certificate(
+    tmp_path: Path, cluster: str, role: Role, said: str
+) -> None:
+    authority = Authority.create(tmp_path / "ca", cluster=cluster, now=NOW)
+    authority.issue(tmp_path / "r1", role=role, id="r1", now=NOW)
+    ca, cert, key = (tmp_path / "r1" / f"{name}.pem" for name in ("ca", "cert", "key"))
+    mine = config(Credentials(ca_file=ca, cert_file=cert, key_file=key))
+    if not said:
+        check_own_identity(mine, now=lambda: NOW)
+        return
+    with pytest.raises(ConfigError, match=said) as told:
+        check_own_identity(mine, now=lambda: NOW)
+    assert "--role coordinator" in told.value.hint
+
+
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.MEMBER, None])
+def test_a_replica_has_a_coordinators_token(tmp_path: Path, role: Role | None) -> None:
+    file = TokenFile(tmp_path / "accepted.json")
+    _, token = file.add(role=role or Role.COORDINATOR, id="r1", now=NOW)
+    write_private(tmp_path / "token", token.encode() if role else b"strata_another")
+    mine = config(Credentials(token_file=tmp_path / "token"), accepted_tokens_file=file.path)
+    if role is Role.COORDINATOR:
+        check_own_identity(mine, now=lambda: NOW)
+        return
+    with pytest.raises(ConfigError, match="the token in"):
+        check_own_identity(mine, now=lambda: NOW)
+
+
+def test_a_replica_that_authenticates_nobody_is_nobody() -> None:
+    check_own_identity(config(Credentials()), now=lambda: NOW)

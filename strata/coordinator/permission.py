@@ -1,0 +1,36 @@
+"""Whether a request may be made: what it says of job and worker, held against the table of rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata.core.authority import METHODS, Identity, refusal
+from strata.errors import StrataError
+
+
+def check(refused: StrataError | None) -> None:
+    """Raise a refusal, if it is one."""
+    if refused is not None:
+        raise refused
+
+
+def check_call(identity: Identity | None, name: str, request: Any, cluster: str) -> None:
+    """Return if `identity` may make this call, by its name in session.proto; else raise the refusal."""
+    if identity is None:
+        return
+    method = METHODS.get(name, name)
+    fields = request.DESCRIPTOR.fields_by_name
+    body = request.registration if "registration" in fields else request
+    job: str | None
+    if "arrival" in fields:
+        job = request.arrival.job
+    else:
+        job = body.job if "job" in body.DESCRIPTOR.fields_by_name else None
+    who = request.author if "author" in fields else body
+    worker = who.worker_id if "worker_id" in who.DESCRIPTOR.fields_by_name else None
+    check(refusal(identity, method, cluster=cluster, job=job, worker=worker))
+
+
+def check_session(identity: Identity | None, *, cluster: str, job: str, worker: str) -> None:
+    """Return if `identity` may be this worker of this job; else raise the refusal."""
+    check(refusal(identity, "Sessions.Session", cluster=cluster, job=job, worker=worker))
