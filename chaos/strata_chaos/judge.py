@@ -25,6 +25,8 @@ from strata_chaos.checkers.truth import Change, Clock, State, changes, listed
 from strata_chaos.history import History, HistoryError, Record, Where
 
 OBSERVER: Final = "observer"
+QUOTED_CHARS: Final = 1_000
+"""Of a line, as evidence: a value may have 64 KiB, and the place says where the rest is."""
 
 
 class Result(StrEnum):
@@ -205,7 +207,7 @@ def _verdict(trial: _Trial) -> Verdict:
             checker=each.checker,
             rule=each.rule,
             message=each.message,
-            evidence=tuple(f"{place}: {quoted.get(place, '')}" for place in each.evidence),
+            evidence=tuple(f"{place}: {_cut(quoted.get(place, ''))}" for place in each.evidence),
         )
         for each in found
     )
@@ -235,3 +237,7 @@ def _verdict(trial: _Trial) -> Verdict:
         events=trial.events,
         torn=tuple(trial.history.torn.values()),
     )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= QUOTED_CHARS else line[: QUOTED_CHARS - 1] + "…"

@@ -126,3 +126,13 @@ def test_a_long_run_is_judged_in_little_memory(tmp_path: Path) -> None:
     assert lines > 100_000
     assert lines / seconds > 5_000, "processor time, so that a busy machine does not count"
     assert grown / lines < 600, "bytes a line"
+
+
+def test_evidence_is_quoted_and_a_long_line_is_cut(tmp_path: Path) -> None:
+    story = good_run(tmp_path / "storage")
+    story.txn(("/strata/v1/default/leader", {"instance": "C" * 5000}))
+    verdict = judge(story.write(tmp_path))
+    (evidence,) = next(v.evidence for v in verdict.violations if v.rule == "one-instance")
+    assert evidence.startswith("observer.jsonl:")
+    assert "CCC" in evidence
+    assert len(evidence) < 1_100
