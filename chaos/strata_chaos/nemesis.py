@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from strata.errors import StrataError
 from strata_chaos.faults import Effect, Fault, NoTarget, Wound
@@ -22,12 +22,23 @@ from strata_chaos.system import System
 from strata_chaos.verdict import Finding
 
 CLIENT: Final = "nemesis"
+PATIENCE_S: Final = 5.0
+"""How long a fault of the script waits for something to break."""
 _LOOK_S: Final = 0.02
 _RELEASES: Final = 2
 """The first release after an injection may be of a round that was complete before it."""
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
+
+
+class _Look(NamedTuple):
+    """How things stood at one moment."""
+
+    at_s: float
+    epoch: int
+    releases: Mapping[str, int]
+    """How many barriers of each job had been released."""
 
 
 class Nemesis:
@@ -76,19 +87,18 @@ class Nemesis:
         planned = injury.planned
         await asyncio.sleep(max(0.0, at_s - self._clock()))
         fault = self._faults[planned.fault]
-        before = {job: self._system.lookout.releases(job) for job in self._barrier_jobs}
-        epoch, t0 = self._system.lookout.epoch(), self._clock()
+        due_s = self._clock()
         args = {"id": planned.number, "fault": planned.fault}
         try:
-            wound = await self._injected(fault, planned)
+            wound, before = await self._wound(fault, planned)
         except NoTarget as reason:
             injury.evidence = f"not injected: {reason}"
-            self._line("fault.skipped", t0, args, {"reason": str(reason)}, outcome=Outcome.FAIL)
+            self._line("fault.skipped", due_s, args, {"reason": str(reason)}, outcome=Outcome.FAIL)
             self._say(f"{planned.fault}: {injury.evidence}")
             return
         except (StrataError, OSError, TimeoutError) as error:
             injury.evidence = f"the injection failed: {error}"
-            self._line("fault.skipped", t0, args, {"reason": str(error)}, outcome=Outcome.UNKNOWN)
+            self._line("fault.skipped", due_s, args, {"reason": str(error)}, outcome=Outcome.UNKNOWN)
             self._say(f"{planned.fault}: {injury.evidence}")
             return
         injury.injected, injury.targets = True, wound.targets
@@ -96,20 +106,36 @@ class Nemesis:
         self._disturbed()
         self._in_force += 1
         injected_s = self._clock()
-        watching = asyncio.create_task(self._watch(injury, t0, epoch, before))
+        watching = asyncio.create_task(self._watch(injury, before))
         try:
             self._note(injury, await fault.took_effect(self._system, wound))
-            self._line("fault.inject", t0, args, {"effective": injury.effective, "evidence": injury.evidence})
+            result = {"effective": injury.effective, "evidence": injury.evidence}
+            self._line("fault.inject", before.at_s, args, result)
             self._say(f"{planned.fault}: {', '.join(wound.targets)} for {planned.hold_s:g} s")
             await asyncio.sleep(max(0.0, injected_s + planned.hold_s - self._clock()))
         finally:
             await _finished(self._heal(fault, wound, injury, injected_s, args))
             self._in_force -= 1
         try:
-            await self._recover(injury, before)
+            await self._recover(injury)
         finally:
             watching.cancel()
             await asyncio.wait({watching})
+
+    async def _wound(self, fault: Fault, planned: PlannedFault) -> tuple[Wound, _Look]:
+        """Inject, and return what was broken and how things stood before.
+
+        A fault of the script waits a while for its target: etcd may be electing, say.
+        """
+        limit_s = self._clock() + (PATIENCE_S if planned.required else 0.0)
+        while True:
+            before = self._look()
+            try:
+                return await self._injected(fault, planned), before
+            except NoTarget:
+                if self._clock() >= limit_s:
+                    raise
+            await asyncio.sleep(_LOOK_S)
 
     async def _injected(self, fault: Fault, planned: PlannedFault) -> Wound:
         """Inject; if we are told to stop meanwhile, heal before that is obeyed."""
@@ -146,38 +172,40 @@ class Nemesis:
 
     # -- how long until it goes on
 
-    async def _watch(self, injury: Injury, t0: float, epoch: int, before: Mapping[str, int]) -> None:
+    def _look(self) -> _Look:
+        lookout = self._system.lookout
+        releases = {job: lookout.releases(job) for job in self._barrier_jobs}
+        return _Look(self._clock(), lookout.epoch(), releases)
+
+    async def _watch(self, injury: Injury, before: _Look) -> None:
         """Note when a new leader, and when the next barriers, were seen while the fault was there."""
         while injury.leader_s is None or injury.barrier_s is None:
-            now = self._clock()
-            lookout = self._system.lookout
-            if injury.leader_s is None and lookout.epoch() not in {0, epoch}:
-                injury.leader_s = now - t0
+            passed_s = self._clock() - before.at_s
+            if injury.leader_s is None and self._system.lookout.epoch() not in {0, before.epoch}:
+                injury.leader_s = passed_s
             if injury.barrier_s is None and not injury.held_s and self._released(before):
-                injury.barrier_s = now - t0
+                injury.barrier_s = passed_s
             await asyncio.sleep(_LOOK_S)
 
-    def _released(self, before: Mapping[str, int]) -> bool:
-        return bool(before) and all(
-            self._system.lookout.releases(job) >= count + _RELEASES for job, count in before.items()
+    def _released(self, before: _Look) -> bool:
+        """Whether every job with barriers has gone on since; never where there is none."""
+        return bool(before.releases) and all(
+            self._system.lookout.releases(job) >= count + _RELEASES for job, count in before.releases.items()
         )
 
-    async def _recover(self, injury: Injury, before: Mapping[str, int]) -> None:
+    async def _recover(self, injury: Injury) -> None:
         """Note when all was well again, unless other faults are in force or come meanwhile."""
         if self._in_force:
             return
-        healed_s = self._clock()
+        healed = self._look()
         waiting = asyncio.create_task(self._whole(injury))
         self._calm.add(waiting)
         try:
-            if injury.barrier_s is None and before:
-                seen = {job: self._system.lookout.releases(job) for job in before}
-                while not waiting.done():
-                    if self._released(seen):
-                        break
-                    await asyncio.sleep(_LOOK_S)
-                if self._released(seen):
-                    injury.barrier_s, injury.barrier_needed_healing = self._clock() - healed_s, True
+            while injury.barrier_s is None and not waiting.done():
+                if self._released(healed):
+                    injury.barrier_s = self._clock() - healed.at_s
+                    injury.barrier_needed_healing = True
+                await asyncio.sleep(_LOOK_S)
             await asyncio.wait({waiting})
         finally:
             waiting.cancel()

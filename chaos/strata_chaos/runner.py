@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from strata.errors import ConfigError, StrataError
+from strata.observe import configure
 from strata_chaos import backends, expectations, faults, report
 from strata_chaos.folder import RunFolder
 from strata_chaos.judge import judge
@@ -81,9 +84,11 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
     try:
         workers = max(1, len(wish.scenario.workloads))
         members = members_of(wish.scenario)
-        with backend.running(
-            wish.scenario.topology, folder.cluster, workers=workers, members=members, say=say
-        ) as site:
+        topology = wish.scenario.topology
+        with (
+            _logs_to(folder.path / "logs" / "strata-chaos.log"),
+            backend.running(topology, folder.cluster, workers=workers, members=members, say=say) as site,
+        ):
             session = Session(
                 wish.scenario,
                 planned,
@@ -113,6 +118,18 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
     if not keep and result.exit == 0:
         folder.drop_cluster()
     return result
+
+
+@contextlib.contextmanager
+def _logs_to(path: Path) -> Iterator[None]:
+    """Keep what Strata's code logs in this process off the terminal while the body runs."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as stream:
+        configure(fmt="json", stream=stream)
+        try:
+            yield
+        finally:
+            configure(fmt="auto")
 
 
 def check(folder: RunFolder) -> Result:

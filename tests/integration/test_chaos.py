@@ -132,6 +132,21 @@ def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
     assert chaos.report()["sentence"] == "UNKNOWN: without effect: kill-rank (1)"
 
 
+def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
+    """Here the test kills it, behind the nemesis's back."""
+    running = chaos.run(BARRIERS, "--duration", "4", "--backend", "process")
+    chaos.record.wait_line("all is well", limit_s=LIMIT_S)
+    (pid,) = [pid for pid, words in running.family().items() if "--replica=coordinator-2 " in words]
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert chaos.ended(running) == 1, chaos.said()
+    (finding,) = chaos.report()["findings"]
+    assert finding["checker"] == "processes"
+    assert f"coordinator-2 (pid {pid}) was ended by SIGKILL by itself" in finding["message"]
+    assert chaos.report()["restarts"] == 1, "and it was started again"
+
+
 def test_a_run_that_breaks_down_is_exit_3(chaos: Chaos) -> None:
     scenario = BARRIERS.replace('"barriers"', '"no_such_program"') + fault("kill-leader", 1, 1)
 

@@ -100,8 +100,9 @@ class IptablesNetwork:
             for hook in ("INPUT", "OUTPUT"):
                 with suppress(StrataError):  # a cut that was itself cut short has no such rule
                     self._iptables(host, "-D", hook, "-j", key)
-            self._iptables(host, "-F", key)
-            self._iptables(host, "-X", key)
+            for verb in ("-F", "-X"):
+                with suppress(StrataError):  # nor such a chain
+                    self._iptables(host, verb, key)
 
     def _count(self, host: str, key: str) -> int:
         lines = self._iptables(host, "-nvxL", key).splitlines()[2:]

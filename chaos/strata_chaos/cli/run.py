@@ -66,8 +66,12 @@ def run(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     results = []
+    summary = out / f"{chosen.name}-{where}-{seeds}"
     for wish in wishes:
         results.append(_one(wish, out, keep=keep, quiet=as_json))
+        if len(wishes) > 1:  # after each round: an hour of them may be cut short
+            summary.with_suffix(".txt").write_text(rounds.text(results))
+            summary.with_suffix(".json").write_text(json.dumps(rounds.body(results), indent=1) + "\n")
         if results[-1].cut_short:
             break
     if len(wishes) == 1:
@@ -77,10 +81,7 @@ def run(
         )
         raise typer.Exit(result.exit)
     text, body = rounds.text(results), rounds.body(results)
-    base = out / f"{chosen.name}-{where}-{seeds}"
-    base.with_suffix(".txt").write_text(text)
-    base.with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
-    sys.stdout.write(json.dumps(body, indent=2) + "\n" if as_json else f"\n{text}\nsummary {base}.txt\n")
+    sys.stdout.write(json.dumps(body, indent=2) + "\n" if as_json else f"\n{text}\nsummary {summary}.txt\n")
     raise typer.Exit(rounds.worst(results))
 
 

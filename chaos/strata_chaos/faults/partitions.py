@@ -37,7 +37,12 @@ class Partition:
         targets, rules = await self.draw(system, rng)
         key = f"cut{next(_keys)}"
         system.claim(*targets)
-        await asyncio.to_thread(_network(system).cut, key, rules)
+        try:
+            await asyncio.to_thread(_network(system).cut, key, rules)
+        except BaseException:
+            system.release(*targets)
+            await asyncio.to_thread(_network(system).mend, key)
+            raise
         return Wound(targets=targets, memory=key)
 
     async def took_effect(self, system: System, wound: Wound) -> Effect:

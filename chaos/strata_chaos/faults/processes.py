@@ -57,7 +57,11 @@ class ProcessFault:
         memory = _Memory(tuple(parts), system.lookout.epoch(), system.leader() in names)
         system.claim(*names)
         act = (lambda part: part.kill()) if self.action is Action.KILL else (lambda part: part.freeze())
-        await asyncio.gather(*(asyncio.to_thread(act, part) for part in parts))
+        try:
+            await asyncio.gather(*(asyncio.to_thread(act, part) for part in parts))
+        except BaseException:
+            system.release(*names)
+            raise
         return Wound(targets=names, memory=memory)
 
     async def took_effect(self, system: System, wound: Wound) -> Effect:

@@ -197,6 +197,21 @@ async def test_who_finds_no_target_is_passed_over(rig: Callable[[], Rig]) -> Non
 
 
 @in_virtual_time()
+async def test_a_fault_of_the_script_waits_a_while_for_its_target(rig: Callable[[], Rig]) -> None:
+    it = rig()
+    fault = it.fault("f")
+    fault.refusal = NoTarget("etcd is electing")
+    running = asyncio.create_task(it.nemesis.run([planned("f", 1, 2)]))
+    await asyncio.sleep(4)
+    fault.refusal = None
+
+    await running
+
+    assert fault.log == [("inject", 4.0), ("heal", 6.0)]
+    assert it.nemesis.injuries[0].barrier_s == pytest.approx(0.2, abs=0.05), "counted from the injection"
+
+
+@in_virtual_time()
 async def test_what_is_not_well_in_time_is_a_finding(rig: Callable[[], Rig]) -> None:
     it = rig()
     it.fault("f")
