@@ -56,7 +56,7 @@ class Leadership:
         self.findings.judged["known-keys"] += 1
         if kind == "leader":
             self._leader(change, event)
-        elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk"):
+        elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _resumes(event):
             named = event.key.ids[1] if kind == "chunk" else (event.value or {}).get("epoch", 0)
             check(
                 "fenced",
@@ -125,3 +125,8 @@ class Leadership:
                 f"{len(gaps)} changes of leader; from one key's end to the next one {gaps[len(gaps) // 2]:.2f} s"
                 f" (median), {gaps[-1]:.2f} s (longest)"
             )
+
+
+def _resumes(event: Event) -> bool:
+    """Tell whether a registration took a finished job up again, which needs no leader."""
+    return event.key.kind == "phase" and (event.value or {}).get("phase") == "running"

@@ -367,6 +367,8 @@ def good_run(storage: Path) -> Story:
         args = {"job": "j", "worker": f"w{rank}", "generation": 2, "rank": rank, "point": point}
         result = {"step": 20, "digest": sha(f"20/{rank}".encode())}
         story.line(f"c.w{rank}", pid, "checkpoint.restore", args=args, result=result)
+    story.txn((f"{JOB}phase", {"phase": "failed", "reason": "r", "epoch": epoch}))
+    story.txn((f"{JOB}phase", {"phase": "running", "reason": "resumed", "epoch": 0}))
     story.txn((f"{JOB}worlds/{number(1)}/{number(2)}/members/{number(0)}", None))
     story.line("c.w0", 10, "member.leave", args={"worker": "w0", "job": "j", "pid": 10})
     story.txn((f"{JOB}workers/w0", None))
