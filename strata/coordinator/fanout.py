@@ -15,10 +15,12 @@ from strata.coordinator.barriers.peers import Peers
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.progress import ProgressBoard
 from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.sessions import Sessions
 from strata.core.barriers import BarrierKey
-from strata.core.records import PoisonRecord
+from strata.core.job import JobView
+from strata.core.records import Phase, PoisonRecord
 from strata.core.txn import WatchBatch
 from strata.observe import get_logger
 
@@ -46,6 +48,7 @@ class Fanout:
         self,
         context: ReplicaContext,
         *,
+        board: ProgressBoard,
         ranks: RankIndexes,
         barriers: Barriers,
         sessions: Sessions,
@@ -53,6 +56,8 @@ class Fanout:
         peers: Peers,
     ) -> None:
         self._keys = context.keys
+        self._view = context.mirror.view
+        self._board = board
         self._ranks = ranks
         self._barriers = barriers
         self._sessions = sessions
@@ -93,10 +98,16 @@ class Fanout:
             _guarded(job, partial(self._barriers.on_floor, job, name, generation))
         if changes.world:
             _guarded(job, partial(self._sessions.on_world, job))
+            _guarded(job, partial(self._prune, job))
         if changes.world or changes.losses:
             _guarded(job, partial(self._barriers.on_change, job))
         for step, generation in changes.saves:
             _guarded(job, partial(self._sessions.on_save, job, step, generation))
+
+    def _prune(self, job: str) -> None:
+        """Keep nothing in memory of a job that has ended: a cluster lives longer than its jobs."""
+        if JobView(self._view, self._keys.job(job)).phase() in {Phase.DONE, Phase.FAILED}:
+            self._board.forget(job)
 
 
 def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> None:

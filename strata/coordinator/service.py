@@ -91,6 +91,7 @@ class Service:
         self._leave = context.mirror.subscribe(
             Fanout(
                 context,
+                board=self._board,
                 ranks=ranks,
                 barriers=self.barriers,
                 sessions=self.sessions,

@@ -55,6 +55,10 @@ class ProgressBoard:
                 held.own.add(rank.rank)
                 held.news.add(rank.rank)
 
+    def forget(self, job: str) -> None:
+        """Drop what was said in a job that has ended."""
+        self._jobs.pop(job, None)
+
     def phases(self, job: str, generation: int) -> dict[int, str]:
         """Return, by rank, what each was doing when it was last heard."""
         held = self._jobs.get(job)

@@ -220,6 +220,10 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
         for replica in ("r3", "r1"):
             await client.call(replica, "report_rank_exit", report)
         await c["r2"].see(lambda view: view.get(JOB.phase) is not None)
+        (member,) = (
+            await client.call("r2", "list_members", members_pb2.ListMembersRequest(job="job"))
+        ).members
+        assert not member.ranks, "of a job that has ended nothing is kept in memory"
         heard = await client.heartbeat("r2")
         assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
 
@@ -386,7 +390,7 @@ async def test_jobs_are_listed_and_an_unknown_one_is_not_found() -> None:
             ("list_barriers", barriers_pb2.ListBarriersRequest(job="other")),
             ("list_checkpoints", checkpoints_pb2.ListCheckpointsRequest(job="other")),
             ("list_datasets", datasets_pb2.ListDatasetsRequest(job="other")),
-            ("get_recovery", recovery_pb2.RecoveryRequest(job="other")),
+            ("get_recovery", recovery_pb2.RecoveryRequest(job="other", worker_id="w0")),
         ):
             with pytest.raises(NotFound, match="other"):
                 await client.call("r1", name, request)
