@@ -9,8 +9,8 @@ import sys
 
 def main() -> None:
     """Run the command line and end the process with one of `strata.cli.exits`."""
-    # gRPC's own lines on stderr are neither ours nor JSON; what they are about, our errors say
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if sys.argv[1:2] != ["coordinator"]:  # which has nobody else to tell of a failed handshake
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what its lines are about, our errors say
     try:
         from strata.cli.app import run  # noqa: PLC0415  # importing the command's name stays cheap
 

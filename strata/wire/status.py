@@ -178,7 +178,7 @@ def _make(cls: type[StrataError], message: common_pb2.Error) -> StrataError:
 
 
 def _bare(code: grpc.StatusCode, text: str) -> tuple[type[StrataError], str]:
-    if code is Code.UNAVAILABLE and ("CERTIFICATE_VERIFY_FAILED" in text or "Ssl handshake failed" in text):
+    if code is Code.UNAVAILABLE and ("CERTIFICATE_VERIFY_FAILED" in text or "handshake failed" in text):
         return errors.ConfigError, "check the authority, the certificate's names and its dates"
     return _BARE.get(code, (Unavailable, ""))
 

@@ -10,12 +10,15 @@ from strata.coordinator.gate import Gate
 from strata.coordinator.service import Service
 from strata.core.authority import Identity
 from strata.errors import StrataError
+from strata.observe import get_logger
 from strata.v1 import watch_pb2
 from strata.v1.peers_pb2_grpc import PeersServicer as PeersBase
 from strata.v1.session_pb2_grpc import SessionsServicer as SessionsBase
 from strata.v1.watch_pb2_grpc import WatchServicer as WatchBase
 from strata.wire.status import abort
 from strata.wire.streams import Spawn, serve_stream
+
+log = get_logger()
 
 # ruff: noqa: N802  # the names are the RPCs'
 
@@ -69,4 +72,5 @@ async def _admitted(gate: Gate, context: Any, method: str, *, job: str | None = 
     try:
         return gate.admit(context, method, job=job)
     except StrataError as error:
+        log.warning("stream_refused", method=method, peer=context.peer(), error=error.message)
         await abort(context, error)

@@ -88,7 +88,7 @@ def test_a_bare_status_is_indeterminate_unless_it_proves_a_refusal(
 
 
 def test_a_certificate_that_is_refused_is_a_matter_of_configuration() -> None:
-    text = "Ssl handshake failed: SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED"
+    text = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064"
     assert type(status.from_rpc(rpc_error(Code.UNAVAILABLE, text), "h")) is errors.ConfigError
 
 
