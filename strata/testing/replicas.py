@@ -33,6 +33,8 @@ class MemoryReplica:
         self.name = name
         self.client = client
         self.process = Process(name)
+        self.skew_s = 0.0
+        """Added to its clock: a suspend that the loop's clock did not see."""
         self.serving: MemoryServing | None = None
         self._board = board
         self.replica = Replica(
@@ -42,7 +44,7 @@ class MemoryReplica:
             replica=name,
             instance=f"instance-{name}-{run}",
             new_uid=new_uid,
-            clock=loop.time,
+            clock=lambda: loop.time() + self.skew_s,
             unix_now=loop.time,
             rng=random.Random(f"{name}/{run}"),
             probe=memory_probe(board, name),
@@ -56,6 +58,11 @@ class MemoryReplica:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Run it, owned by `tasks`."""
         self.process.start(self.replica.run(), tasks=tasks)
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The replica's life."""
+        return self.process.task
 
     @property
     def service(self) -> Service:
@@ -84,3 +91,9 @@ class MemoryReplica:
         self.process.thaw()
         if self.process.task is not None:
             self.process.task.cancel()
+
+    async def crash(self) -> None:
+        """Be killed; return when nothing of it is left."""
+        self.kill()
+        if self.process.task is not None:
+            await asyncio.wait([self.process.task])

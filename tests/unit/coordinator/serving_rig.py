@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from strata.config import CoordinatorConfig
-from strata.coordinator.context import ReplicaContext
-from strata.coordinator.replica import Replica
-from strata.coordinator.service import Service
 from strata.core.invariants import check
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
@@ -21,7 +16,8 @@ from strata.core.view import Entry, View
 from strata.testing.links import MemoryLink, Switchboard
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
-from strata.testing.serving import MemoryServing, memory_probe, peer_door
+from strata.testing.replicas import MemoryReplica
+from strata.testing.serving import peer_door
 from tests.raw_member import Member
 
 __all__ = ["JOB", "KEYS", "LIMIT_S", "Cluster", "Member", "Node", "cluster"]
@@ -32,61 +28,11 @@ LIMIT_S = 120.0
 """Virtual seconds that a test waits for what must happen."""
 
 
-class Node:
-    """One replica; `crash` ends it as SIGKILL would."""
+class Node(MemoryReplica):
+    """One replica of a cluster; `crash` ends it as SIGKILL would."""
 
     def __init__(self, cluster: Cluster, name: str, run: int, network: Network | None) -> None:
-        loop = asyncio.get_running_loop()
-        self.name = name
-        self.skew_s = 0.0
-        """Added to its clock: a suspend that the loop's clock did not see."""
-        self.client = cluster.store.client(name, network=network)
-        self.serving: MemoryServing | None = None
-        self._board = cluster.board
-        self.replica = Replica(
-            CoordinatorConfig(),
-            self.client,
-            self._serve,
-            replica=name,
-            instance=f"instance-{name}-{run}",
-            new_uid="uid-1",
-            clock=lambda: loop.time() + self.skew_s,
-            unix_now=loop.time,
-            rng=random.Random(run),
-            probe=memory_probe(cluster.board, name),
-        )
-        self.context = self.replica.context
-        self.task: asyncio.Task[None] | None = None
-
-    def _serve(self, context: ReplicaContext) -> MemoryServing:
-        self.serving = MemoryServing(self._board, context)
-        return self.serving
-
-    @property
-    def service(self) -> Service:
-        assert self.serving is not None
-        return self.serving.service
-
-    @property
-    def view(self) -> View:
-        return self.context.mirror.view
-
-    @property
-    def alive(self) -> bool:
-        return self.task is not None and not self.task.done() and not self.client.cut_off
-
-    def kill(self) -> None:
-        """Vanish at this moment: nothing more is sent, heard or written."""
-        self.client.partition()
-        if self.serving is not None:
-            self.serving.vanish()
-        assert self.task is not None
-        self.task.cancel()
-
-    async def crash(self) -> None:
-        self.kill()
-        assert self.task is not None
-        await asyncio.wait([self.task])
+        super().__init__(cluster.store.client(name, network=network), cluster.board, name=name, run=run)
 
     async def see(self, what: Callable[[View], bool]) -> None:
         """Return once the view of this replica shows it."""
@@ -110,7 +56,7 @@ class Cluster:
         """Start a replica, for the first time or again."""
         self._runs += 1
         node = self.nodes[name] = Node(self, name, self._runs, network)
-        node.task = self.tasks.create_task(node.replica.run(), name=name)
+        node.start(self.tasks)
         return node
 
     def __getitem__(self, name: str) -> Node:

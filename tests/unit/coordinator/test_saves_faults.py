@@ -1,0 +1,79 @@
+"""A save whose last ack came through a replica that died of it is committed by the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata.core.job import JobView
+from strata.core.records import CheckpointState
+from strata.core.txn import Put, Txn
+from strata.core.view import View
+from strata.testing.network import Call, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1 import checkpoints_pb2 as pb
+from strata.v1 import session_pb2
+from tests.unit.coordinator.serving_rig import JOB, Member, Node, cluster
+
+STEP = 5
+
+
+class DiesOfTheSeal(PromptNetwork):
+    """Kills its replica at the moment when a seal is written through it."""
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.died = asyncio.Event()
+
+    def applied(self, call: Call) -> None:
+        txn = call.argument
+        seals = isinstance(txn, Txn) and any(
+            isinstance(op, Put) and op.key.endswith("/seal") for op in txn.success
+        )
+        if seals and self.node is not None and not self.died.is_set():
+            self.died.set()
+            self.node.kill()
+
+
+def committed(view: View) -> bool:
+    entry = JobView(view, JOB).checkpoint(STEP, 1)
+    return entry is not None and entry.record.state is CheckpointState.COMMITTED
+
+
+async def author(member: Member) -> pb.Author:
+    place = (await member.world()).place
+    return pb.Author(
+        worker_id=member.worker, incarnation=member.incarnation, generation=1, rank=place.first_rank
+    )
+
+
+@in_virtual_time()
+async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it() -> None:
+    async with cluster(2, members=2) as c:
+        network = DiesOfTheSeal()
+        network.node = c.add("r9", network=network)
+        await c.ready()
+        members = await c.world("r1", "r9")
+        sealing = next(m for m in members if m.worker == "w1")
+        attempt = ""
+        for member in members:
+            request = pb.BeginCheckpointRequest(
+                author=await author(member),
+                step=STEP,
+                type=pb.CHECKPOINT_TYPE_FULL,
+                root="file:///saves",
+                attempt=f"of-{member.worker}",
+            )
+            reply = await member.call(begin_checkpoint=request)
+            attempt = reply.begin_checkpoint.checkpoint.attempt
+        for member in members:
+            ack = pb.AckCheckpointRequest(
+                author=await author(member), step=STEP, attempt=attempt, digest=member.worker, size_bytes=1
+            )
+            assert not (await member.call(ack_checkpoint=ack)).HasField("error")
+        seal = pb.SealCheckpointRequest(
+            author=await author(sealing), step=STEP, attempt=attempt, manifest_digest="d", size_bytes=2
+        )
+        sealing.send(call=session_pb2.Call(id=1, seal_checkpoint=seal))
+        await network.died.wait()
+        async with asyncio.timeout(1.0):
+            await c["r1"].context.mirror.wait_until(committed)
