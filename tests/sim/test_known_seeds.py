@@ -1,4 +1,4 @@
-"""Seeds in which something once went wrong, or in which a planted fault shows (tests/planted)."""
+"""Seeds by name: those that planted faults are caught by (tests/planted), and two more."""
 
 from __future__ import annotations
 
