@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from strata.errors import StrataError
 from strata.etcd import EtcdStore
 from strata_chaos import faults
 from strata_chaos.backends.base import Site
+from strata_chaos.exits import Exit
 from strata_chaos.health import Health
 from strata_chaos.history import HistoryWriter
 from strata_chaos.keeper import Keeper
@@ -200,16 +202,20 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _on_signals(tell: Callable[[], None]) -> Iterator[None]:
-    """At a signal call `tell` and cancel the task that entered; later ones change nothing."""
+    """At a signal call `tell` and cancel the task that entered; at a second one end at once.
+
+    Then the guardians end what we started, as after SIGKILL.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     came: list[int] = []
 
     def on_signal(number: int) -> None:
         came.append(number)
-        if len(came) == 1:
-            tell()
-            task.cancel()
+        if len(came) > 1:
+            os._exit(Exit.UNKNOWN)
+        tell()
+        task.cancel()
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)

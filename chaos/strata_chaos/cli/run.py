@@ -31,6 +31,9 @@ def run(
     seeds: Annotated[
         str, typer.Option("--seeds", help="Several rounds, one for each seed: 1-20, or 3,5,8.")
     ] = "",
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="As many rounds, with the seeds from --seed on.")
+    ] = 1,
     duration: Annotated[
         float, typer.Option("--duration", help="Seconds of faults. [the scenario's own]")
     ] = 0.0,
@@ -51,14 +54,15 @@ def run(
 
     Example: strata-chaos run --scenario smoke --seed 1 --duration 120
     """
-    from strata_chaos import report, rounds, runner  # noqa: PLC0415  # as in check
+    from strata_chaos import report, runner  # noqa: PLC0415  # as in check
+    from strata_chaos import rounds as all_rounds  # noqa: PLC0415
     from strata_chaos import scenario as scenarios  # noqa: PLC0415
 
     chosen = scenarios.find(scenario)
     where = backend or _first_backend(chosen.backends)
     wishes = [
         runner.Wish(scenario=chosen, seed=one, duration_s=duration or chosen.duration_s, backend=where)
-        for one in (_seeds(seeds) if seeds else [seed])
+        for one in (_seeds(seeds) if seeds else range(seed, seed + rounds))
     ]
     if plan:
         _print_plans(wishes, as_json=as_json)
@@ -66,12 +70,12 @@ def run(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     results = []
-    summary = out / f"{chosen.name}-{where}-{seeds}"
+    summary = out / f"{chosen.name}-{where}-{seeds or f'{seed}-{seed + rounds - 1}'}"
     for wish in wishes:
         results.append(_one(wish, out, keep=keep, quiet=as_json))
         if len(wishes) > 1:  # after each round: an hour of them may be cut short
-            summary.with_suffix(".txt").write_text(rounds.text(results))
-            summary.with_suffix(".json").write_text(json.dumps(rounds.body(results), indent=1) + "\n")
+            summary.with_suffix(".txt").write_text(all_rounds.text(results))
+            summary.with_suffix(".json").write_text(json.dumps(all_rounds.body(results), indent=1) + "\n")
         if results[-1].cut_short:
             break
     if len(wishes) == 1:
@@ -80,9 +84,9 @@ def run(
             json.dumps(report.body(result), indent=2) + "\n" if as_json else "\n" + report.text(result)
         )
         raise typer.Exit(result.exit)
-    text, body = rounds.text(results), rounds.body(results)
+    text, body = all_rounds.text(results), all_rounds.body(results)
     sys.stdout.write(json.dumps(body, indent=2) + "\n" if as_json else f"\n{text}\nsummary {summary}.txt\n")
-    raise typer.Exit(rounds.worst(results))
+    raise typer.Exit(all_rounds.worst(results))
 
 
 def _one(wish: Wish, out: Path, *, keep: bool, quiet: bool) -> Result:

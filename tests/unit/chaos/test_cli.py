@@ -63,6 +63,12 @@ def test_a_plan_is_printed_and_nothing_runs(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_rounds_are_seeds_one_after_the_other() -> None:
+    words = ("run", "--scenario", "mixed", "--backend", "process", "--plan")
+
+    assert shown(*words, "--seed", "4", "--rounds", "3") == shown(*words, "--seeds", "4-6")
+
+
 def test_the_list_has_everything() -> None:
     said, body = shown("list"), json.loads(shown("list", "--json"))
 
