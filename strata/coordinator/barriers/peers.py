@@ -173,7 +173,8 @@ class Peers:
                     with self._deposition_told(peer):
                         await self._hear(peer, link)
             except StrataError as error:
-                log.debug("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
+                say = log.debug if peer.link is None else log.info  # it was up, and every end of one counts
+                say("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
             finally:
                 self._quiet(peer)
             await asyncio.sleep(pause_s * self._context.rng.uniform(0.5, 1.0))
