@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ class Deployment:
         # root may give each key to a user that exists only inside the containers
         self.uid = 10001 if os.geteuid() == 0 else os.geteuid()
         self.ports = {name: free_port() for name in COORDINATORS}
+        self.http_ports = {name: free_port() for name in COORDINATORS}
         self.env = {
             **{f"STRATA_PORT_{name[-1]}": str(port) for name, port in self.ports.items()},
+            **{f"STRATA_HTTP_PORT_{name[-1]}": str(port) for name, port in self.http_ports.items()},
             "BASE_IMAGE": base_image,
             "STRATA_TLS": str(self.tls),
             "STRATA_UID": str(self.uid),
@@ -104,6 +107,19 @@ class Deployment:
         answer: dict[str, Any] = json.loads(said)
         return answer
 
+    def trust(self) -> ssl.SSLContext:
+        """What the operator believes and shows."""
+        folder = self.tls / "operator"
+        context = ssl.create_default_context(cafile=folder / "ca.pem")
+        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+        return context
+
+    def metrics(self, service: str) -> str:
+        """What Prometheus would get from a coordinator."""
+        url = f"https://localhost:{self.http_ports[service]}/metrics"
+        with urllib.request.urlopen(url, timeout=10, context=self.trust()) as answer:
+            return str(answer.read().decode())
+
     def down(self) -> None:
         self.compose("down", "--volumes", "--rmi", "all", "--remove-orphans")
 
@@ -145,6 +161,7 @@ def test_it_serves_a_job_while_a_coordinator_and_an_etcd_member_are_lost(
     status = deployment.status()
     assert sorted(r["replica"] for r in status["replicas"]) == list(COORDINATORS)
     assert [member["healthy"] for member in status["etcd"]] == [True] * 3
+    assert all("\nstrata_ready 1" in deployment.metrics(service) for service in COORDINATORS)
 
     members = start_members(deployment, nodes)
     met(record, more=3)
@@ -213,7 +230,7 @@ def check_certificates(deployment: Deployment) -> None:
 
 def etcd_health(deployment: Deployment, who: str) -> str:
     """Ask an etcd member, from its network, with somebody's certificate; etcd's authority is known."""
-    if not (trusted := deployment.tls / who / "etcd-ca.pem").exists():
+    if not (trusted := deployment.tls / who / "ca-etcd.pem").exists():
         trusted.write_bytes((deployment.tls / "ca-etcd" / "ca.pem").read_bytes())
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", str(deployment.uid), deployment.tls / who], check=True)
@@ -227,9 +244,7 @@ def etcd_health(deployment: Deployment, who: str) -> str:
 
 def served_certificate(deployment: Deployment) -> bytes:
     """The certificate that coordinator-1 shows to a new connection."""
-    folder = deployment.tls / "operator"
-    context = ssl.create_default_context(cafile=folder / "ca.pem")
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    context = deployment.trust()
     context.set_alpn_protocols(["h2"])
     address = ("127.0.0.1", deployment.ports["coordinator-1"])
     with (
