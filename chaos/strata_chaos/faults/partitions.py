@@ -62,12 +62,10 @@ def _network(system: System) -> Network:
     return system.network
 
 
-def _both_ways(system: System, host: str, peers: Iterable[str], *, reject: bool = False) -> list[Rule]:
+def _both_ways(system: System, host: str, peers: Iterable[str]) -> list[Rule]:
     address = {peer: system.host(peer).address for peer in peers}
     return [
-        Rule(host=host, peer=address[peer], inbound=inbound, reject=reject)
-        for peer in address
-        for inbound in (True, False)
+        Rule(host=host, peer=address[peer], inbound=inbound) for peer in address for inbound in (True, False)
     ]
 
 
@@ -132,8 +130,12 @@ async def _cut_pair(system: System, rng: random.Random) -> tuple[tuple[str, ...]
 
 
 async def _rejecting_pair(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
+    """Reject on the way out, on both: a rule on the way in would swallow the resets themselves."""
     one, two = _pair(system, rng)
-    rules = _both_ways(system, one, [two], reject=True) + _both_ways(system, two, [one], reject=True)
+    rules = [
+        Rule(host=host, peer=system.host(peer).address, inbound=False, reject=True)
+        for host, peer in ((one, two), (two, one))
+    ]
     return (one, two), rules
 
 
