@@ -96,13 +96,15 @@ def test_etcd_without_a_quorum(start_cluster: StartCluster) -> None:
     with strata.connect(where, job="witness", worker_id="w0") as witness:
         for member in cluster.etcd.members[:2]:
             member.kill()
-        with CoordinatorClient.connect(where, job="witness", timeout_s=2) as client:
-            with pytest.raises(Unavailable) as caught:
-                client.register(worker_id="new")
-            assert "etcd majority" in caught.value.hint
         request = members_pb2.RegisterRequest(
             registration=members_pb2.Registration(job="witness", worker_id="new", boot="b", slots=1)
         )
+        with (
+            CoordinatorClient.connect(where, job="witness") as client,
+            pytest.raises(Unavailable) as caught,
+        ):
+            client.call(request, timeout_s=2)
+        assert "etcd majority" in caught.value.hint
         status, error, _packed = refusal(cluster.coordinators[0].address, request, timeout_s=5)
         assert status in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
         assert isinstance(error, Unavailable)
