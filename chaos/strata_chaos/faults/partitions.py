@@ -130,13 +130,22 @@ async def _cut_pair(system: System, rng: random.Random) -> tuple[tuple[str, ...]
 
 
 async def _rejecting_pair(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
-    """Reject on the way out, on both: a rule on the way in would swallow the resets themselves."""
     one, two = _pair(system, rng)
-    rules = [
+    return (one, two), _rejections(system, one, two)
+
+
+async def _rejecting_leader(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
+    leader = _one(rng, [n for n in system.running() if n == system.leader()], "leader")
+    other = _one(rng, [n for n in system.running() if n != leader], "follower")
+    return (leader, other), _rejections(system, leader, other)
+
+
+def _rejections(system: System, one: str, two: str) -> list[Rule]:
+    """Reject on the way out, on both: a rule on the way in would swallow the resets themselves."""
+    return [
         Rule(host=host, peer=system.host(peer).address, inbound=False, reject=True)
         for host, peer in ((one, two), (two, one))
     ]
-    return (one, two), rules
 
 
 async def _cut_from_etcd(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
@@ -191,6 +200,11 @@ FAULTS: Final = (
         name="reject-pair",
         summary="packets between two coordinators are answered with a reset, as if the other had died",
         draw=_rejecting_pair,
+    ),
+    Partition(
+        name="reject-leader",
+        summary="the same between the coordinator that leads and another one",
+        draw=_rejecting_leader,
     ),
     Partition(
         name="cut-replica-from-etcd",
