@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "integration" / "node_client"
 INSTALLED = ROOT / ".strata" / "node"
 """An ignored folder, so that the packages are fetched once a clone."""
+pytestmark = pytest.mark.timeout(240)  # the first run of a clone fetches packages
 PAGE = (ROOT / "docs" / "api.md").read_text()
 
 
@@ -48,7 +49,7 @@ def node() -> dict[str, str]:
             cwd=INSTALLED,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=150,
             check=False,
         )
         need("node", done.returncode == 0, f"npm could not fetch the packages: {done.stderr[-500:]}")
