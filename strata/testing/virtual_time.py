@@ -71,6 +71,10 @@ class _GatedTimer(TimerHandle):
         else:
             super()._run()
 
+    def __lt__(self, other: TimerHandle) -> bool:
+        """As asyncio's, which asks first what `other` is: a quarter of a million times a minute here."""
+        return self._when < other._when  # type: ignore[attr-defined,no-any-return]  # asyncio's own
+
 
 class _NumberedTask(asyncio.Task[Any]):
     """A task whose hash is its number: sets of tasks have one order in every run."""

@@ -29,7 +29,8 @@ class Meeting:
     arrived_s: dict[int, float] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
     timeout_s: float | None = None
-    told: dict[int, barriers_pb2.BarrierOutcome] = field(default_factory=dict)
+    told: tuple[int, barriers_pb2.BarrierOutcome] | None = None
+    """What the first of them was told."""
 
 
 @dataclass(slots=True)
@@ -59,12 +60,9 @@ class History:
         """Note an outcome as a rank was given it, and compare it with what others were given."""
         key = (outcome.name, outcome.generation, outcome.round)
         meeting = self.meetings.setdefault(key, Meeting())
-        for other, theirs in meeting.told.items():
-            if _content(theirs) != _content(outcome):
-                self.judge.wrong(
-                    f"{key}: rank {other} was told {theirs.result}, rank {rank} {outcome.result}"
-                )
-        meeting.told[rank] = outcome
+        other, theirs = meeting.told = meeting.told or (rank, outcome)
+        if _content(theirs) != _content(outcome):
+            self.judge.wrong(f"{key}: rank {other} was told {theirs.result}, rank {rank} {outcome.result}")
         if outcome.result != BARRIER_RESULT_RELEASED:
             return
         self.released += 1

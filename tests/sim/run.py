@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import Counter
@@ -46,6 +47,7 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Result:
     result = Result(seed)
     began = time.process_time()
     logging.getLogger("strata").setLevel(logging.CRITICAL)
+    gc.disable()  # a run is short, and what it leaves is collected at once
     try:
         virtual_time.run(_main(seed, result, keep_trace), seed=seed, limit_s=600)
     except Exception as error:  # noqa: BLE001  # the simulation reports whatever it is
@@ -53,6 +55,8 @@ def run_seed(seed: int, *, keep_trace: bool = False) -> Result:
     finally:
         structlog.reset_defaults()
         logging.getLogger("strata").setLevel(logging.NOTSET)
+        gc.enable()
+        gc.collect()
     result.cpu_s = time.process_time() - began
     return result
 

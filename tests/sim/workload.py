@@ -82,7 +82,7 @@ class Trainer:
         step = point.step if point is not None else 0
         while True:
             step += 1
-            await asyncio.sleep(self._rng.uniform(0.3, 0.9))
+            await asyncio.sleep(self._rng.uniform(0.6, 1.6))
             self.client.progress(step, "step")
             await self.barrier("step", f"{self.client.rank}:{step}".encode())
             if step % SUBSET_EVERY == 0:
