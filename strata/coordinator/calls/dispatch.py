@@ -75,10 +75,9 @@ def _check(request: Any, caller: Caller) -> None:
     if request.job != caller.job:
         raise Refused(f"this session belongs to job {caller.job}, the request to {request.job[:128]}")
     fields = request.DESCRIPTOR.fields_by_name
-    if "author" in fields and (request.author.worker_id, request.author.incarnation) != (
-        caller.worker,
-        caller.incarnation,
-    ):
+    if "author" in fields and (
+        request.author.worker_id != caller.worker or request.author.incarnation > caller.incarnation
+    ):  # of an older incarnation of its own the decision says that it is stale
         raise Refused(
             f"this session is that of {caller.worker}, incarnation {caller.incarnation}; the request's author"
             f" is {request.author.worker_id[:128]}, incarnation {request.author.incarnation}",

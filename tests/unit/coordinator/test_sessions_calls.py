@@ -100,7 +100,12 @@ async def test_acks_are_told_at_once_to_who_seals_and_once_a_second_to_the_other
 
 @pytest.mark.parametrize(
     ("author", "error"),
-    [({"worker_id": "w1"}, "REFUSED"), ({"incarnation": 1}, "REFUSED"), ({"rank": 1}, "REFUSED")],
+    [
+        ({"worker_id": "w1"}, "REFUSED"),
+        ({"incarnation": 1}, "STALE_INCARNATION"),
+        ({"incarnation": 1 << 40}, "REFUSED"),
+        ({"rank": 1}, "REFUSED"),
+    ],
     ids=str,
 )
 def test_a_session_speaks_for_its_own_ranks_only(author: dict[str, object], error: str) -> None:
@@ -147,3 +152,19 @@ async def test_a_request_is_not_answered_from_before_what_its_caller_has_seen() 
         request.token.uid = "another"
         with pytest.raises(ClusterReplaced):
             await c["r9"].service.calls.answer("get_world", request, None)
+
+
+@in_virtual_time()
+async def test_a_save_of_its_own_older_incarnation_is_stale_and_not_somebody_elses() -> None:
+    async with cluster(members=1) as c:
+        (member,) = await c.world("r1")
+        before = member.incarnation
+        member.drop()
+        await c["r1"].see(lambda view: view.get(JOB.worker(member.worker)) is None)
+        await member.connect("r1")
+        assert member.incarnation > before
+        await member.world(3)
+        reply = await member.call(begin_checkpoint=begin(member, 0, incarnation=before))
+        assert reply.error.code == "STALE_GENERATION"
+        reply = await member.call(begin_checkpoint=begin(member, 0, incarnation=member.incarnation + 1))
+        assert reply.error.code == "REFUSED"
