@@ -28,8 +28,8 @@ def say(value: object) -> None:
 # -- Strata -----------------------------------------------------------------------------------
 
 
-async def strata(number: int, share: int, members: int, rounds: int, endpoints: str) -> None:
-    """Hold `share` sessions, spread over the coordinators, and arrive with all of them."""
+async def strata(number: int, share: int, members: int, rounds: int, endpoints: str, slots: int) -> None:
+    """Hold `share` sessions of `slots` ranks each, spread over the coordinators; arrive with all."""
     import grpc.aio  # noqa: PLC0415  # the other kind needs none of it
 
     from strata.v1 import barriers_pb2, members_pb2, session_pb2, worlds_pb2  # noqa: PLC0415
@@ -47,7 +47,7 @@ async def strata(number: int, share: int, members: int, rounds: int, endpoints: 
             call: Any = SessionsStub(channel).Session()
             worker = f"w-{number}-{index}"
             registration = members_pb2.Registration(
-                job="bench", worker_id=worker, boot=worker, slots=1, spec=spec
+                job="bench", worker_id=worker, boot=worker, slots=slots, spec=spec
             )
             await call.write(session_pb2.Up(hello=session_pb2.Hello(member=registration)))
             calls.append(call)
@@ -60,8 +60,9 @@ async def strata(number: int, share: int, members: int, rounds: int, endpoints: 
             generation = down.world.world.generation
 
         async def arrive(call: Any, rank: int, round_: int) -> float:
+            ranks = range(rank, rank + slots)
             arrival = barriers_pb2.Arrival(
-                job="bench", name="b", generation=generation, round=round_, ranks=[rank]
+                job="bench", name="b", generation=generation, round=round_, ranks=ranks
             )
             await call.write(session_pb2.Up(arrivals=session_pb2.Arrivals(arrivals=[arrival])))
             return time.monotonic()
@@ -146,7 +147,7 @@ def tcpstore(number: int, share: int, members: int, rounds: int, where: str) -> 
 
 def main() -> None:
     """Be the client that the command line names."""
-    kind, number, share, members, rounds, where = sys.argv[1:]
+    kind, number, share, members, rounds, where, *slots = sys.argv[1:]
     numbers = (int(number), int(share), int(members), int(rounds))
     if kind == "tcpstore":
         tcpstore(*numbers, where)
@@ -154,7 +155,7 @@ def main() -> None:
     import uvloop  # noqa: PLC0415  # the other kind needs none of it
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(strata(*numbers, where))
+        runner.run(strata(*numbers, where, int(slots[0])))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """How long a barrier of 100 members takes through three coordinators over three etcd members.
 
     python -m benchmarks.barrier [--json FILE] [--members 100] [--rounds 200] [--runs 5] [--clients 4]
+                                [--slots 1] [--no-baseline]
 
-Every member is one connection of its own; they live in four client processes. Everything runs on
+Every member is one connection of its own, with `--slots` ranks; they live in four client processes. Everything runs on
 this machine: clients, coordinators, etcd (with fsync). In a round every member arrives at once.
 
 - burst: from the first arrival sent to the last release heard
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,25 @@ def summarised(runs: list[list[dict[str, float]]]) -> dict[str, Any]:
     return found
 
 
-def measure(members: int, rounds: int, runs: int, clients: int, fsync: bool) -> dict[str, Any]:
+def measure(
+    members: int,
+    rounds: int,
+    runs: int,
+    clients: int,
+    *,
+    slots: int = 1,
+    fsync: bool = True,
+    baseline: bool = True,
+) -> dict[str, Any]:
     """Return the figures of both, measured in turns."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = LocalCluster.start(Path(folder), etcd_members=3, coordinators=3, fsync=fsync)
         stack.callback(cluster.kill)
-        ours = Clients(stack, "strata", clients, members, rounds, cluster.endpoints)
-        try:
-            theirs = Clients(stack, "tcpstore", clients, members, rounds, str(Path(folder) / "port"))
-        except RuntimeError:
-            theirs = None
+        ours = Clients(stack, "strata", clients, members, rounds, cluster.endpoints, str(slots))
+        theirs = None
+        if baseline:
+            with suppress(RuntimeError):  # where there is no torch
+                theirs = Clients(stack, "tcpstore", clients, members, rounds, str(Path(folder) / "port"))
         found: dict[str, list[list[dict[str, float]]]] = {"strata": [], "tcpstore": []}
         ours.run()  # the first rounds warm everything up
         for _ in range(runs):
@@ -130,9 +140,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=1, help="ranks of a member")
+    parser.add_argument("--no-baseline", action="store_true", help="without TCPStore")
     parser.add_argument("--no-fsync", action="store_true", help="let etcd not wait for the disk")
     options = parser.parse_args()
-    results = measure(options.members, options.rounds, options.runs, options.clients, not options.no_fsync)
+    results = measure(
+        options.members,
+        options.rounds,
+        options.runs,
+        options.clients,
+        slots=options.slots,
+        fsync=not options.no_fsync,
+        baseline=not options.no_baseline,
+    )
     ours = results["strata"]["burst"]
     summary = f"{options.members} members: burst p50 {ours['p50_ms']} ms, p99 {ours['p99_ms']} ms"
     if "tcpstore" in results:

@@ -1,0 +1,58 @@
+"""How long a barrier of 1,000 ranks takes: each a connection of its own, and as hosts of 8 ranks.
+
+    python -m benchmarks.barrier_1000 [--json FILE] [--rounds 50] [--runs 5]
+
+As `benchmarks.barrier`, with three coordinators over three etcd members and four client processes
+on this machine:
+
+- single: 1,000 members of one rank; from the last arrival sent to the last release heard
+- hosts: 125 members of 8 ranks, each with one arrival for all of its ranks; the whole burst
+
+TCPStore with a thousand threads does not come through on small machines, so it is no part of this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.barrier import measure
+
+SINGLE_GOAL_MS = 100.0
+HOSTS_GOAL_MS = 40.0
+
+
+def main() -> int:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    hosts = measure(125, options.rounds, options.runs, 4, slots=8, baseline=False)["strata"]
+    print(f"hosts: {hosts}", flush=True)
+    single = measure(1000, options.rounds, options.runs, 4, baseline=False)["strata"]
+    print(f"single: {single}", flush=True)
+    summary = (
+        f"1,000 connections: last arrival to last release p50 {single['release']['p50_ms']} ms, p99"
+        f" {single['release']['p99_ms']} ms; 125 hosts of 8 ranks: burst p50 {hosts['burst']['p50_ms']} ms,"
+        f" p99 {hosts['burst']['p99_ms']} ms"
+    )
+    body = {
+        "benchmark": "barrier_1000",
+        "goal": f"release ≤ {SINGLE_GOAL_MS:g} ms; with hosts of 8 burst ≤ {HOSTS_GOAL_MS:g} ms (p99)",
+        "met": single["release"]["p99_ms"] <= SINGLE_GOAL_MS and hosts["burst"]["p99_ms"] <= HOSTS_GOAL_MS,
+        "summary": summary,
+        "single": single,
+        "hosts": hosts,
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps(body, indent=1) + "\n")
+    print(summary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
