@@ -51,3 +51,11 @@ def base_image(engine: Engine, need: Need) -> Iterator[str]:
     engine.run(str(DEPLOY / "make-base"), tag, "systemd", "systemd-sysv")  # for the test of the units
     yield tag
     engine.docker("image", "rm", "--force", tag)
+
+
+@pytest.fixture(scope="session")
+def build_context(engine: Engine, base_image: str, etcd_bin: Path) -> str:
+    """The base image, once all that is built on it has been gathered."""
+    assert etcd_bin.is_dir()
+    engine.run(str(DEPLOY / "build-context"), env={"BASE_IMAGE": base_image})
+    return base_image

@@ -54,10 +54,9 @@ class Deployment:
         }
 
     def prepare(self) -> None:
-        """Everything before `up`: certificates, what the images are made of, the images."""
+        """Everything before `up`: certificates and images."""
         owner = ("--owner", str(self.uid)) if os.geteuid() == 0 else ()
         self.engine.run(str(DEPLOY / "make-certs"), "--out", str(self.tls), *owner)
-        self.engine.run(str(DEPLOY / "build-context"), env=self.env)
         self.compose("build")
 
     def compose(self, *words: str) -> str:
@@ -137,10 +136,8 @@ class Deployment:
 
 
 @pytest.fixture
-def deployment(
-    engine: Engine, base_image: str, etcd_bin: Path, tmp_path: Path, record: Record
-) -> Iterator[Deployment]:
-    made = Deployment(engine, base_image, tmp_path, record)
+def deployment(engine: Engine, build_context: str, tmp_path: Path, record: Record) -> Iterator[Deployment]:
+    made = Deployment(engine, build_context, tmp_path, record)
     events = follow_health(engine, made.project, record)
     try:
         made.prepare()

@@ -114,10 +114,9 @@ def on_loopback(text: str, *, own: int = 0) -> str:
 
 
 @pytest.fixture
-def host(engine: Engine, base_image: str, etcd_bin: Path, tmp_path: Path, need: Need) -> Iterator[Host]:
+def host(engine: Engine, build_context: str, tmp_path: Path, need: Need) -> Iterator[Host]:
     image = f"strata-test-host:{secrets.token_hex(4)}"
-    engine.run(str(DEPLOY / "build-context"), env={"BASE_IMAGE": base_image})
-    arguments = ("--build-arg", f"BASE_IMAGE={base_image}", "--target", "coordinator", "--tag", image)
+    arguments = ("--build-arg", f"BASE_IMAGE={build_context}", "--target", "coordinator", "--tag", image)
     engine.run("docker", "build", *arguments, str(DEPLOY), env={"DOCKER_BUILDKIT": "0"})
     init = engine.docker("run", "--rm", "--entrypoint", "sh", image, "-c", "ls /lib/systemd/systemd || true")
     made = Host(engine, image, tmp_path)
