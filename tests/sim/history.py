@@ -90,7 +90,8 @@ class History:
         """Look whether a refusal was true when it was given."""
         head = JobView(self.judge.view, self.judge.job).head()
         current = head.record.generation if head is not None else 0
-        if isinstance(error, StaleGeneration) and current <= generation:
+        doomed = current == generation and self.judge.has_loss(generation)
+        if isinstance(error, StaleGeneration) and current <= generation and not doomed:
             self.judge.wrong(f"{what} was refused as of an old generation: {error.message}")
 
     # -- saves

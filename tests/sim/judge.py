@@ -293,12 +293,13 @@ class Judge:
             self.wrong(f"{key} was overwritten")
         if generation != self._generation():
             self.wrong(f"{key} was written in generation {self._generation()}")
-        if outcome.result is BarrierResult.BROKEN and not self._has_loss(generation):
+        if outcome.result is BarrierResult.BROKEN and not self.has_loss(generation):
             self.wrong(f"{key} broke, and nobody had gone: {outcome.reason}")
         if outcome.result is BarrierResult.TIMED_OUT and (wrong := self.timed_out(outcome, key)):
             self.wrong(wrong)
 
-    def _has_loss(self, generation: int) -> bool:
+    def has_loss(self, generation: int) -> bool:
+        """Tell whether somebody of the current world went, or ended: it is about to end."""
         job = JobView(self.view, self.job)
         world = job.world()
         if world is None:

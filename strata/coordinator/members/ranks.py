@@ -24,6 +24,12 @@ class RankIndex:
         """Return this incarnation's place, or None for a standby."""
         return self.places.get((worker, incarnation))
 
+    def had(self, worker: str, incarnation: int) -> bool:
+        """Tell whether an earlier incarnation of this worker has a place, and this one has none."""
+        if (worker, incarnation) in self.places:
+            return False
+        return any(name == worker and before < incarnation for name, before in self.places)
+
     def ranks(self, worker: str, incarnation: int) -> range:
         """Return the ranks that this incarnation runs; none for a standby."""
         member = self.places.get((worker, incarnation))

@@ -9,7 +9,7 @@ from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.dispatch import Caller, Calls
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.progress import ProgressBoard
-from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.members.ranks import RankIndex, RankIndexes
 from strata.coordinator.view import floors
 from strata.core.authority import Identity
 from strata.core.barriers import BarrierKey
@@ -18,7 +18,7 @@ from strata.core.members import Registration, decide_leave, decide_rank_exit
 from strata.core.records import Worker
 from strata.core.txn import Decision
 from strata.core.view import Entry
-from strata.errors import Refused, StrataError
+from strata.errors import Refused, StaleGeneration, StrataError
 from strata.session.served import End, Session
 from strata.v1 import barriers_pb2, session_pb2
 from strata.v1.session_pb2 import Down
@@ -117,11 +117,24 @@ class MemberSession:
             if arrival.job != self.job:
                 refusal = Refused(f"this session belongs to job {self.job}")
             elif arrival.generation == current and not all(rank in mine for rank in arrival.ranks):
-                refusal = Refused(f"{self.worker} does not run all of these ranks: {arrival.ranks}")
+                refusal = self._not_mine(index, arrival.ranks)
             else:
                 self._house.barriers.arrive(arrival, self)
                 continue
             self.refused(arrival.key, arrival.ranks, refusal)
+
+    def _not_mine(self, index: RankIndex | None, ranks: tuple[int, ...]) -> Refused:
+        """Say why an arrival at the current generation is not this member's to make.
+
+        One that was declared dead and registered anew is of the world no more, and nobody has
+        written the next one yet: for its ranks the generation is over all the same.
+        """
+        if index is not None and index.had(self.worker, self.incarnation):
+            return StaleGeneration(
+                f"{self.worker} was declared dead in generation {index.head.generation}, which ends by that",
+                hint="wait for the next world, which has a place for it again",
+            )
+        return Refused(f"{self.worker} does not run all of these ranks: {ranks}")
 
     def progress(self, progress: session_pb2.Progress) -> None:
         index = self._house.ranks.of(self.job)

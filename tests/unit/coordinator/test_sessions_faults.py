@@ -6,7 +6,7 @@ import asyncio
 
 from strata.core.ids import BootId, WorkerId
 from strata.core.txn import Delete, Put, Txn, WatchBatch
-from strata.errors import StrataError
+from strata.errors import StaleGeneration, StrataError
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import members_pb2
@@ -162,3 +162,19 @@ async def test_a_replica_that_is_slow_to_stop_declares_nobody_dead() -> None:
         assert entry is not None
         assert entry.create_revision == first.incarnation
         await first.connect("r2")
+
+
+@in_virtual_time()
+async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_old_generation() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r1")
+        leader = next(node for node in c.alive if node.context.election.epoch is not None)
+        leader.process.freeze()
+        member, other = members[0], next(node for node in c.alive if node is not leader)
+        rank = (await member.world()).place.first_rank
+        c.delete(JOB.worker(member.worker))
+        await member.connect(other.name)
+        member.arrive([rank])
+        refused = await member.next("arrival_refused")
+        leader.process.thaw()
+        assert refused.error.code == StaleGeneration.code
