@@ -23,6 +23,10 @@ MAX_ROUND_BYTES = 512 * 1024
 """Of all payloads of a round: a rank's limit is its share of this (PROTOCOLS 6.6)."""
 MAX_OPEN_ROUNDS = 256
 """Of one job at a time, in one replica."""
+MAX_TIME_MS = 10**12
+"""Of an age or a timeout: 31 years. What is added to it still fits into a message's field."""
+MAX_PHASE_CHARS = 64
+"""Of what a rank says it is doing; the rest is not kept."""
 
 
 class BarrierKey(NamedTuple):
@@ -248,8 +252,11 @@ def _check_ranks(entry: OpenRound, arrival: Arrival) -> None:
             )
     if (payloads and len(payloads) != len(ranks)) or (arrival.phases and len(arrival.phases) != len(ranks)):
         raise InvalidArgument(f"{entry.key}: payloads and phases come one a rank, or not at all")
-    if arrival.age_ms < 0 or arrival.timeout_ms < 0:
-        raise InvalidArgument(f"{entry.key}: an age and a timeout are not negative")
+    if not (0 <= arrival.age_ms <= MAX_TIME_MS and 0 <= arrival.timeout_ms <= MAX_TIME_MS):
+        raise InvalidArgument(
+            f"{entry.key}: an age of {arrival.age_ms} ms, a timeout of {arrival.timeout_ms} ms",
+            hint=f"both are from 0 to {MAX_TIME_MS}",
+        )
 
 
 def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> tuple[int, ...]:
@@ -262,7 +269,8 @@ def _merge(entry: OpenRound, arrival: Arrival, now_ms: float) -> tuple[int, ...]
             entry.deadline_ms = deadline_ms
     arrived, ranks = entry.arrived, arrival.ranks
     if arrival.phases:
-        entry.phases.update(zip(ranks, arrival.phases, strict=True))
+        shown = (phase[:MAX_PHASE_CHARS] for phase in arrival.phases)
+        entry.phases.update(zip(ranks, shown, strict=True))
     if len(ranks) == 1:
         rank = ranks[0]
         if rank in arrived:

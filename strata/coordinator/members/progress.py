@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
 from strata.v1 import members_pb2, peers_pb2
-
-MAX_PHASE_CHARS = 64
 
 
 @dataclass(slots=True)
@@ -46,7 +45,8 @@ class ProgressBoard:
             return
         now = asyncio.get_running_loop().time()
         for rank in ranks:
-            said = _Said(rank.step, rank.phase[:MAX_PHASE_CHARS], now - rank.age_ms / 1000)
+            age_ms = min(max(0, rank.age_ms), MAX_TIME_MS)
+            said = _Said(rank.step, rank.phase[:MAX_PHASE_CHARS], now - age_ms / 1000)
             before = held.said.get(rank.rank)
             if before is not None and before.at > said.at:
                 continue

@@ -15,6 +15,7 @@ from strata.errors import (
     BarrierBroken,
     BarrierTimeout,
     Conflict,
+    InvalidArgument,
     NotFound,
     Refused,
     StaleGeneration,
@@ -226,6 +227,38 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
         assert not member.ranks, "of a job that has ended nothing is kept in memory"
         heard = await client.heartbeat("r2")
         assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
+
+
+@in_virtual_time()
+async def test_ages_that_no_message_holds_do_no_harm() -> None:
+    """Both were passed on as more than an int64, in tasks whose failure ended the replica."""
+    oldest = 2**63 - 1
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+        said = members_pb2.RankProgress(rank=0, step=1, phase="train", age_ms=oldest)
+        request = members_pb2.HeartbeatRequest(
+            job="job",
+            worker_id="w0",
+            boot=client.boot,
+            incarnation=client.incarnation,
+            generation=1,
+            ranks=[said],
+        )
+        await client.call("r1", "heartbeat", request)
+        arrival = barriers_pb2.Arrival(
+            job="job", name="b", generation=1, round=1, ranks=[0], participants=[0], age_ms=oldest
+        )
+        wait = barriers_pb2.WaitBarrierRequest(
+            arrival=arrival, worker_id="w0", incarnation=client.incarnation
+        )
+        with pytest.raises(InvalidArgument, match="an age of"):
+            await client.call("r1", "wait_barrier", wait)
+        await asyncio.sleep(2.5)  # progress and arrivals are passed on every second
+        listed = await client.call("r1", "list_members", members_pb2.ListMembersRequest(job="job"))
+        assert [rank.step for rank in listed.members[0].ranks] == [1]
+        await client.call("r2", "list_barriers", barriers_pb2.ListBarriersRequest(job="job"))
 
 
 @in_virtual_time()

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from strata.core.arrivals import (
     MAX_OPEN_ROUNDS,
+    MAX_PHASE_CHARS,
     Arrival,
     BarrierBook,
     BarrierKey,
+    OpenRound,
     participants_digest,
     payload_limit,
     ranks_text,
@@ -26,6 +28,10 @@ def arrival(*ranks: int, **changes: object) -> Arrival:
 
 def add(book: BarrierBook, sent: Arrival, *, size: int = 4, now_ms: float = 0) -> tuple[int, ...]:
     return book.add(sent, size=size, now_ms=now_ms).new
+
+
+def add_round(sent: Arrival) -> OpenRound:
+    return BarrierBook().add(sent, size=4, now_ms=0).round
 
 
 KEY = BarrierKey("job", "b", 1, 1)
@@ -54,6 +60,11 @@ def test_a_duplicate_changes_nothing_and_the_first_payload_stands() -> None:
     entry = book.get(KEY)
     assert entry is not None
     assert entry.arrived == {0: b"first", 1: b"new"}
+
+
+def test_of_a_long_phase_only_the_beginning_is_kept_and_forwarded() -> None:
+    added = add_round(arrival(0, phases=("p" * 1_000_000,)))
+    assert added.arrival(0.0).phases == ("p" * MAX_PHASE_CHARS,)
 
 
 def test_the_oldest_age_and_the_earliest_deadline_stand() -> None:
@@ -208,6 +219,8 @@ def test_equal_sets_and_only_they_have_equal_texts(one: set[int], other: set[int
         arrival(0, 1, payloads=(b"one",)),
         arrival(0, phases=("a", "b")),
         arrival(0, age_ms=-1),
+        arrival(0, age_ms=2**63 - 1),
+        arrival(0, timeout_ms=2**63 - 1),
         arrival(0, timeout_ms=-1),
     ],
 )
