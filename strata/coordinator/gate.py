@@ -44,7 +44,7 @@ class Gate:
         return certified(context)
 
     def asks(self, context: Context) -> Identity | None:
-        """Return who makes a unary call, as `caller`; `QuotaExceeded` when they make too many."""
+        """Return who calls, as `caller`; `QuotaExceeded` when they do it too often."""
         identity = self.caller(context)
         self.meter.call(identity, asyncio.get_running_loop().time())
         return identity
@@ -59,8 +59,8 @@ class Gate:
             self.meter.close(identity, kind)
 
     def admit(self, context: Context, method: str, *, job: str | None = None) -> Identity | None:
-        """Return who opens a stream, or asks about the cluster; raises when they may not."""
-        identity = self.caller(context)
+        """Return who opens a stream, or asks about the cluster, as `asks`; raises when they may not."""
+        identity = self.asks(context)
         rule = RULES.get(method)
         # for whom a session speaks is known with its Hello, and is checked then
         worker = identity.id if identity is not None and rule is not None and rule.own_worker else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.core.authority import METHODS, Identity, refusal
+from strata.core.authority import METHODS, Identity, Role, refusal
 from strata.errors import StrataError
 
 
@@ -29,6 +29,16 @@ def check_call(identity: Identity | None, name: str, request: Any, cluster: str)
     who = request.author if "author" in fields else body
     worker = who.worker_id if "worker_id" in who.DESCRIPTOR.fields_by_name else None
     check(refusal(identity, method, cluster=cluster, job=job, worker=worker))
+
+
+def hide_others(identity: Identity | None, response: Any) -> None:
+    """Take out of a list of jobs those that `identity` may not look at; its pages go on as they were."""
+    if identity is None or not identity.jobs or identity.role is Role.COORDINATOR:
+        return
+    if "jobs" in response.DESCRIPTOR.fields_by_name:
+        seen = [job for job in response.jobs if job.name in identity.jobs]
+        del response.jobs[:]
+        response.jobs.extend(seen)
 
 
 def check_session(identity: Identity | None, *, cluster: str, job: str, worker: str) -> None:

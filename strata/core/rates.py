@@ -2,6 +2,7 @@
 
 The defaults are far above what a job needs: a session carries arrivals, progress and ticks, which
 are not counted here at all, and a thousand calls a second is what a replica has better uses for.
+A stream that opens is a call too: a watch begins with all that is there.
 They keep one broken client from taking a replica away from everybody else.
 """
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from strata.config import CoordinatorConfig, is_loopback, split_address
 from strata.core.authority import Identity, parse_identity, refusal
-from strata.errors import Unauthenticated
+from strata.errors import PermissionDenied, Unauthenticated
 from strata.security.tokens import AcceptedTokens
 
 OPEN: Final = frozenset({"/healthz", "/readyz"})
@@ -31,12 +31,18 @@ class Door:
     def check(self, uris: Sequence[str], authorization: str, job: str | None) -> None:
         """Return if whoever shows this may look, at `job` if one is named; else raise why not.
 
-        `uris` are those of a client certificate that our authority signed.
+        `uris` are those of a client certificate that our authority signed. Without `job` it is
+        about all of them, which is not for somebody who is limited to some.
         """
         method = "Admin.GetStatus" if job is None else "Worlds.GetJob"
-        refused = refusal(self._identity(uris, authorization), method, cluster=self._cluster, job=job)
+        identity = self._identity(uris, authorization)
+        refused = refusal(identity, method, cluster=self._cluster, job=job)
         if refused is not None:
             raise refused
+        if job is None and identity.jobs:
+            raise PermissionDenied(
+                f"{identity} may look at these only: {', '.join(f'/jobs/{one}' for one in sorted(identity.jobs))}"
+            )
 
     def _identity(self, uris: Sequence[str], authorization: str) -> Identity:
         if self._tokens is not None:

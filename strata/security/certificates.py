@@ -223,7 +223,7 @@ def _described(certificate: x509.Certificate) -> Described:
         elif isinstance(extension.value, x509.BasicConstraints):
             authority = extension.value.ca
     identity = None
-    if any(uri.startswith(f"{SCHEME}:") for uri in uris):
+    if any(uri.lower().startswith(f"{SCHEME}:") for uri in uris):
         try:
             identity = parse_identity(uris)
         except StrataError as error:

@@ -214,8 +214,8 @@ def _entry(each: dict[str, Any]) -> Entry:
     digest = each["sha256"]
     if len(bytes.fromhex(digest)) != _BYTES:
         raise ValueError("a hash is too short")
-    if each.get("expires") is not None:
-        dt.datetime.fromisoformat(each["expires"])
+    if each.get("expires") is not None and dt.datetime.fromisoformat(each["expires"]).tzinfo is None:
+        raise ValueError(f"{each['expires']} has no time zone")
     return Entry(
         name=digest[:12],
         digest=digest,

@@ -101,7 +101,8 @@ async def test_a_certificate_of_the_cluster_may_look(authority: Authority) -> No
         for nobody in (etcd, stranger):
             for path in ("/", "/jobs/job", "/api/status", "/metrics"):
                 assert (await ask(url + path, authority, nobody))[0] == 403
-        for path in ("/jobs/job", "/api/jobs/job", "/jobs/j%6Fb"):
+        assert (await ask(f"{url}/jobs/another", authority, limited))[0] == 404
+        for path in ("/jobs/job", "/api/jobs/job", "/jobs/j%6Fb", "/", "/api/status", "/metrics"):
             assert (await ask(url + path, authority, limited))[0] == 403
         for path in ("/healthz", "/readyz"):
             assert (await ask(url + path, authority))[0] == 200

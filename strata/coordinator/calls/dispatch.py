@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.coordinator.permission import check_call
+from strata.coordinator.permission import check_call, hide_others
 from strata.coordinator.view import floors
 from strata.coordinator.view.mirror import Mirror
 from strata.core.authority import Identity
@@ -53,6 +53,7 @@ class Calls:
         check_call(identity, name, request, self._cluster)
         await floors.honour(self._mirror, request.token)
         response = await self._table[name](request)
+        hide_others(identity, response)
         response.token.CopyFrom(floors.token(self._mirror))
         return response
 

@@ -10,10 +10,11 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from strata.config import CoordinatorConfig, Credentials
-from strata.coordinator.gate import check_own_identity
-from strata.coordinator.permission import check_call, check_session
+from strata.coordinator.gate import Gate, check_own_identity
+from strata.coordinator.permission import check_call, check_session, hide_others
 from strata.core.authority import METHODS, RULES, Identity, Role
-from strata.errors import ConfigError, PermissionDenied
+from strata.core.rates import Meter, Rate
+from strata.errors import ConfigError, PermissionDenied, QuotaExceeded
 from strata.security.certificates import Authority
 from strata.security.private import write_private
 from strata.security.tokens import TokenFile
@@ -133,3 +134,44 @@ def test_a_replica_has_a_coordinators_token(tmp_path: Path, role: Role | None) -
 
 def test_a_replica_that_authenticates_nobody_is_nobody() -> None:
     check_own_identity(config(Credentials()), now=lambda: NOW)
+
+
+def test_a_list_of_jobs_has_those_of_a_limited_identity_only() -> None:
+    def seen(identity: Identity | None) -> list[str]:
+        jobs = [worlds_pb2.Job(name=name) for name in "ajz"]
+        response = worlds_pb2.ListJobsResponse(jobs=jobs, next_page_token="z")
+        hide_others(identity, response)
+        assert response.next_page_token == "z"
+        return [job.name for job in response.jobs]
+
+    assert seen(member("j", "unborn")) == ["j"]
+    for identity in (None, member(), Identity(cluster="c", role=Role.COORDINATOR, id="r1")):
+        assert seen(identity) == ["a", "j", "z"]
+
+
+class Shows:
+    """The context of a call that comes with a token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self._token}"),)
+
+
+@pytest.mark.parametrize("method", ["Watch.Watch", "Sessions.Session", "Admin.GetStatus"])
+async def test_a_stream_that_opens_counts_as_a_call(tmp_path: Path, method: str) -> None:
+    file = TokenFile(tmp_path / "accepted.json")
+    _, token = file.add(role=Role.MEMBER, id="w1", now=dt.datetime.now(dt.UTC))
+    config = CoordinatorConfig(
+        accepted_tokens_file=file.path, credentials=Credentials(token_file=tmp_path / "own")
+    )
+    meter = Meter(Rate(per_s=0.001, burst=2.0))
+    gate = Gate(config, now=lambda: dt.datetime.now(dt.UTC), meter=meter)
+    for _ in range(2):
+        gate.admit(Shows(token), method)
+    with pytest.raises(QuotaExceeded):
+        gate.admit(Shows(token), method)

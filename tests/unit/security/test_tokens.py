@@ -88,6 +88,9 @@ def test_a_file_that_became_unreadable_accepts_nobody(file: TokenFile) -> None:
         json.dumps(
             {"v": 1, "tokens": [{"sha256": "0" * 64, "role": "viewer", "id": "a", "expires": "soon"}]}
         ),
+        json.dumps(
+            {"v": 1, "tokens": [{"sha256": "0" * 64, "role": "viewer", "id": "a", "expires": "2027-01-01"}]}
+        ),
     ],
 )
 def test_what_is_no_such_file(file: TokenFile, body: str) -> None:
