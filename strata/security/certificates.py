@@ -172,12 +172,22 @@ class Authority:
         # and reads again; each file by itself is always whole.
         write_private(out / KEY, _key_pem(key))
         write_public(out / CERT, certificate.public_bytes(_PEM))
-        write_public(out / CA, self.certificate.public_bytes(_PEM))
+        if not self._is_trusted_by(out / CA):
+            write_public(out / CA, self.certificate.public_bytes(_PEM))
         return _described(certificate)
+
+    def _is_trusted_by(self, path: Path) -> bool:
+        """Tell whether a file of authorities has this one; what else it has is somebody's intent."""
+        try:
+            return self.certificate in x509.load_pem_x509_certificates(path.read_bytes())
+        except (OSError, ValueError):
+            return False
 
     def renew(self, out: Path, *, now: dt.datetime, days: float | None = None) -> Described:
         """Replace the certificate in `out` by one of the same identity and hosts, with a new key.
 
+        A `ca.pem` that has this authority stays as it is: while one authority replaces another, it
+        has both.
         Without `days` it counts as long as the old one did.
         """
         old = describe(out / CERT)

@@ -28,6 +28,11 @@ from strata.v1 import common_pb2
 ERROR_KEY: Final = "strata-error-bin"
 """The trailing metadata that holds a serialized `strata.v1.Error`."""
 
+MAX_TEXT_BYTES: Final = 1024
+MAX_MISSING_BYTES: Final = 2048
+"""What of an error travels in a trailer: with more than 8 KiB of them a client sees only that it was
+too much. On a session all of it travels."""
+
 Code = grpc.StatusCode
 
 STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
@@ -108,8 +113,21 @@ def unpack(message: common_pb2.Error) -> StrataError:
 
 
 def details(error: StrataError) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the trailing metadata that carries `error`."""
-    return ((ERROR_KEY, pack(error).SerializeToString()),)
+    """Return the trailing metadata that carries `error`, shortened to what fits there."""
+    packed = pack(error)
+    packed.message, packed.hint = shortened(error.message), shortened(error.hint)
+    left = MAX_MISSING_BYTES
+    for at, one in enumerate(packed.missing):
+        left -= len(one.encode()) + 3  # its tag and length
+        if left < 0:
+            del packed.missing[at:]
+            break
+    return ((ERROR_KEY, packed.SerializeToString()),)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of `text` that has at most `MAX_TEXT_BYTES`."""
+    return text.encode("utf-8", errors="replace")[:MAX_TEXT_BYTES].decode("utf-8", errors="ignore")
 
 
 def from_rpc(error: grpc.RpcError, target: str) -> StrataError:
@@ -159,7 +177,7 @@ class Aborts(Protocol):
 
 async def abort(context: Aborts, error: StrataError) -> NoReturn:
     """End the call of `context` with `error`. Never returns."""
-    await context.abort(status_of(error), error.message[:1024], details(error))
+    await context.abort(status_of(error), shortened(error.message), details(error))
 
 
 # -- inside -----------------------------------------------------------------------------------

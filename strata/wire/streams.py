@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from strata.errors import StrataError, TransportBroken, Unavailable
 from strata.observe import get_logger
@@ -26,11 +27,15 @@ from strata.wire import status
 log = get_logger()
 
 In = TypeVar("In")
-Out = TypeVar("Out")
-M = TypeVar("M")
+Out = TypeVar("Out", bound=Message)
+M = TypeVar("M", bound=Message)
 
 OUTBOX_LIMIT: Final = 4096
 """Messages that one end may owe the other."""
+OUTBOX_BYTES: Final = 64 << 20
+"""Bytes that one end may owe the other, besides the first `OUTBOX_FREE` messages: to count costs as
+much as to send, and whoever reads is never that far behind."""
+OUTBOX_FREE: Final = 64
 
 FLUSH_S: Final = 1.0
 """How long an ending stream waits for a silent other side to take what was sent."""
@@ -44,7 +49,8 @@ class _Outbox(Generic[M]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._queue: deque[M] = deque()
+        self._queue: deque[tuple[M, int]] = deque()
+        self._bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self.closed = False
 
@@ -53,9 +59,13 @@ class _Outbox(Generic[M]):
 
     def put(self, message: M) -> bool:
         """Queue `message`; False when there is no room."""
-        if len(self._queue) >= self._limit:
-            return False
-        self._queue.append(message)
+        size = 0
+        if len(self._queue) >= OUTBOX_FREE:
+            size = message.ByteSize()
+            if len(self._queue) >= self._limit or self._bytes + size > OUTBOX_BYTES:
+                return False
+        self._bytes += size
+        self._queue.append((message, size))
         self._rouse()
         return True
 
@@ -68,7 +78,9 @@ class _Outbox(Generic[M]):
         """Write every message in order, until closed and empty."""
         while True:
             while self._queue:
-                await write(self._queue.popleft())
+                message, size = self._queue.popleft()
+                self._bytes -= size
+                await write(message)
             if self.closed:
                 return
             self._wake = asyncio.get_running_loop().create_future()

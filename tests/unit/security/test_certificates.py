@@ -92,6 +92,21 @@ def test_a_renewed_certificate_is_of_the_same_one_with_a_new_key(
     assert (out / "key.pem").read_bytes() != key
 
 
+def test_a_renewal_by_a_new_authority_leaves_the_old_one_trusted(
+    authority: Authority, tmp_path: Path
+) -> None:
+    out, old = tmp_path / "leaf", (tmp_path / "ca/ca.pem").read_text()
+    authority.issue(out, role=Role.MEMBER, id="w1", now=NOW)
+    newer = Authority.create(tmp_path / "ca2", cluster="c", now=NOW)
+    both = old + (tmp_path / "ca2/ca.pem").read_text()
+    (out / "ca.pem").write_text(both)
+    newer.renew(out, now=NOW)
+    assert (out / "ca.pem").read_text() == both
+    (out / "ca.pem").write_text(old)
+    newer.renew(out, now=NOW)
+    assert (out / "ca.pem").read_text() == (tmp_path / "ca2/ca.pem").read_text()
+
+
 def test_a_leaf_ends_with_its_authority(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "ca", cluster="c", now=NOW, days=10)
     made = authority.issue(tmp_path / "leaf", role=Role.MEMBER, id="w1", now=NOW, days=100)

@@ -41,6 +41,20 @@ def test_the_missing_ranks_of_a_barrier_come_back() -> None:
     assert back.missing == ("rank 1 (w1)", "rank 3 (w3)")
 
 
+@pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "\N{SNOWMAN}" * 5000])
+def test_of_an_error_too_large_for_a_trailer_the_beginning_comes_back(text: str) -> None:
+    """grpc refuses metadata of more than 8 KiB; a client then sees only that, and not the error."""
+    error = BarrierTimeout(text, missing=[f"rank {rank}" for rank in range(2000)], hint=text)
+    ((_key, packed),) = status.details(error)
+    assert len(packed) < 4500, "and a third more in base64"
+    back = over_the_wire(error)
+    assert isinstance(back, BarrierTimeout)
+    assert back.message
+    assert text.startswith(back.message)
+    assert back.missing[:2] == ("rank 0", "rank 1")
+    assert len(back.missing) > 150
+
+
 def test_a_class_without_a_row_has_its_ancestors_status() -> None:
     class Newer(errors.Conflict):
         code = "NEWER"

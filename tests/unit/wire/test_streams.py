@@ -221,6 +221,24 @@ async def test_a_reader_that_is_too_slow_loses_the_stream_and_is_told(
             await drain(link)
 
 
+async def test_what_a_reader_is_owed_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "FLUSH_S", 0.2)
+    large = Down(arrival_refused=ArrivalRefused(name="x" * 1_000_000))
+    owed: list[int] = []
+
+    async def floods(link: ServerStream[Up, Down]) -> None:
+        await link.recv()
+        while not link.closed:
+            link.send(large)
+            owed.append(link.backlog)
+            await asyncio.sleep(0)
+
+    async with served(floods) as (door, address, _), client(address) as link:
+        link.send(Up(tick=tick(1)))
+        assert await door.ended.get() == "ended"
+        assert max(owed) <= streams.OUTBOX_FREE + streams.OUTBOX_BYTES // 1_000_000 < streams.OUTBOX_LIMIT
+
+
 async def drain(link: ClientStream[Down, Up]) -> None:
     while await link.recv() is not None:
         pass
