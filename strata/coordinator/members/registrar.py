@@ -35,28 +35,24 @@ class Registrar:
     async def register(self, transport: Transport, registration: Registration) -> Entry[Worker]:
         """Return the worker key once it is this boot's, and served here.
 
-        `transport` counts as up from now on. When this raises, it counts as down again.
+        `transport` counts as up from now on. When this raises, the caller says until when.
         """
         job = transport.job
         self._keeper.attend(transport)
-        try:
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            while True:
-                try:
-                    await self._settle(job, registration)
-                    return self._registered(job, registration)
-                except Conflict:
-                    held_s = self._context.timing.newcomer_hold_s
-                    if self._orphaned(job, registration) or self._keeper.spares():
-                        held_s = max(held_s, ORPHAN_HOLD_S)
-                    left_s = began + held_s - loop.time()
-                    if left_s <= 0:
-                        raise
-                    await self._change(job, registration, left_s)
-        except BaseException:
-            self._keeper.lose(transport, broke=False)
-            raise
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            try:
+                await self._settle(job, registration)
+                return self._registered(job, registration)
+            except Conflict:
+                held_s = self._context.timing.newcomer_hold_s
+                if self._orphaned(job, registration) or self._keeper.spares():
+                    held_s = max(held_s, ORPHAN_HOLD_S)
+                left_s = began + held_s - loop.time()
+                if left_s <= 0:
+                    raise
+                await self._change(job, registration, left_s)
 
     async def _settle(self, job: str, registration: Registration) -> None:
         keys = self._context.keys.job(job)

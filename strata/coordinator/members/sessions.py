@@ -99,7 +99,11 @@ class Sessions:
         check_registration(registration)
         job = checked_id("job", hello.member.job)
         member = MemberSession(self._house, session, job, registration, identity, self._ended)
-        entry = await self._registrar.register(member, registration)
+        try:
+            entry = await self._registrar.register(member, registration)
+        except BaseException:
+            self._keeper.lose(member, broke=False)
+            raise
         try:
             self._open(member, entry)
         except BaseException:

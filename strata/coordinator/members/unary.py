@@ -50,24 +50,27 @@ class HeartbeatTransport:
         boot: str,
         *,
         limit_s: float,
-        on_silence: Callable[[HeartbeatTransport], None],
+        keeper: Keeper,
     ) -> None:
         self.job = job
         self.worker = WorkerId(worker)
         self.boot = BootId(boot)
         self.incarnation = 0
         self._limit_s = limit_s
-        self._on_silence = on_silence
+        self._keeper = keeper
         self._timer: asyncio.TimerHandle | None = None
 
     def touch(self) -> None:
         """Take note of a sign of life."""
         self._stop()
-        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._on_silence, self)
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._silent)
 
     def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
         self._stop()
-        self._on_silence(self)
+        self._keeper.lose(self, broke=False)
+
+    def _silent(self) -> None:
+        self._keeper.lose(self, broke=self.incarnation > 0)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -210,18 +213,31 @@ class UnaryMembers:
             raise Unavailable(f"this replica is not ready: {why}", hint=f"go on at {', '.join(addresses)}")
 
     async def _attended(self, job: str, registration: Registration) -> int:
-        """Register by way of heartbeats; return the incarnation."""
+        """Register by way of heartbeats; return the incarnation.
+
+        The request was a sign of life, even if its caller waits no longer, or the outcome is unknown:
+        what was sent may still make this replica the one that serves the member.
+        """
         transport = HeartbeatTransport(
             job,
             registration.worker,
             registration.boot,
             limit_s=self._context.timing.detect_s,
-            on_silence=self._keeper.lose,
+            keeper=self._keeper,
         )
-        entry = await self._registrar.register(transport, registration)
-        transport.incarnation = entry.create_revision
-        transport.touch()
-        return entry.create_revision
+        refused = False
+        try:
+            entry = await self._registrar.register(transport, registration)
+            transport.incarnation = entry.create_revision
+        except StrataError as error:
+            refused = not error.retryable
+            raise
+        finally:
+            if refused:
+                self._keeper.lose(transport, broke=False)
+            else:
+                transport.touch()
+        return transport.incarnation
 
     async def _heard_elsewhere(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
         """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""

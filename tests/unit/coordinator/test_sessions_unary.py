@@ -175,6 +175,43 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over() -> None:
 
 
 @in_virtual_time()
+async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_the_same() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        c["r1"].kill()
+        await asyncio.sleep(2)
+        waiting = c.tasks.create_task(client.heartbeat("r2"))
+        leave = c.store.subscribe(lambda _written: waiting.cancel())  # its deadline, at the worst moment
+        await asyncio.wait([waiting])
+        leave()
+        handed_over = c.worker("w0")
+        assert waiting.cancelled()
+        assert handed_over is not None
+        assert handed_over.record.served_by == "instance-r2-2"
+        for _ in range(4):
+            await asyncio.sleep(DETECT_S * 0.8)
+            await client.heartbeat("r2")
+        silent = asyncio.get_running_loop().time()
+        assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
+
+
+@in_virtual_time()
+async def test_members_handed_over_in_a_mass_have_not_broken() -> None:
+    async with cluster(members=9) as c:
+        clients = [Client(c, f"w{number}") for number in range(9)]
+        for client in clients:
+            await client.register("r1")
+        c.partition("r1", "r2")
+        await asyncio.sleep(2)
+        for client in clients[1:]:
+            await client.heartbeat("r2")
+        assert c["r1"].service.keeper.sessions() == 1
+        assert not c["r1"].service.keeper.spares()
+        c.heal("r1", "r2")
+
+
+@in_virtual_time()
 async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it() -> None:
     async with cluster(members=1) as c:
         client = Client(c, "w0")
