@@ -154,7 +154,17 @@ class Route:
         self._asked: list[Endpoint] = []
         self._preferred: frozenset[str] = frozenset()
         self._tries = 0
+        self._served = False
         self.current: Endpoint | None = None
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether the current try is of the first round after a connection that worked.
+
+        Then somebody counts the time until this process is back; who does not answer at once, a
+        frozen host for one, is not waited for while others were not asked.
+        """
+        return self._served and 0 < self._tries < len(self._endpoints)
 
     def next(self) -> tuple[Endpoint, float]:
         """Return the endpoint to try, and the seconds to wait before."""
@@ -170,6 +180,7 @@ class Route:
     def reached(self) -> None:
         """Take note that the current endpoint served: its loss is met at once again."""
         self._tries = 0
+        self._served = True
         self._asked.clear()
         self._preferred = frozenset()
 

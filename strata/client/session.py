@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -47,6 +48,9 @@ from strata.wire.barriers import batches
 from strata.wire.status import unpack
 
 LEAVE_S: Final = 5.0
+HASTE_S: Final = 0.4
+"""How long each endpoint is given to connect in the first round after a connection was lost: the
+other side may count the grace of a second within which this one must be back."""
 
 _REQUEST_FIELD: Final[dict[type[Message], str]] = {
     type(getattr(Call(), field.name)): field.name
@@ -198,7 +202,13 @@ class Session:
         """Be served by `endpoint` until the connection ends, and take note of why."""
         trouble: StrataError
         try:
-            async with self._dial(endpoint) as link:
+            async with AsyncExitStack() as stack:
+                limit_s = HASTE_S if self._route.in_haste else None
+                try:
+                    async with asyncio.timeout(limit_s):
+                        link = await stack.enter_async_context(self._dial(endpoint))
+                except TimeoutError:
+                    raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
                 await self._converse(link)
             trouble = Unavailable(f"{endpoint} ended the stream")
         except _Leaving:

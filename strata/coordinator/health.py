@@ -48,6 +48,10 @@ class Health:
         """Return for how long this replica deletes nobody; 0 when it may."""
         return self._diagnosis.spares_s(self._clock(), etcd_silence_s=self.etcd_silence_s())
 
+    def alone(self) -> None:
+        """Take note that no peer is ready any more."""
+        self._diagnosis.alone(self._clock())
+
     def lost(self, *, left: int) -> None:
         """Take note that a session broke, and how many are left."""
         now_s = self._clock()

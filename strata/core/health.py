@@ -4,7 +4,7 @@ Two questions, asked at the moment of each act with the clock read anew:
 
     ready?         etcd answered within 2 s, and the event loop has turned within 1 s of its time
     may it delete? nothing in the last 5 s suggests that what it sees of its members is its own fault:
-                   a stall, a silence of etcd, sessions that broke in a mass
+                   a stall, a silence of etcd, sessions that broke in a mass, the loss of all peers
 
 After a stall everything is due at once, timers and broken streams, in no order. So whoever asks
 finds the stall by the clock, whether or not the loop's own measurement has run again by then.
@@ -57,6 +57,13 @@ class Diagnosis:
             losses.popleft()
         if len(losses) > max(MASS_LEAST, MASS_SHARE * (left + len(losses))):
             self._spare(now_s, f"{len(losses)} sessions broke within {MASS_S:g} s")
+
+    def alone(self, now_s: float) -> None:
+        """Take note that the last peer that was ready is no longer.
+
+        Perhaps this replica is cut off, from its few members as well: too few to be a mass.
+        """
+        self._spare(now_s, "it lost every peer that was ready")
 
     def unready(self, now_s: float, *, etcd_silence_s: float) -> str:
         """Return why members are better served elsewhere; an empty string when they are not."""

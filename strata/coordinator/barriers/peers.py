@@ -249,6 +249,8 @@ class Peers:
     def _unready(self, peer: _Peer) -> None:
         if self._ready.pop(peer.instance, None) is not None:
             log.info("peer_unready", peer=peer.name, address=peer.address)
+            if not self._ready:
+                self._context.health.alone()
             self.on_ready()
 
     def _quiet(self, peer: _Peer) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from strata import errors
+from strata.testing.links import host_of
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -38,6 +39,22 @@ async def test_a_lost_replica_is_left_for_another_within_100_ms() -> None:
         assert now is not before
         assert now.hello_times[-1] - lost_at < 0.1
         assert r.session.connected
+
+
+@in_virtual_time()
+async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may() -> None:
+    """The lost one counts a grace of a second, within which the member must be back."""
+    async with rig(3) as r:
+        before = r.serving
+        frozen, well = r.others
+        frozen.board.block("client", host_of(frozen.address))
+        before.ready_addresses = [frozen.address]
+        await asyncio.sleep(1.1)  # a tick has said where to go
+        lost_at = asyncio.get_running_loop().time()
+        before.board.block("client", host_of(before.address))
+        before.down()
+        assert await r.reconnected(2) is well
+        assert well.hello_times[-1] - lost_at < 1.0
 
 
 @in_virtual_time()

@@ -144,6 +144,24 @@ async def test_a_mass_of_broken_sessions_is_nobodys_death_for_five_seconds() -> 
 
 
 @in_virtual_time()
+async def test_a_replica_that_lost_all_peers_too_takes_a_few_broken_sessions_for_its_own_fault() -> None:
+    async with cluster(members=4) as c:
+        members = await c.world("r1", "r1", "r2", "r3")
+        before = incarnations(members)
+        lonely = members[:2]  # ranks go by name, and so do the replicas above
+        c.partition("r1", "r2")
+        c.partition("r1", "r3")
+        await asyncio.sleep(2)
+        for member in lonely:
+            member.drop()
+        await asyncio.sleep(2.5)
+        for member in lonely:
+            await member.connect("r2")
+        await asyncio.sleep(20)
+        same_generation(c, members, before)
+
+
+@in_virtual_time()
 async def test_a_few_broken_sessions_are_deaths_as_before() -> None:
     async with cluster(members=4) as c:
         members = await c.world(*("r1",) * 4)
