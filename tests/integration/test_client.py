@@ -36,7 +36,7 @@ class Trainers:
                 job=self.job,
                 worker_id=f"w{i}",
                 timeout_s=LIMIT_S,
-                **{"min_workers": count, **options},
+                **{"min_workers": count, **options},  # type: ignore[arg-type]  # numbers only, by name
             )
             for i in range(count)
         ]

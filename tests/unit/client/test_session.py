@@ -5,16 +5,15 @@ import asyncio
 import pytest
 
 from strata import errors
-from strata.testing.links import host_of
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import RankProgress
-from strata.v1.session_pb2 import ArrivalRefused, Done, Down, Ended, Moved, Reply, Up
+from strata.v1.session_pb2 import ArrivalRefused, Done, Down, Ended, Reply, Up
 from strata.v1.worlds_pb2 import GetWorldRequest, GetWorldResponse, World
 from strata.wire.status import pack
-from tests.unit.client.fake_replica import arrival, done, rig
+from tests.unit.client.fake_replica import arrival, rig
 
 
 @in_virtual_time()
@@ -28,57 +27,6 @@ async def test_a_member_introduces_itself_with_what_it_knows() -> None:
         now = await r.reconnected(2)
         assert now.hellos[-1].member.incarnation == 7
         assert now.hellos[-1].token == Token(uid="uid-1", revision=100)
-
-
-@in_virtual_time()
-async def test_a_lost_replica_is_left_for_another_within_100_ms() -> None:
-    async with rig(3) as r:
-        before, lost_at = r.serving, asyncio.get_running_loop().time()
-        before.down()
-        now = await r.reconnected(2)
-        assert now is not before
-        assert now.hello_times[-1] - lost_at < 0.1
-        assert r.session.connected
-
-
-@in_virtual_time()
-async def test_a_replica_that_does_not_answer_is_not_waited_for_while_another_may() -> None:
-    """The lost one counts a grace of a second, within which the member must be back."""
-    async with rig(3) as r:
-        before = r.serving
-        frozen, well = r.others
-        frozen.board.block("client", host_of(frozen.address))
-        before.ready_addresses = [frozen.address]
-        await asyncio.sleep(1.1)  # a tick has said where to go
-        lost_at = asyncio.get_running_loop().time()
-        before.board.block("client", host_of(before.address))
-        before.down()
-        assert await r.reconnected(2) is well
-        assert well.hello_times[-1] - lost_at < 1.0
-
-
-@in_virtual_time()
-async def test_all_coordinators_down_for_30_s() -> None:
-    async with rig(3) as r:
-        waiting = r.session.arrive(arrival())
-        call = asyncio.create_task(r.session.call(GetWorldRequest(job="j"), timeout_s=None))
-        for replica in r.replicas:
-            replica.answer = done
-            replica.down()
-        await asyncio.sleep(30)
-        assert not r.session.connected
-        assert 15 <= len(r.observer.troubles) <= 60
-        for replica in r.replicas:
-            replica.up()
-        up_at = asyncio.get_running_loop().time()
-        now = await r.reconnected(2)
-        assert now.hello_times[-1] - up_at <= 2.1
-        assert now.hellos[-1].member.incarnation == 7
-        again = await now.next("arrivals")
-        assert 29_000 < again.arrivals[0].age_ms < 33_000
-        now.release(again.arrivals[0])
-        await waiting
-        await call
 
 
 @in_virtual_time()
@@ -301,128 +249,6 @@ async def test_ended_is_final() -> None:
         with pytest.raises(errors.StaleIncarnation):
             await r.running
         assert isinstance(r.session.error, errors.StaleIncarnation)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_moved_means_there_at_once(seed: int) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(3, seed=seed) as r:
-            target, before = r.others[seed % 2], r.serving
-            moved_at = asyncio.get_running_loop().time()
-            before.send(Down(moved=Moved(addresses=[target.address], reason="draining")))
-            assert await r.reconnected(2) is target
-            assert target.hello_times[-1] - moved_at < 0.1
-
-    test()
-
-
-@pytest.mark.parametrize(
-    ("refusal", "final"),
-    [
-        (errors.Unavailable("later"), False),
-        (errors.NotLeader("not me"), False),
-        (errors.QuotaExceeded("etcd is full"), False),
-        (errors.StrataError("a bug"), False),
-        (errors.OutcomeUnknown("?"), False),
-        (errors.ConfigError("a stranger's port"), False),
-        (errors.StaleIncarnation("replaced"), True),
-        (errors.Refused("the job is done"), True),
-        (errors.JobFailed("failed"), True),
-        (errors.ClusterReplaced("other"), True),
-    ],
-)
-def test_which_refusals_end_a_session_that_was_served_before(
-    refusal: errors.StrataError, final: bool
-) -> None:
-    @in_virtual_time()
-    async def test() -> None:
-        async with rig(2) as r:
-            for replica in r.replicas:
-                replica.refuse_hello = refusal
-            r.serving.down()
-            r.serving.up()
-            await asyncio.sleep(20)
-            assert r.running.done() is final
-            if final:
-                with pytest.raises(type(refusal)):
-                    r.running.result()
-            else:
-                for replica in r.replicas:
-                    replica.refuse_hello = None
-                await r.reconnected(2)
-
-    test()
-
-
-@in_virtual_time()
-async def test_a_silent_replica_is_left_if_another_is_ready() -> None:
-    async with rig(2) as r:
-        before = r.serving
-        for replica in r.replicas:
-            replica.ready_addresses = [x.address for x in r.replicas if x is not replica]
-        await asyncio.sleep(2.5)
-        before.ticking = False
-        silent_at = asyncio.get_running_loop().time()
-        now = await r.reconnected(2)
-        assert now is not before
-        assert 2.0 <= now.hello_times[-1] - silent_at <= 4.0
-        assert "silent" in r.observer.troubles[-1].message
-
-
-@in_virtual_time()
-async def test_a_silent_replica_is_kept_if_no_other_is_ready() -> None:
-    async with rig(2) as r:
-        r.serving.ticking = False
-        await asyncio.sleep(300)
-        assert len(r.observer.connected) == 1
-        assert r.session.connected
-
-
-@in_virtual_time()
-async def test_a_replica_that_says_it_is_unready_is_left_for_one_that_is_ready() -> None:
-    async with rig(3) as r:
-        before = r.serving
-        there = r.others[0]
-        before.ready_addresses = [there.address]
-        await asyncio.sleep(2.5)
-        assert r.serving is before
-        before.ready = False
-        assert await r.reconnected(2) is there
-        assert "not ready" in r.observer.troubles[-1].message
-
-
-@in_virtual_time()
-async def test_an_unready_replica_is_kept_if_no_other_is_ready() -> None:
-    async with rig(2) as r:
-        r.serving.ready = False
-        r.serving.ready_addresses = [r.serving.address]
-        await asyncio.sleep(300)
-        assert len(r.observer.connected) == 1
-
-
-@in_virtual_time()
-async def test_its_own_stall_is_not_blamed_on_the_replica() -> None:
-    async with rig(2) as r:
-        for replica in r.replicas:
-            replica.ready_addresses = [x.address for x in r.replicas]
-        loop = asyncio.get_running_loop()
-        for _ in range(5):
-            await asyncio.sleep(1.7)
-            loop._now += 30  # type: ignore[attr-defined]  # as if this process had not run for 30 s
-        assert len(r.observer.connected) == 1
-
-
-@in_virtual_time()
-async def test_a_replica_that_never_welcomes_is_left() -> None:
-    async with rig(2) as r:
-        mute = r.others[0]
-        mute.welcoming = mute.ticking = False
-        r.serving.down()
-        r.serving.up()
-        now = await r.reconnected(2)
-        assert now is not mute
-        assert len(mute.hellos) == 1
 
 
 @in_virtual_time()

@@ -13,7 +13,8 @@ from strata.coordinator.context import EtcdMember
 from strata.coordinator.controllers.compaction import Compaction
 from strata.coordinator.controllers.loop import drive
 from strata.coordinator.gate import Gate
-from strata.coordinator.servicers.admin import UNHEARD, AdminServicer
+from strata.coordinator.observed import UNHEARD
+from strata.coordinator.servicers.admin import AdminServicer
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetStatusRequest
 from tests.unit.coordinator.fleet import fleet
