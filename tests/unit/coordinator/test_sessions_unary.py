@@ -23,6 +23,7 @@ from strata.errors import (
     StrataError,
     Unavailable,
 )
+from strata.testing.mvcc import Revision
 from strata.testing.serving import peer_door
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
@@ -182,7 +183,11 @@ async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_th
         c["r1"].kill()
         await asyncio.sleep(2)
         waiting = c.tasks.create_task(client.heartbeat("r2"))
-        leave = c.store.subscribe(lambda _written: waiting.cancel())  # its deadline, at the worst moment
+
+        def give_up(_written: Revision) -> None:  # its deadline, at the worst moment
+            waiting.cancel()
+
+        leave = c.store.subscribe(give_up)
         await asyncio.wait([waiting])
         leave()
         handed_over = c.worker("w0")
