@@ -13,11 +13,11 @@ import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
 
-from strata.core.arrivals import payload_limit
+from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS, payload_limit
 from strata.core.ids import checked_id
 from strata.errors import InvalidArgument, QuotaExceeded, StaleGeneration, StrataError
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -88,7 +88,7 @@ class OpenArrivals:
                 rank,
                 _Arrived(
                     payload=arrival.payloads[i] if arrival.payloads else b"",
-                    phase=arrival.phases[i] if arrival.phases else "",
+                    phase=arrival.phases[i][:MAX_PHASE_CHARS] if arrival.phases else "",
                     at_s=at_s,
                     deadline_s=at_s + arrival.timeout_ms / 1000 if arrival.timeout_ms else math.inf,
                 ),
@@ -146,6 +146,11 @@ class OpenArrivals:
             open_round.fail(tuple(open_round.ranks), error)
 
 
+CALLS_AT_ONCE: Final = 128
+"""Requests that may wait for their reply on one connection: half of what the other side takes, for
+it may still work at some that were given up here. A supervisor speaks for up to a thousand ranks."""
+
+
 @dataclass(slots=True)
 class _OpenCall:
     message: Message
@@ -173,10 +178,18 @@ class OpenCalls:
         self._calls.pop(id_, None)
 
     def unsent(self) -> Iterator[Message]:
-        """Yield the requests that were not sent on this connection, and count them as sent."""
-        for call in self._calls.values():
-            if not call.sent and not call.reply.done():
+        """Yield the requests that may be sent on this connection now, and count them as sent.
+
+        The others may once a reply has come, or a request is forgotten.
+        """
+        waiting = [call for call in self._calls.values() if not call.reply.done()]
+        free = CALLS_AT_ONCE - sum(call.sent for call in waiting)
+        for call in waiting:
+            if free <= 0:
+                return
+            if not call.sent:
                 call.sent = True
+                free -= 1
                 yield call.message
 
     def disconnected(self) -> None:
@@ -237,6 +250,11 @@ def _check(arrival: Arrival, size: int) -> None:
         raise InvalidArgument("an arrival names its ranks, with a payload and a phase each or none")
     if arrival.participants and not set(arrival.ranks) <= set(arrival.participants):
         raise InvalidArgument(f"ranks {list(arrival.ranks)} do not take part in barrier {arrival.name!r}")
+    if not (0 <= arrival.age_ms <= MAX_TIME_MS and 0 <= arrival.timeout_ms <= MAX_TIME_MS):
+        raise InvalidArgument(
+            f"an age of {arrival.age_ms} ms, a timeout of {arrival.timeout_ms} ms at barrier {arrival.name!r}",
+            hint=f"both are from 0 to {MAX_TIME_MS}",
+        )
     limit = payload_limit(len(arrival.participants) or size)
     for payload in arrival.payloads:
         if len(payload) > limit:

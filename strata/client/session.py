@@ -24,6 +24,7 @@ from strata import errors
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.terms import Dial, Pace, SessionObserver, is_final
+from strata.core.arrivals import MAX_TIME_MS
 from strata.errors import StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -162,7 +163,8 @@ class Session:
             self._progress_generation = generation
         now = self._now()
         for one in ranks:
-            self._progress[one.rank] = (one, now - one.age_ms / 1000)
+            age_ms = min(max(0, one.age_ms), MAX_TIME_MS)
+            self._progress[one.rank] = (one, now - age_ms / 1000)
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     async def leave(self, reason: str = "") -> None:
@@ -369,6 +371,7 @@ class Session:
             raise Unavailable(f"no answer to {what} within {timeout_s:g} s{why}") from None
         finally:
             self._calls.drop(id_)
+            self._flush_calls()  # its place is free
 
     def _flush_soon(self, what: str, delay_s: float, flush: Callable[[], None]) -> None:
         """Call `flush` once, after `delay_s`, however often this is called until then."""

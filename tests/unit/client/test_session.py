@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from strata import errors
+from strata.client.outstanding import CALLS_AT_ONCE
+from strata.session.served import Limits
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -174,6 +176,32 @@ async def test_the_errors_of_answers_are_typed_and_try_again_is_no_answer() -> N
         with pytest.raises(errors.NotFound, match="no such job"):
             await r.session.call(GetWorldRequest(job="j"))
         assert len({call.id for call in r.serving.all("call")}) == 1
+
+
+@in_virtual_time()
+async def test_a_thousand_calls_at_once_never_meet_the_limit_of_a_session() -> None:
+    """A supervisor calls for all of its ranks: what is above the limit of a session is refused for good."""
+    most = 0
+
+    def answer(up: Up) -> Down | None:
+        nonlocal most
+        waiting.append(up.call.id) if up.WhichOneof("message") == "call" else None
+        most = max(most, len(waiting))
+        return None
+
+    waiting: list[int] = []
+    async with rig() as r:
+        r.serving.answer = answer
+        calls = [
+            asyncio.create_task(r.session.call(GetWorldRequest(job=f"j{i}"), timeout_s=None))
+            for i in range(1000)
+        ]
+        for _ in range(1000):
+            await r.serving.until(lambda: bool(waiting))
+            await asyncio.sleep(0.001)
+            r.serving.send(Down(reply=Reply(id=waiting.pop(0), get_world=GetWorldResponse())))
+        await asyncio.gather(*calls)
+    assert most <= CALLS_AT_ONCE < Limits().calls
 
 
 @in_virtual_time()
