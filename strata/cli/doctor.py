@@ -59,11 +59,11 @@ def doctor(
     ]
     if storage is not None:
         findings.append(checks.storage(storage))
-    members = _etcd_members(etcd)
+    members = _etcd_members(etcd, credentials)
     findings += checks.cluster(endpoints, credentials, timeout_s=timeout_s, alone=members is None)
     if members is not None:
         findings += checks.etcd(members, timeout_s=timeout_s)
-        findings += checks.ports(_config(etcd))
+        findings += checks.ports(members)
     if as_json:
         print_values([asdict(finding) for finding in findings])
     else:
@@ -72,14 +72,11 @@ def doctor(
         raise typer.Exit(Exit.FAILURE)
 
 
-def _config(etcd: str | None) -> CoordinatorConfig:
-    return CoordinatorConfig.load(flags={"etcd.endpoints": etcd}, env=os.environ)
-
-
-def _etcd_members(etcd: str | None) -> CoordinatorConfig | None:
+def _etcd_members(etcd: str | None, own: Credentials) -> CoordinatorConfig | None:
     """Return how etcd is reached if this is a host from which it is: it was named somewhere."""
     try:
-        config = _config(etcd)
+        flags = {"etcd.endpoints": etcd, "credentials.insecure": own.insecure or None}
+        config = CoordinatorConfig.load(flags=flags, env=os.environ)
     except StrataError:
         if etcd is not None:
             raise

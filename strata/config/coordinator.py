@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
@@ -51,6 +52,12 @@ class EtcdConfig:
             raise ConfigError("etcd.wait_s cannot be negative")
         if self.quota_bytes <= 0:
             raise ConfigError("etcd.quota_bytes must be above 0")
+
+    def plaintext_to(self) -> str:
+        """Return an endpoint that is spoken to in plaintext and is not on this machine; "" for none."""
+        if self.ca_file is not None or self.cert_file is not None:
+            return ""
+        return next((one for one in self.endpoints if not _is_local_or_secured(one)), "")
 
     def password(self) -> str:
         """Return the password, without the file's closing newline; "" when none is needed."""
@@ -161,6 +168,12 @@ class CoordinatorConfig:
                 hint="set tls.cert_file, tls.key_file and tls.ca_file, listen on 127.0.0.1, or pass"
                 " --insecure in a network that you trust",
             )
+        if not self.credentials.insecure and (where := self.etcd.plaintext_to()):
+            raise ConfigError(
+                f"etcd at {where} is not on this machine, and would be spoken to in plaintext",
+                hint="set etcd.ca_file, etcd.cert_file and etcd.key_file, or pass --insecure in a network"
+                " that you trust",
+            )
         if self.http_listen:
             host, _port = split_address("coordinator.http_listen", self.http_listen)
             if not self.serves_tls and not self.credentials.insecure and not is_loopback(host):
@@ -206,6 +219,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _is_local_or_secured(endpoint: str) -> bool:
+    """Tell so of etcd's endpoint; what cannot be read is refused by who connects to it."""
+    text = endpoint if "://" in endpoint else f"//{endpoint}"
+    try:
+        found = urlsplit(text)
+        host = found.hostname
+    except ValueError:
+        return True
+    return found.scheme == "https" or host is None or is_loopback(host)
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:

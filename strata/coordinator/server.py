@@ -22,7 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from strata.config import CoordinatorConfig, split_address
+from strata.config import CoordinatorConfig, is_loopback, split_address
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.gate import Gate
 from strata.coordinator.service import Service
@@ -78,7 +78,7 @@ class Server:
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         self._gate = Gate(context.config, now=_now)
-        self._service = Service(context, _Dialer(context))
+        self._service = Service(context, Dialer(context.config, context.timing))
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -179,13 +179,13 @@ def _why(address: str) -> str:
     return ""
 
 
-class _Dialer:
+class Dialer:
     """Opens links to peers: a channel of its own for each, so that none waits for another's backoff."""
 
-    def __init__(self, context: ReplicaContext) -> None:
-        self._config = context.config
+    def __init__(self, config: CoordinatorConfig, timing: Timing) -> None:
+        self._config = config
         self._options: list[tuple[str, int]] = [
-            *context.timing.client_options(),
+            *timing.client_options(),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
@@ -197,6 +197,11 @@ class _Dialer:
     async def __call__(self, address: str) -> AsyncIterator[Link[PeerDown, PeerUp]]:
         credentials = self._config.credentials
         pem = read_pem(credentials, _now()) if self._config.serves_tls else None
+        if pem is None and not credentials.insecure and not is_loopback(split_address("address", address)[0]):
+            raise ConfigError(
+                f"{address} is not a loopback address, and would be spoken to in plaintext",
+                hint="its coordinator.advertise names one; give all replicas certificates, or --insecure",
+            )
         metadata = shown(credentials)
         async with open_channel(address, options=self._options, pem=pem) as channel:
             with translated(address):

@@ -21,7 +21,7 @@ def load(
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "strata.toml"
     path.write_text(
-        'cluster = "lab"\ndetect_s = 8\n'
+        'cluster = "lab"\ndetect_s = 8\ninsecure = true\n'
         '[coordinator]\nlisten = "127.0.0.1:6000"\n'
         '[etcd]\nendpoints = ["a:1", "b:2"]\n'
         "[run]\nslots = 4\n"
@@ -93,6 +93,8 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
         ({"STRATA_ADVERTISE": "h:0"}, "not 0"),
         ({"STRATA_LISTEN": "10.0.0.1:50051"}, "plaintext"),
         ({"STRATA_LISTEN": "node-7:50051"}, "plaintext"),
+        ({"STRATA_ETCD_ENDPOINTS": "127.0.0.1:2379,node-7:2379"}, "node-7:2379 is not on this machine"),
+        ({"STRATA_ETCD_ENDPOINTS": "http://[fd00::1]:2379"}, "would be spoken to in plaintext"),
         ({"STRATA_ETCD_CERT_FILE": "x.pem"}, "need each other"),
         ({"STRATA_ETCD_USERNAME": "me"}, "need each other"),
         ({"STRATA_ETCD_ENDPOINTS": ","}, "no etcd endpoint"),
@@ -119,6 +121,20 @@ def test_what_may_be_listened_at(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(env=env).listen == env["STRATA_LISTEN"]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"STRATA_ETCD_ENDPOINTS": "node-7:2379", "STRATA_INSECURE": "1"},
+        {"STRATA_ETCD_ENDPOINTS": "node-7:2379", "STRATA_ETCD_CA_FILE": "etcd-ca.pem"},
+        {"STRATA_ETCD_ENDPOINTS": "https://node-7:2379"},
+        {"STRATA_ETCD_ENDPOINTS": "http://localhost:2379,[::1]:2379,127.0.0.2:1"},
+    ],
+)
+def test_where_etcd_may_be(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ",".join(load(env=env).etcd.endpoints) == env["STRATA_ETCD_ENDPOINTS"]
 
 
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
