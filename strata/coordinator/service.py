@@ -126,7 +126,7 @@ class Service:
     def part(self) -> None:
         """Send every member elsewhere, and declare none of them dead for going."""
         self.keeper.stop()
-        self.sessions.move_all(self.peers.ready_addresses(), "this replica stops")
+        self.sessions.part(self.peers.ready_addresses(), "this replica stops")
         self._barrier_calls.part()
         self.watches.stop()
         self._peer_handler.close_all()

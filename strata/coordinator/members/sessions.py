@@ -24,7 +24,7 @@ from strata.core.job import JobView
 from strata.core.members import check_registration
 from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
 from strata.core.view import Entry
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link
 from strata.session.served import End, Limits, Session, serve
@@ -61,10 +61,17 @@ class Sessions:
         self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
         self._limits = Limits(tick_s=house.context.timing.tick_s)
         self._moved = house.context.measures.moved.child()
+        self._parting: tuple[list[str], str] | None = None
+        """Where to and why, once this replica stops."""
 
     async def serve(self, link: Link[Up, Down], identity: Identity | None) -> None:
         """Serve one session to its end."""
         await serve(link, partial(self._accept, identity), limits=self._limits)
+
+    def part(self, addresses: Iterable[str], reason: str) -> None:
+        """Send every member to another replica, and also who is about to become one."""
+        self._parting = list(addresses), reason
+        self.move_all(*self._parting)
 
     def move_all(self, addresses: Iterable[str], reason: str) -> None:
         """Send every member to another replica."""
@@ -92,6 +99,8 @@ class Sessions:
                 "a coordinator serves members; a rank's session goes to its supervisor",
                 hint="connect to the socket in STRATA_SOCKET",
             )
+        if self._parting is not None:
+            raise Unavailable(self._parting[1])
         claimed = hello.member
         check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
         await floors.honour(self._context.mirror, hello.token)
@@ -121,6 +130,9 @@ class Sessions:
         for save in self._current_saves(job):
             member.send(Down(checkpoint=checkpoint_wire.checkpoint_message(job, save)))
         log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
+        if self._parting is not None:
+            self._moved.add()
+            member.move(*self._parting)
 
     def _ended(self, member: MemberSession, end: End) -> None:
         members = self._by_job.get(member.job, {})

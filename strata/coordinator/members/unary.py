@@ -150,8 +150,8 @@ class UnaryMembers:
     def heard(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
         """Tell whether this incarnation has a transport here; one of heartbeats has been heard now.
 
-        The transport is proof enough, however old the view: only this replica could have written
-        a key that names it, and it did so for this transport.
+        The transport ends when the view shows that another replica took the member over. It did so
+        for a heartbeat of the same client, whose token then brings this view there first.
         """
         transport = self._keeper.find(heartbeat.job, heartbeat.worker_id, heartbeat.boot)
         if transport is None or transport.incarnation != heartbeat.incarnation:

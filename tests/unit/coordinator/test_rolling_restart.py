@@ -7,11 +7,22 @@ from contextlib import suppress
 
 from strata.core.records import WorldHead, decode
 from strata.core.txn import Range
+from strata.errors import Unavailable
+from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster
 
 THREE = ("r1", "r2", "r3")
+
+
+class SlowNetwork(PromptNetwork):
+    """Every write takes its time."""
+
+    def fate(self, call: Call) -> Fate:
+        return Fate(delay_s=0.3 if call.kind == "execute" else 0.0)
+
+
 MEMBERS = 6
 
 
@@ -85,3 +96,23 @@ async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation() -> No
             entry = c.worker(member.worker)
             assert entry is not None
             assert entry.create_revision == before[member.worker]
+
+
+@in_virtual_time()
+async def test_who_registers_while_a_replica_stops_is_sent_on_at_once() -> None:
+    async with cluster(2, members=1) as c:
+        c.add("r3", network=SlowNetwork())
+        await c.ready()
+        began = asyncio.get_running_loop().time()
+        member = c.member("w0")
+        member.dial("r3")
+        await asyncio.sleep(0.1)
+        c["r3"].service.part()
+        moved = await member.next("moved")
+        assert set(moved.addresses) == {"r1", "r2"}
+        assert asyncio.get_running_loop().time() - began < 0.5
+        late = c.member("w1")
+        late.dial("r3")
+        await late.over.wait()
+        assert isinstance(late.error, Unavailable)
+        assert c.worker("w1") is None
