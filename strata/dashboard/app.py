@@ -91,6 +91,7 @@ class _Pages:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._made: dict[tuple[str, str, int], tuple[float, Response]] = {}
+        self._drawing = asyncio.Lock()
 
     async def cluster(self, _request: Request) -> Response:
         return await self._kept(("page", "", 0), lambda: self._cluster(_cluster_html))
@@ -142,16 +143,17 @@ class _Pages:
             return None
 
     async def _kept(self, key: tuple[str, str, int], look: Callable[[], Awaitable[Draw]]) -> Response:
-        now = asyncio.get_running_loop().time()
-        held = self._made.get(key)
-        if held is not None and now - held[0] < AGAIN_S:
-            return held[1]
-        # a thousand ranks take tens of milliseconds to draw, which no barrier shall wait for
-        response = await asyncio.to_thread(await look())
-        self._made = {k: v for k, v in self._made.items() if now - v[0] < AGAIN_S}
-        if len(self._made) < MAX_KEPT:
-            self._made[key] = (now, response)
-        return response
+        async with self._drawing:  # one at a time: many that look at once wait for the first
+            now = asyncio.get_running_loop().time()
+            held = self._made.get(key)
+            if held is not None and now - held[0] < AGAIN_S:
+                return held[1]
+            # a thousand ranks take tens of milliseconds to draw, which no barrier shall wait for
+            response = await asyncio.to_thread(await look())
+            self._made = {k: v for k, v in self._made.items() if now - v[0] < AGAIN_S}
+            if len(self._made) < MAX_KEPT:
+                self._made[key] = (now, response)
+            return response
 
 
 def _json(status: ClusterStatus | JobDetail) -> Response:

@@ -7,7 +7,7 @@ them, and what is gone from the keyspace is gone from the answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -16,40 +16,41 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from strata.core.job import JobView, job_names
+from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
 from strata.errors import StrataError
 from strata.observe.metrics import Counter, Family, Histogram
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
+Read = Callable[[Source, Sequence[str]], Samples]
+"""From the replica and the names of the jobs that are shown."""
 
 
 class _Gauge:
     """A gauge and where its values come from."""
 
-    def __init__(
-        self, name: str, says: str, read: Callable[[Source], Samples], *, labels: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, name: str, says: str, read: Read, *, labels: tuple[str, ...] = ()) -> None:
         self.name = name
         self.says = says
         self.labels = labels
         self.read = read
 
-    def collect(self, source: Source) -> Metric:
+    def collect(self, source: Source, jobs: Sequence[str]) -> Metric:
         metric = GaugeMetricFamily(self.name, self.says, labels=self.labels)
-        for values, value in self.read(source):
+        for values, value in self.read(source, jobs):
             metric.add_metric(values, value)
         return metric
 
 
-def _one(read: Callable[[Source], float]) -> Callable[[Source], Samples]:
-    return lambda source: (((), float(read(source))),)
+def _one(read: Callable[[Source], float]) -> Read:
+    return lambda source, _jobs: (((), float(read(source))),)
 
 
-def _jobs(read: Callable[[Source, JobView], float | None]) -> Callable[[Source], Samples]:
+def _jobs(read: Callable[[Source, JobView], float | None]) -> Read:
     """Return a reader that has one value for each job; a job that cannot be read has none."""
 
-    def samples(source: Source) -> Iterator[tuple[tuple[str, ...], float]]:
-        for name in job_names(source.view, source.keys):
+    def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+        for name in jobs:
             try:
                 value = read(source, JobView(source.view, source.keys.job(name)))
             except StrataError:  # written by hand: a record, or the name itself
@@ -79,8 +80,8 @@ def _open(source: Source, job: JobView) -> float:
     return 0 if source.soft is None else sum(1 for _ in source.soft.open_rounds(job.keys.name))
 
 
-def _phases(source: Source) -> Iterator[tuple[tuple[str, ...], float]]:
-    for name in job_names(source.view, source.keys):
+def _phases(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name in jobs:
         try:
             phase = JobView(source.view, source.keys.job(name)).phase()
         except StrataError:  # written by hand: a record, or the name itself
@@ -88,15 +89,15 @@ def _phases(source: Source) -> Iterator[tuple[tuple[str, ...], float]]:
         yield (name, phase.value), 1.0
 
 
-def _etcd(read: Callable[..., float]) -> Callable[[Source], Samples]:
-    return lambda source: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
+def _etcd(read: Callable[..., float]) -> Read:
+    return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
 
 
 GAUGES: Final = (
     _Gauge(
         "strata_build_info",
         "Always 1; the labels say who this is.",
-        lambda s: [((s.keys.cluster, s.replica, s.version), 1.0)],
+        lambda s, _jobs: [((s.keys.cluster, s.replica, s.version), 1.0)],
         labels=("cluster", "replica", "version"),
     ),
     _Gauge(
@@ -209,8 +210,9 @@ class _Replica(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        jobs = shown_jobs(self._source.view, self._source.keys)
         for gauge in GAUGES:
-            yield gauge.collect(self._source)
+            yield gauge.collect(self._source, jobs)
         yield CounterMetricFamily(
             "strata_audit_differences",
             "Keys that an audit found different in etcd and in the view: an event was lost. Must stay 0.",

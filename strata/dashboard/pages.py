@@ -43,11 +43,11 @@ def cluster_page(status: ClusterStatus) -> str:
             ("leader", leader),
             ("coordinators ready", f"{ready} of {len(status.replicas)}"),
             ("etcd members healthy", f"{sum(m.healthy for m in status.etcd)} of {len(status.etcd)}"),
-            ("jobs", len(status.jobs)),
+            ("jobs", status.job_count),
             ("sessions here", status.sessions),
         ),
         *_warnings(status),
-        section("Jobs", _jobs(status)),
+        section("Jobs", _jobs(status), aside=_left_out(status)),
         section("Coordinators", _replicas(status)),
         section("etcd", _etcd(status)),
         section(
@@ -179,6 +179,11 @@ def _jobs(status: ClusterStatus) -> Markup:
             for job in status.jobs
         ),
     )
+
+
+def _left_out(status: ClusterStatus) -> str:
+    more = status.job_count - len(status.jobs)
+    return f"and {more} more: strata jobs list" if more else ""
 
 
 def _waits(job: JobStatus) -> str:

@@ -16,6 +16,7 @@ from strata.core.checkpoints import newest
 from strata.core.etcd_version import EtcdVersion, judge
 from strata.core.job import JobView, job_names
 from strata.core.records import JobPhase, Phase, Standbys
+from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
 from strata.errors import StrataError
 
@@ -98,6 +99,8 @@ class ClusterStatus:
     replicas: tuple[ReplicaStatus, ...]
     etcd: tuple[EtcdStatus, ...]
     jobs: tuple[JobStatus, ...]
+    job_count: int
+    """Of all jobs: `jobs` has at most `MAX_JOBS`."""
     events: tuple[EventStatus, ...]
 
 
@@ -123,9 +126,10 @@ def cluster_status(source: Source, etcd: Sequence[EtcdMember], *, with_jobs: boo
         audit_differences=source.audit_differences(),
         replicas=tuple(_replicas(source)),
         etcd=tuple(_etcd(member) for member in etcd),
-        jobs=tuple(job_status(source, name) for name in job_names(source.view, source.keys))
+        jobs=tuple(job_status(source, name) for name in shown_jobs(source.view, source.keys))
         if with_jobs
         else (),
+        job_count=len(job_names(source.view, source.keys)),
         events=events(source, None),
     )
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import html.parser
 import json
 import re
 import time
+from collections.abc import Sequence
 
 import pytest
 from starlette.requests import Request
 
+from strata.coordinator.context import EtcdMember
 from strata.core.records import BarrierOutcome, BarrierResult, CheckpointState, JobPhase, JobSpec, Phase
 from strata.dashboard.app import _Pages, make_app
+from strata.dashboard.choosing import MAX_JOBS
+from strata.dashboard.exposition import Exposition
 from strata.dashboard.html import join, tag
 from strata.dashboard.job import job_detail
 from strata.dashboard.layout import POLICY
@@ -189,6 +194,24 @@ async def test_a_thousand_ranks_stay_readable_and_quick() -> None:
     assert "and 480 more" in words
 
 
+async def test_of_thousands_of_jobs_those_with_members_and_the_latest_are_shown() -> None:
+    """All of them took a second of the loop that serves barriers, at each look and each scrape."""
+    shown = Shown()
+    shown.lead()
+    shown.job("old-and-alive", members=1)
+    for number in range(2000):
+        shown.put(KEYS.job(f"spam-{number:04}").spec, JobSpec())
+    status = cluster_status(shown, ())
+    names = [job.name for job in status.jobs]
+    assert names == ["old-and-alive", *(f"spam-{n}" for n in range(2001 - MAX_JOBS, 2000))]
+    assert status.job_count == 2001
+    words = " ".join(read(of_cluster(shown)).text.split())
+    assert "and 1501 more" in words
+    body, _type = Exposition(shown).answer("")
+    assert body.count(b"strata_job_phase{") == MAX_JOBS
+    assert b"strata_jobs 2001.0" in body
+
+
 @pytest.mark.parametrize(
     ("asked", "shown_page"), [("", 1), ("2", 2), ("99", 2), ("0", 1), ("x", 1), ("٣", 1)]
 )
@@ -205,6 +228,23 @@ async def test_a_page_that_is_not_there_is_the_nearest(asked: str, shown_page: i
     }
     answer = await _Pages(shown).job_json(Request(scope))
     assert json.loads(bytes(answer.body))["page"] == shown_page
+
+
+async def test_for_many_that_look_at_once_it_is_made_once() -> None:
+    class Counted(Shown):
+        looks = 0
+
+        async def etcd_members(self) -> Sequence[EtcdMember]:
+            self.looks += 1
+            await asyncio.sleep(0)
+            return self.etcd
+
+    shown = Counted()
+    pages = _Pages(shown)
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+    answers = await asyncio.gather(*(pages.cluster(Request(scope)) for _ in range(64)))
+    assert shown.looks == 1
+    assert len({bytes(answer.body) for answer in answers}) == 1
 
 
 # -- the policy
