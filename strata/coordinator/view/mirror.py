@@ -49,7 +49,9 @@ Subscriber = Callable[[WatchBatch], None]
 AUDIT_S: Final = 60.0
 RETRY_S: Final = 0.2
 """The pause after etcd gave no answer; the store itself has tried every endpoint by then."""
-AUDIT_WAIT_S: Final = 10.0
+AUDIT_WAIT_S: Final = 25.0
+"""Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is
+behind for that has lost nothing."""
 FOREIGN_S: Final = 0.1
 """How long an event may take before other keys than ours are suspected of being the newest."""
 

@@ -266,6 +266,20 @@ async def test_an_audit_of_a_true_view_finds_nothing() -> None:
 
 
 @in_virtual_time()
+async def test_a_watch_that_fell_silent_is_no_difference() -> None:
+    """Of a frozen etcd member only the watch is heard no more; calls go to another one at once."""
+
+    class SilentWatch(PromptNetwork):
+        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+            return 17.0  # it is given up after 15, and opened elsewhere
+
+    async with rig(network=SilentWatch()) as r:
+        r.put("a")
+        assert await r.mirror.audit() == 0
+        assert r.get("a") == b"{}"
+
+
+@in_virtual_time()
 async def test_an_audit_finds_lost_events_counts_and_repairs_them() -> None:
     async with rig() as r:
         await r.mirror.at_least(r.put("changed", b"1"))
