@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,10 @@ from strata.errors import (
 
 MAX_REFERENCES = 32
 """How many attempts an Incremental may use; beyond them a Full is due."""
+MAX_ROOT_CHARS = 4096
+_ROOT = re.compile(
+    r"(file://(localhost)?/|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/|\Z))[^\x00-\x20\x7f?#]*\Z"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,13 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
     if step < 0:
         return refuse(InvalidArgument(f"step {step} is below 0"))
     checked_id("attempt", request.attempt)
+    if len(request.root) > MAX_ROOT_CHARS or not _ROOT.match(request.root):
+        return refuse(
+            InvalidArgument(
+                f"{request.root[:100]!r} is not the URI of a storage root",
+                hint="write file:///folder or s3://bucket/prefix, percent-encoded, with no user and no query",
+            )
+        )
     key = job.keys.checkpoint(step, author.generation)
     held = job.checkpoint(step, author.generation)
     if held is not None and not _replaceable(held.record, request):

@@ -46,6 +46,35 @@ def test_the_first_opens_the_slot_and_the_others_join_its_attempt() -> None:
     assert job.begin(rank=0, attempt="x") == first
 
 
+@pytest.mark.parametrize(
+    "root", ["file:///", "file://localhost/a%20b", "s3://bucket", "s3://b.c/p/q", "gs://b/%3C"]
+)
+def test_a_root_is_where_a_storage_may_be(root: str) -> None:
+    assert Job().begin(root=root).path.startswith(root.rstrip("/") + "/")
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "",
+        "/data",
+        "relative",
+        "file://host/data",
+        "file:///da\nta",
+        "file:///data?x",
+        "s3://user:secret@bucket/p",
+        "s3:///p",
+        "https://host/p",
+        "javascript:alert(1)",
+        "file:///" + "x" * 5000,
+    ],
+)
+def test_what_no_storage_is_at_is_refused(root: str) -> None:
+    """The catalog's paths are shown, and read by people: no foreign scheme, no secret, no control."""
+    with pytest.raises(InvalidArgument, match="not the URI of a storage root"):
+        Job().begin(root=root)
+
+
 def test_folder_names_sort_like_numbers_and_hold_the_attempt() -> None:
     assert folder_name(20, 3, "abc") == "step-000000000020-gen-000003-abc"
 
