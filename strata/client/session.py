@@ -416,10 +416,14 @@ class Session:
     # -- the end
 
     def _finish(self, error: StrataError | None) -> None:
-        """End the session for good: whoever still waits learns of it. Only the first call counts."""
+        """End the session for good: whoever still waits learns of it. Only the first call counts.
+
+        Who leaves is gone by whatever end: a refusal may come because the leave is on record, by way of
+        a replica that died over it.
+        """
         if self._ended.is_set():
             return
-        self.error = error
+        self.error = error if self._leaving is None else None
         self._ended.set()
         reason = error or Unavailable("the session has ended", hint="connect again")
         self._arrivals.fail(reason)

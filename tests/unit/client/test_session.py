@@ -321,6 +321,24 @@ async def test_leaving_is_told_to_the_next_replica_if_the_first_died_over_it() -
 
 
 @in_virtual_time()
+@pytest.mark.parametrize(
+    "refusal", [errors.Refused("job j is done"), errors.StaleIncarnation("w is another")]
+)
+async def test_leaving_is_done_when_the_next_replica_knows_nothing_of_this_member(
+    refusal: errors.StrataError,
+) -> None:
+    """The first one removed it and died before it said so: that fails no job that is done."""
+    async with rig(2) as r:
+        leaving = asyncio.create_task(r.session.leave("done"))
+        await r.serving.next("leave")
+        r.others[0].refuse_hello = refusal
+        r.serving.down()
+        await leaving
+        await r.running
+        assert r.session.error is None
+
+
+@in_virtual_time()
 async def test_checkpoints_reach_the_observer_and_unknown_messages_nobody() -> None:
     async with rig() as r:
         r.serving.send(Down())
