@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -110,7 +111,10 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin() -> None:
-    """A child: gone with its parent; Ctrl-C is the parent's affair."""
+    """A child: gone with its parent, and out of everybody's way; Ctrl-C is the parent's affair."""
+    os.nice(15)
+    gc.collect()
+    gc.freeze()  # what each seed leaves is collected; what is here now stays
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -6,28 +6,14 @@ SIM_SEEDS takes another number of them.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import Future
-
 import pytest
 
-from tests.sim.batch import Summary, pool
-from tests.sim.run import LEAST_EFFECTIVE, RUN_S, Result, run_seed
+from tests.sim.batch import Summary
+from tests.sim.conftest import SEEDS, Running
+from tests.sim.run import LEAST_EFFECTIVE, RUN_S
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
 BLOCKS = 20
-JOBS = 2
 LIMIT_S = 900
-
-Running = dict[int, Future[Result]]
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    """All seeds, being run in their order by as many processes as there are cores here."""
-    with pool(JOBS) as processes:
-        yield {seed: processes.submit(run_seed, seed) for seed in range(SEEDS)}
 
 
 @pytest.mark.slow
