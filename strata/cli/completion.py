@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from strata.config import ClientConfig
 from strata.errors import StrataError
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ def _known(
 ) -> list[str]:
     from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when it is needed
 
-    endpoints = context.params.get("endpoints") or os.environ.get("STRATA_ENDPOINTS") or "127.0.0.1:50051"
-    job = context.params.get("job") or os.environ.get("STRATA_JOB") or "default"
+    options = ("endpoints", "job", "ca_file", "cert_file", "key_file", "token_file", "insecure")
+    said = {name: context.params.get(name) for name in options}
+    flags = {name if name in {"endpoints", "job"} else f"credentials.{name}": said[name] for name in said}
     try:
-        with CoordinatorClient.connect(endpoints, job=job, timeout_s=_LIMIT_S) as client:
+        found = ClientConfig.load(flags=flags, env=os.environ, path=context.params.get("config"))
+        with CoordinatorClient.connect(
+            found.endpoints, job=found.job, timeout_s=_LIMIT_S, credentials=found.credentials
+        ) as client:
             return [name for name in names(client) if name.startswith(incomplete)]
     except StrataError:
         return []

@@ -1,7 +1,8 @@
 """The options that say who we are and whom we trust: the same for every command that connects.
 
 A command that connects takes `credentials: Credentials` and is decorated with `connecting`, which
-puts the options in that parameter's place.
+puts the options in that parameter's place. Its `endpoints` and `job`, if it has them, then come from
+flag, environment and file as well.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
-from strata.config import Credentials
+from strata.config import ClientConfig
 
 TlsCaFile = Annotated[
     Path | None,
@@ -38,13 +39,17 @@ OPTIONS: dict[str, Any] = {
     "config": Config,
 }
 
+SETTLED = ("endpoints", "job")
+"""Parameters that a file may set, too. The default in a command's signature is that of the setting."""
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 
 def connecting(command: C) -> C:
     """Give a command the options of `Credentials`, and what they, environment and file say."""
     taken = inspect.signature(command, eval_str=True)
-    own = [p for p in taken.parameters.values() if p.name != "credentials"]
+    own = [_optional(p) for p in taken.parameters.values() if p.name != "credentials"]
+    settled = [p.name for p in own if p.name in SETTLED]
     ours = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in OPTIONS.items()
@@ -52,12 +57,26 @@ def connecting(command: C) -> C:
 
     @functools.wraps(command)
     def connected(**given: Any) -> Any:
-        said = {name: given.pop(name) for name in OPTIONS}
-        path = said.pop("config")
-        return command(**given, credentials=Credentials.load(flags=said, env=os.environ, path=path))
+        path = given.pop("config")
+        said = {f"credentials.{name}": given.pop(name) for name in OPTIONS if name != "config"}
+        said |= {name: given.pop(name) for name in settled}
+        found = ClientConfig.load(flags=said, env=os.environ, path=path)
+        if "endpoints" in settled:
+            given["endpoints"] = ",".join(found.endpoints)
+        if "job" in settled:
+            given["job"] = found.job
+        return command(**given, credentials=found.credentials)
 
     wrapper: Any = connected
     wrapper.__signature__ = taken.replace(parameters=[*own, *ours])
     wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *ours)} | {"return": None}
     del wrapper.__wrapped__  # typer would read the hints of the command inside
     return wrapper  # type: ignore[no-any-return]  # a command is called by typer alone
+
+
+def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return it without its default, where a file may say what typer must not decide."""
+    if parameter.name not in SETTLED:
+        return parameter
+    kind, *more = get_args(parameter.annotation)
+    return parameter.replace(default=None, annotation=Annotated[kind | None, *more])

@@ -20,6 +20,8 @@ from strata.observe.words import age, printable, ranks, size
 
 __all__ = ["age", "printable", "ranks", "size"]
 
+DEFAULT_ENDPOINTS = "127.0.0.1:50051"
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Endpoints = Annotated[
     str,
@@ -28,18 +30,25 @@ Endpoints = Annotated[
         "-e",
         envvar="STRATA_ENDPOINTS",
         help="Coordinators, as host:port, separated by commas.",
+        show_default=DEFAULT_ENDPOINTS,
     ),
 ]
 Job = Annotated[
     str,
-    typer.Option("--job", "-j", envvar="STRATA_JOB", help="The job's name.", autocompletion=complete_jobs),
+    typer.Option(
+        "--job",
+        "-j",
+        envvar="STRATA_JOB",
+        help="The job's name.",
+        show_default="default",
+        autocompletion=complete_jobs,
+    ),
 ]
 
 TimeoutS = Annotated[
     float, typer.Option("--timeout-s", min=0.1, help="Seconds to wait for a coordinator that answers.")
 ]
 
-DEFAULT_ENDPOINTS = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S = 5.0
 
 

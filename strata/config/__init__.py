@@ -1,11 +1,13 @@
 """Configuration: flag > environment `STRATA_*` > TOML file > default, checked at the entrance."""
 
+from strata.config.client import ClientConfig
 from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, is_loopback, split_address
 from strata.config.credentials import Credentials
 from strata.config.loading import Setting, load, read_file, setting, settings
 from strata.config.run import RunConfig
 
 __all__ = [
+    "ClientConfig",
     "CoordinatorConfig",
     "Credentials",
     "EtcdConfig",

@@ -129,6 +129,24 @@ def test_endpoints_and_job_come_from_the_environment(cluster: LocalCluster) -> N
     assert "of-the-environment" in said
 
 
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "strata.toml"
+    listed = ", ".join(f'"{endpoint}"' for endpoint in cluster.endpoints.split(","))
+    file.write_text(f'endpoints = [{listed}]\njob = "of-the-file"\n')
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_")}
+    words, env = ("members", "--config", str(file)), {**bare, "STRATA_JOB": "of-the-environment"}
+    assert "of-the-file" in run_strata(*words, env=bare)[1]
+    assert "of-the-environment" in run_strata(*words, env=env)[1]
+    assert "of-the-flag" in run_strata(*words, "--job", "of-the-flag", env=env)[1]
+    nowhere = run_strata(*words, "--endpoints", f"127.0.0.1:{free_port()}", "--timeout-s", "0.5", env=env)
+    assert nowhere[0] == 3
+    file.write_text("endpoint = 1\n")
+    code, said = run_strata(*words, env=env)
+    assert (code, "there is no setting endpoint" in said) == (2, True)
+
+
 def test_a_coordinator_says_what_is_wrong_with_its_settings() -> None:
     for words, part in (
         (("--listen", "nonsense"), "listen"),

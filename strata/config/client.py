@@ -1,0 +1,29 @@
+"""What every command can be told that asks coordinators something."""
+
+# `setting` returns a dataclass field, as `dataclasses.field` does
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strata.config.credentials import Credentials
+from strata.config.loading import load, read_file, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Whom to ask, about which job, and as who."""
+
+    endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
+    job: str = setting("job", default="default", doc="the job that is asked about")
+    credentials: Credentials = field(default_factory=Credentials)
+
+    @classmethod
+    def load(
+        cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
+    ) -> ClientConfig:
+        """Return what flags, environment and the file at `path` or its default say."""
+        body, name = read_file(path)
+        return load(cls, flags=flags, env=env, file=body, file_name=name)
