@@ -225,7 +225,6 @@ class Replica:
         self._registration = Registration(
             store=self.context.store,
             mirror=context.mirror,
-            executor=context.executor,
             keys=context.keys,
             replica=context.replica,
             record=records.Replica(

@@ -4,6 +4,9 @@ The key tells clients and peers where this replica serves, and tells the leader 
 served by this instance are not orphans. The name belongs to one instance at a time. A remnant of an
 earlier run goes with its lease within seconds, and at once if its port is the one that this
 instance has bound: nobody else can serve there. An instance that stays is somebody else's.
+
+Nothing here waits for the view. A frozen etcd member makes the watch late for a quarter of a minute,
+and may cost the lease as well; without the key this replica's members would be deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +15,11 @@ import asyncio
 from typing import Final
 
 from strata.coordinator.view.mirror import RETRY_S, Mirror
-from strata.coordinator.writes.executor import Executor
 from strata.core.ids import ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Replica, encode
 from strata.core.store import Store
-from strata.core.txn import Decision, Delete, Put, Txn, absent, unchanged
+from strata.core.txn import Decision, Delete, Put, Range, Txn, absent, unchanged
 from strata.core.view import View
 from strata.errors import Conflict, NotFound, Unavailable
 from strata.observe import get_logger
@@ -31,27 +33,32 @@ REMNANT_S: Final = 10.0
 
 
 class Registration:
-    """Keeps the key; `registered` says whether it is there, as far as this replica knows."""
+    """Keeps the key. `run` does the work."""
 
     def __init__(
         self,
         *,
         store: Store,
         mirror: Mirror,
-        executor: Executor,
         keys: ClusterKeys,
         replica: ReplicaId,
         record: Replica,
     ) -> None:
-        self.registered = False
         self._store = store
         self._mirror = mirror
-        self._executor = executor
         self._key = keys.replica(replica)
         self._name = replica
         self._record = record
         self._lease = 0
+        self._since = 0
+        """The revision of the key as etcd had it; an older view says nothing of it."""
+        self._is_kept = False
         self._was_registered = False
+
+    @property
+    def registered(self) -> bool:
+        """Whether the key is there, as far as this replica knows."""
+        return self._is_kept and not self._is_lost(self._mirror.view)
 
     async def run(self) -> None:
         """Register, renew, and register again if the key is lost; until cancelled.
@@ -69,7 +76,7 @@ class Registration:
                 log.warning("registration_failed", error=error.message)
                 await asyncio.sleep(RETRY_S)
             finally:
-                self.registered = False
+                self._is_kept = False
 
     async def withdraw(self) -> None:
         """Remove the key with its lease. To be called when `run` has ended."""
@@ -79,7 +86,7 @@ class Registration:
     async def _register(self) -> None:
         """Return once the key is ours under our lease."""
         try:
-            await self._executor.settle(self._decide)
+            await self._settle()
         except Conflict:
             log.info("replica_name_held", wait_s=REMNANT_S)
             try:
@@ -88,15 +95,31 @@ class Registration:
             except TimeoutError:
                 pass  # whoever holds it now is no remnant
             self._lease = (await self._store.grant(LEASE_S)).id  # the one before ran out meanwhile
-            await self._executor.settle(self._decide)
-        self.registered = self._was_registered = True
+            await self._settle()
+        self._is_kept = self._was_registered = True
+
+    async def _settle(self) -> None:
+        """Carry out what `_decide` finds in etcd, until it finds nothing; raises its refusal."""
+        while True:
+            found = await self._store.read(Range(key=self._key))
+            self._mirror.note_contact()
+            self._since = max((kv.mod_revision for kv in found.kvs), default=0)
+            view = View()
+            view.reset(found.revision, found.kvs)
+            decision = self._decide(view)
+            if decision.refusal is not None:
+                raise decision.refusal
+            if decision.txn is None:
+                return
+            await self._store.execute(decision.txn)
 
     async def _renew(self) -> None:
         """Return once the lease or the key is gone."""
         failing = False
         while True:
             try:
-                async with asyncio.timeout(RENEW_S):
+                # the attempt before took as long as a pause, and the lease allows for one more
+                async with asyncio.timeout(RETRY_S if failing else RENEW_S):
                     await self._mirror.wait_until(self._is_lost)
                 return
             except TimeoutError:
@@ -114,11 +137,11 @@ class Registration:
                 self._mirror.note_contact()
 
     def _is_free(self, view: View) -> bool:
-        return view.get(self._key) is None
+        return view.revision >= self._since and view.get(self._key) is None
 
     def _is_lost(self, view: View) -> bool:
         kv = view.get(self._key)
-        return kv is None or kv.lease != self._lease
+        return view.revision >= self._since and (kv is None or kv.lease != self._lease)
 
     def _decide(self, view: View) -> Decision:
         entry, kv = view.entry(self._key, Replica), view.get(self._key)

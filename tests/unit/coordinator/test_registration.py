@@ -1,0 +1,73 @@
+"""A replica's own key: while it is missing, the leader counts the replica's members as orphans."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata.core.ids import ReplicaId
+from strata.core.txn import KeyValue, Range, WatchBatch
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.serving_rig import KEYS, Cluster, cluster
+
+
+class SlowKeepAlive(PromptNetwork):
+    """Of the registration's renewals, those on their way while `slow` is set take too long; the watch is late."""
+
+    def __init__(self) -> None:
+        self.slow = 0
+        self.watch_s = 0.0
+
+    def fate(self, call: Call) -> Fate:
+        if call.kind == "keep_alive" and self.slow:
+            self.slow -= 1
+            return Fate(delay_s=4.0)
+        return Fate()
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return self.watch_s
+
+
+def own_key(c: Cluster, name: str) -> KeyValue | None:
+    found = c.store.read(Range(key=KEYS.replica(ReplicaId(name)))).kvs
+    return found[0] if found else None
+
+
+@in_virtual_time()
+async def test_one_renewal_without_an_answer_loses_no_registration() -> None:
+    network = SlowKeepAlive()
+    async with cluster(1) as c:
+        c.add("r2", network=network)
+        await c.ready()
+        before = own_key(c, "r2")
+        assert before is not None
+        await asyncio.sleep(3.5)
+        network.slow = 1
+        await asyncio.sleep(10)
+        assert not network.slow
+        assert own_key(c, "r2") == before
+
+
+@in_virtual_time()
+async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late() -> None:
+    """A frozen etcd member delays both: then the leader must not take this replica's members for orphans."""
+    network = SlowKeepAlive()
+    async with cluster(1, members=1) as c:
+        c.add("r2", network=network)
+        await c.ready()
+        member = await c.member("w0").connect("r2")
+        lost = own_key(c, "r2")
+        assert lost is not None
+        network.watch_s = 12.0
+        c.store.revoke(lost.lease)
+        await asyncio.sleep(3)
+        again = own_key(c, "r2")
+        assert again is not None
+        assert again.create_revision > lost.create_revision
+        await asyncio.sleep(20)
+        network.watch_s = 0.0
+        assert own_key(c, "r2") == again, "the late view is no reason to register once more"
+        held = c.worker("w0")
+        assert held is not None
+        assert held.create_revision == member.incarnation
+        await asyncio.sleep(12)
