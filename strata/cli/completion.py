@@ -30,9 +30,7 @@ def complete_datasets(context: typer.Context, incomplete: str) -> list[str]:
     """Return the job's datasets whose names begin like this."""
 
     def names(client: CoordinatorClient) -> Iterable[str]:
-        from strata.v1.datasets_pb2 import ListDatasetsRequest  # noqa: PLC0415  # grpc only when needed
-
-        return (each.name for each in client.call(ListDatasetsRequest(job=client.job)).datasets)
+        return (each.name for each in client.datasets())
 
     return _known(context, incomplete, names)
 

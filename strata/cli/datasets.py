@@ -56,9 +56,8 @@ def datasets(
 
 
 def _show_all(client: CoordinatorClient, *, as_json: bool) -> None:
-    from strata.v1.datasets_pb2 import ListDatasetsRequest  # noqa: PLC0415  # see above
 
-    listed = list(client.call(ListDatasetsRequest(job=client.job)).datasets)
+    listed = client.datasets()
     if not listed:
         client.job_status()  # a job that does not exist is said to be missing, not empty
     if as_json:

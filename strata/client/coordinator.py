@@ -22,6 +22,7 @@ from strata.errors import InvalidArgument, NotFound
 from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest, ListCheckpointsRequest
+from strata.v1.datasets_pb2 import Dataset, ListDatasetsRequest
 from strata.v1.members_pb2 import (
     HeartbeatRequest,
     LeaveRequest,
@@ -165,6 +166,11 @@ class CoordinatorClient:
         """Return the job's members, standbys included, and how far their ranks are."""
         answers = self._pages(ListMembersRequest(job=self.job))
         return [member for answer in answers for member in answer.members]
+
+    def datasets(self) -> list[Dataset]:
+        """Return the job's datasets."""
+        answers = self._pages(ListDatasetsRequest(job=self.job))
+        return [dataset for answer in answers for dataset in answer.datasets]
 
     def barriers(self) -> ListBarriersResponse:
         """Return the job's open barriers, and those that ended last."""

@@ -16,7 +16,6 @@ from strata.v1.datasets_pb2 import (
     Dataset,
     GetAssignmentRequest,
     GetAssignmentResponse,
-    ListDatasetsRequest,
     RegisterDatasetRequest,
 )
 
@@ -99,8 +98,7 @@ class DatasetRegistry:
 
     def datasets(self) -> list[str]:
         """Return the names of the job's datasets."""
-        answer = self._client.call(ListDatasetsRequest(job=self._client.job))
-        return [dataset.name for dataset in answer.datasets]
+        return [dataset.name for dataset in self._client.datasets()]
 
     def assignment(self, dataset: str | None = None) -> DatasetAssignment:
         """Return whose shards are whose; `dataset` may be left out when the job has only one.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ class EtcdConfig:
     )
     username: str = setting("etcd.username", default="", doc="etcd user, where etcd asks for one")
     password_file: Path | None = setting(
-        "etcd.password_file", default=None, doc="file with that user's password"
+        "etcd.password_file", default=None, doc="file with that user's password, mode 0600"
     )
     wait_s: float = setting("etcd.wait_s", default=30.0, doc="how long to wait for etcd at the start")
     quota_bytes: int = setting(
@@ -64,7 +65,13 @@ class EtcdConfig:
         if self.password_file is None:
             return ""
         try:
-            return self.password_file.read_text().rstrip("\r\n")
+            with self.password_file.open() as file:
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise ConfigError(
+                        f"etcd.password_file {self.password_file} can be read by others",
+                        hint=f"chmod 600 {self.password_file}",
+                    )
+                return file.read().rstrip("\r\n")
         except OSError as error:
             raise ConfigError(f"cannot read {self.password_file}: {error.strerror}") from None
 

@@ -291,7 +291,9 @@ class ListBarriersResponse(_message.Message):
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenBarrier]: ...
     @_builtins.property
-    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___BarrierOutcome]: ...
+    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___BarrierOutcome]:
+        """The rounds that ended last, as many as fit into a message, and the payloads of as many."""
+
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(

@@ -11,7 +11,7 @@ from strata.core.authority import RULES, Role
 from strata.core.rates import Holdings, Rate
 from strata.session.link import MAX_MESSAGE_BYTES
 from strata.session.served import Limits
-from strata.wire.streams import OUTBOX_LIMIT
+from strata.wire.streams import OUTBOX_BYTES, OUTBOX_LIMIT
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
 COLUMNS = (Role.COORDINATOR, Role.MEMBER, Role.OPERATOR, Role.VIEWER)
@@ -37,4 +37,4 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"| sessions of one identity at a replica | {Holdings().sessions} |" in PAGE
     assert f"| watches of one identity at a replica | {Holdings().watches} |" in PAGE
     assert f"| calls under way on one session | {Limits().calls} |" in PAGE
-    assert f"{OUTBOX_LIMIT:,} messages; {QUEUE_EVENTS:,} events" in PAGE
+    assert f"{OUTBOX_LIMIT:,} messages, {OUTBOX_BYTES >> 20} MiB; {QUEUE_EVENTS:,} events" in PAGE

@@ -15,11 +15,13 @@ from typing import Final
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
+from strata.coordinator.calls.pages import PAGE_BYTES
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.ranks import RankIndexes
 from strata.core.barriers import Arrival, BarrierKey
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
+from strata.core.view import Entry
 from strata.errors import NotFound, Refused, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import barriers_pb2 as pb
 from strata.wire import barriers as wire
@@ -123,14 +125,32 @@ class BarrierCalls:
         job = await existing_job(self._context, request.job)
         return pb.ListBarriersResponse(
             open=[wire.open_message(open_round, now_ms) for open_round in self._barriers.open(request.job)],
-            recent=list(_outcomes(job)),
+            recent=_recent(job),
         )
 
 
 _AGAIN: Final = "call again with the same round, at any replica"
 
 
-def _outcomes(job: JobView) -> Iterator[pb.BarrierOutcome]:
+def _recent(job: JobView) -> list[pb.BarrierOutcome]:
+    """Return the outcomes that are still kept, by name, in one message: the newest, if not all fit.
+
+    Payloads can be half a megabyte a round, so they are the first to be left out.
+    """
+    newest = sorted(_outcomes(job), key=lambda one: one[1].mod_revision, reverse=True)
+    found, left, room = [], PAGE_BYTES, PAGE_BYTES
+    for key, outcome in newest:
+        message = wire.outcome_message(job, key, outcome)
+        if message.payloads and (room := room - message.ByteSize()) < 0:
+            message.ClearField("payloads")
+        bare = message.ByteSize() - sum(map(len, message.payloads.values()))
+        if (left := left - bare) < 0:
+            break
+        found.append(message)
+    return sorted(found, key=lambda one: (one.name, one.generation, one.round))
+
+
+def _outcomes(job: JobView) -> Iterator[tuple[BarrierKey, Entry[BarrierOutcome]]]:
     """Yield the outcomes that are still kept, of every barrier and generation."""
     for name in job.view.names(job.keys.barriers):
         for generation in job.view.names(job.keys.barrier_name(name)):
@@ -141,4 +161,4 @@ def _outcomes(job: JobView) -> Iterator[pb.BarrierOutcome]:
                 path = job.keys.outcome(name, key.generation, key.round)
                 outcome = job.view.entry(path, BarrierOutcome)
                 if outcome is not None:
-                    yield wire.outcome_message(job, key, outcome)
+                    yield key, outcome

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core import datasets as core
 from strata.core.job import JobView
@@ -56,9 +57,14 @@ class DatasetCalls:
 
     async def list(self, request: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
         job = await existing_job(self._context, request.job)
-        return pb.ListDatasetsResponse(
-            datasets=[wire.dataset_message(name, spec) for name, spec in _datasets(job)]
+        found, after = page(
+            _datasets(job),
+            key=lambda one: one[0],
+            make=lambda one: wire.dataset_message(*one),
+            size=request.page_size,
+            token=request.page_token,
         )
+        return pb.ListDatasetsResponse(datasets=found, next_page_token=after)
 
 
 def shards_of(job: JobView, worker: str) -> Iterator[tuple[str, list[int]]]:

@@ -152,6 +152,10 @@ def test_a_password_is_read_from_its_file(tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("open sesame\n")
     config = EtcdConfig(username="me", password_file=secret)
+    secret.chmod(0o640)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        config.password()
+    secret.chmod(0o600)
     assert config.password() == "open sesame"
     assert "sesame" not in repr(config)
     secret.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from strata.errors import (
     BarrierBroken,
     BarrierTimeout,
     Conflict,
-    InvalidArgument,
     NotFound,
     Refused,
     StaleGeneration,
@@ -28,59 +26,9 @@ from strata.testing.serving import peer_door
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+from tests.unit.coordinator.unary_client import Client
 
 DETECT_S = 5.0
-
-
-class Client:
-    """A client in any language: unary calls, to whichever replica it is told."""
-
-    def __init__(self, c: Cluster, worker: str, boot: str = "") -> None:
-        self.c = c
-        self.worker = worker
-        self.boot = boot or f"boot-{worker}"
-        self.incarnation = 0
-
-    async def call(self, replica: str, name: str, request: Any) -> Any:
-        return await self.c[replica].service.calls.answer(name, request, None)
-
-    async def register(self, replica: str) -> members_pb2.RegisterResponse:
-        registration = members_pb2.Registration(
-            job="job",
-            worker_id=self.worker,
-            boot=self.boot,
-            slots=1,
-            incarnation=self.incarnation,
-            spec=worlds_pb2.JobSpec(min_workers=self.c.members, max_workers=self.c.members),
-        )
-        response: members_pb2.RegisterResponse = await self.call(
-            replica, "register", members_pb2.RegisterRequest(registration=registration)
-        )
-        self.incarnation = response.incarnation
-        return response
-
-    async def heartbeat(self, replica: str) -> members_pb2.HeartbeatResponse:
-        request = members_pb2.HeartbeatRequest(
-            job="job", worker_id=self.worker, boot=self.boot, incarnation=self.incarnation
-        )
-        response: members_pb2.HeartbeatResponse = await self.call(replica, "heartbeat", request)
-        return response
-
-    async def wait(
-        self, replica: str, rank: int, round_: int = 1, *, generation: int = 1, timeout_ms: int = 0
-    ) -> barriers_pb2.BarrierOutcome:
-        arrival = barriers_pb2.Arrival(
-            job="job", name="b", generation=generation, round=round_, ranks=[rank], timeout_ms=timeout_ms
-        )
-        response = await self.call(
-            replica,
-            "wait_barrier",
-            barriers_pb2.WaitBarrierRequest(
-                arrival=arrival, worker_id=self.worker, incarnation=self.incarnation
-            ),
-        )
-        outcome: barriers_pb2.BarrierOutcome = response.outcome
-        return outcome
 
 
 async def beat(client: Client, *replicas: str) -> None:
@@ -269,38 +217,6 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
         assert not member.ranks, "of a job that has ended nothing is kept in memory"
         heard = await client.heartbeat("r2")
         assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
-
-
-@in_virtual_time()
-async def test_ages_that_no_message_holds_do_no_harm() -> None:
-    """Both were passed on as more than an int64, in tasks whose failure ended the replica."""
-    oldest = 2**63 - 1
-    async with cluster(members=1) as c:
-        client = Client(c, "w0")
-        await client.register("r1")
-        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
-        said = members_pb2.RankProgress(rank=0, step=1, phase="train", age_ms=oldest)
-        request = members_pb2.HeartbeatRequest(
-            job="job",
-            worker_id="w0",
-            boot=client.boot,
-            incarnation=client.incarnation,
-            generation=1,
-            ranks=[said],
-        )
-        await client.call("r1", "heartbeat", request)
-        arrival = barriers_pb2.Arrival(
-            job="job", name="b", generation=1, round=1, ranks=[0], participants=[0], age_ms=oldest
-        )
-        wait = barriers_pb2.WaitBarrierRequest(
-            arrival=arrival, worker_id="w0", incarnation=client.incarnation
-        )
-        with pytest.raises(InvalidArgument, match="an age of"):
-            await client.call("r1", "wait_barrier", wait)
-        await asyncio.sleep(2.5)  # progress and arrivals are passed on every second
-        listed = await client.call("r1", "list_members", members_pb2.ListMembersRequest(job="job"))
-        assert [rank.step for rank in listed.members[0].ranks] == [1]
-        await client.call("r2", "list_barriers", barriers_pb2.ListBarriersRequest(job="job"))
 
 
 @in_virtual_time()
