@@ -1,12 +1,15 @@
 """Faults planted into a copy of the tree: the test that each patch names must catch it.
 
-A patch begins with two lines, `Fault:` and `Caught-by:` (a test's id), and goes on as a unified
-diff. That the test passes without the patch is shown where it stands, in the ordinary suite.
+A patch begins with three lines, `Fault:`, `Caught-by:` (a test's id) and `Shows-as:` (a regular
+expression that the failed test's output must match, so that it failed of the fault and of nothing
+else), and goes on as a unified diff. That the test passes without the patch is shown where it stands,
+in the ordinary suite.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +26,8 @@ HERE = Path(__file__).parent
 LIMIT_S = 300.0
 FAILED = 1
 """pytest's exit code when tests ran and some failed; others say that it could not run them."""
+NO_PROGRAM = re.compile(r"\b(SyntaxError|IndentationError|NameError|ImportError|ModuleNotFoundError)\b")
+"""In a log: the patched code does not even run. A test that fails of this has caught nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +37,16 @@ class Planted:
     path: Path
     fault: str
     caught_by: str
+    shows_as: str
 
     @classmethod
     def read(cls, path: Path) -> Planted:
-        head = path.read_text().splitlines()[:2]
-        fault, caught_by = (line.partition(": ")[2] for line in head)
+        head = path.read_text().splitlines()[:3]
+        fault, caught_by, shows_as = (line.partition(": ")[2] for line in head)
         assert fault, f"{path.name} begins with `Fault: …`"
         assert caught_by, f"{path.name} has a second line `Caught-by: tests/…::test_…`"
-        return cls(path, fault, caught_by)
+        assert shows_as, f"{path.name} has a third line `Shows-as: …`"
+        return cls(path, fault, caught_by, shows_as)
 
 
 PLANTED = [Planted.read(path) for path in sorted(HERE.glob("*.patch"))]
@@ -98,5 +105,8 @@ def test_the_named_test_catches_the_fault(fault: Planted, tree: Path) -> None:
         code = child.join(LIMIT_S)
     finally:
         child.stop()
-    told = log.read_text()[-3000:]
+    said = log.read_text()
+    told = said[-3000:]
     assert code == FAILED, f"{fault.caught_by} does not catch it ({fault.fault}), exit code {code}:\n{told}"
+    assert not NO_PROGRAM.search(said), f"{fault.path.name} breaks the program, not a rule:\n{told}"
+    assert re.search(fault.shows_as, said), f"it failed, and not as `{fault.shows_as}`:\n{told}"

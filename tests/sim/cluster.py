@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
-from strata.core.records import BarrierOutcome
+from strata.core.records import BarrierOutcome, Worker
+from strata.core.txn import Delete, Txn
 from strata.core.view import View
 from strata.errors import StrataError
 from strata.testing.links import Switchboard
 from strata.testing.memory_store import MemoryStore
+from strata.testing.network import Call
 from strata.testing.replicas import MemoryReplica
 from tests.sim.etcd import Line
 from tests.sim.history import History
@@ -28,6 +31,8 @@ PATROL_S = 0.5
 TROUBLE_S = 20.0
 """How long after a fault of its own a member's death may be its consequence: the longest that a
 removal may be on its way to etcd, and then some."""
+GRACE_S = 1.0
+"""From the break of a member's transport to the first thing that its replica may do about it."""
 CLAIM_S = 6.0
 """How long an instance may believe to lead after its key has gone: the time of a lease."""
 
@@ -53,6 +58,8 @@ class Cluster:
         """Replicas and workers that are down on purpose."""
         self.ready_s: dict[str, float] = {}
         """Since when each replica is ready without a break."""
+        self._linked: dict[tuple[str, str], tuple[float, float]] = {}
+        """By boot and replica: since when, and when last, the patrol saw a link up at its replica's end."""
         self._count = 0
         self.judge = Judge(
             keys=self.keys, job=self.keys.job(JOB), trace=trace, mourn=self._mourn, timed_out=self._timed_out
@@ -70,7 +77,9 @@ class Cluster:
         """Start a replica, for the first time or again."""
         self._count += 1
         self.stopped.discard(name)
-        line = self.lines[name] = Line(self.rng(f"line {name} {self._count}"), self.judge.applied)
+        line = self.lines[name] = Line(
+            self.rng(f"line {name} {self._count}"), self.judge.applied, partial(self._sent, name)
+        )
         client = self.store.client(f"instance-{name}-{self._count}", network=line)
         replica = MemoryReplica(client, self.board, name=name, run=self._count, new_uid=f"uid-{name}")
         self.replicas[name] = replica
@@ -177,6 +186,11 @@ class Cluster:
         if member.leaving:
             self.trace.count("leaves")
             return None
+        if not death.fenced and death.writer != death.record.served_by:
+            return (
+                f"{death.worker}, incarnation {death.incarnation}, was declared dead by {death.writer},"
+                f" which neither led nor served it: that was {death.record.served_by}"
+            )
         now = self.trace.now_s
         if member.process.frozen or now - member.troubled_s < TROUBLE_S:
             self.trace.count("deaths of the troubled")
@@ -188,6 +202,39 @@ class Cluster:
             f"{death.worker}, incarnation {death.incarnation}, was declared dead by {death.writer}"
             f"{' under its fence' if death.fenced else ''}: it was alive, and served by {death.record.served_by}"
         )
+
+    def _sent(self, replica: str, call: Call) -> None:
+        """Look at the removals of members as they are sent: whoever was here just now has its grace."""
+        txn = call.argument if isinstance(call.argument, Txn) else None
+        for operation in txn.success if txn is not None else ():
+            match self.keys.parts(operation.key):
+                case ("jobs", _, "workers", worker) if isinstance(operation, Delete):
+                    self._removing(replica, worker)
+                case _:
+                    pass
+
+    def _removing(self, replica: str, worker: str) -> None:
+        held = self.judge.view.record(self.judge.job.worker(worker), Worker)
+        member = self.runs.get(held.boot) if held is not None else None
+        if member is None or member.killed or member.leaving or member.process.frozen:
+            return
+        since_s, last_s = self._linked.get((member.boot, replica), (0.0, 0.0))
+        now = self.trace.now_s
+        if last_s > since_s and now - last_s < GRACE_S - 0.1:
+            self.judge.wrong(
+                f"{replica} removes {worker}, whose link to it was up {now - last_s:.3f} s ago: the grace is"
+                f" {GRACE_S:g} s"
+            )
+
+    def _look_at_links(self, now: float) -> None:
+        for member in self.members.values():
+            for name in self.replicas:
+                key = member.boot, name
+                if not any(not link.other.over for link in self.board.links(member.host, name)):
+                    continue
+                since_s, last_s = self._linked.get(key, (0.0, 0.0))
+                without_break = last_s > 0 and now - last_s < 1.5 * PATROL_S
+                self._linked[key] = (since_s if without_break else now), now
 
     async def patrol(self) -> None:
         """Look every half second at what no write shows."""
@@ -202,6 +249,7 @@ class Cluster:
             for member in self.members.values():
                 if member.process.frozen:
                     self.trouble(member)
+            self._look_at_links(now)
             self._look_at_claims(now)
 
     def _look_at_claims(self, now: float) -> None:

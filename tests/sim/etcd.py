@@ -13,7 +13,9 @@ from strata.testing.network import Call, Fate
 class Line:
     """A `Network` of one replica. What is above 0 goes wrong with that probability."""
 
-    def __init__(self, rng: random.Random, applied: Callable[[Call], None]) -> None:
+    def __init__(
+        self, rng: random.Random, applied: Callable[[Call], None], sent: Callable[[Call], None]
+    ) -> None:
         self.lose_request = 0.0
         self.lose_answer = 0.0
         self.late = 0.0
@@ -24,8 +26,10 @@ class Line:
         self.counts: Counter[str] = Counter()
         self._rng = rng
         self._applied = applied
+        self._sent = sent
 
     def fate(self, call: Call) -> Fate:
+        self._sent(call)
         if self.leaderless:
             self.counts["leaderless"] += 1
             return Fate(lost="request", delay_s=0.3)

@@ -14,6 +14,7 @@ from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.leadership import leader_of
 from strata.core.records import (
+    Ack,
     BarrierOutcome,
     BarrierResult,
     CheckpointRecord,
@@ -21,6 +22,7 @@ from strata.core.records import (
     JobPhase,
     Latest,
     Phase,
+    Seal,
     Worker,
     WorldHead,
     decode,
@@ -213,6 +215,10 @@ class Judge:
                     self.wrong(f"{event.kv.key} was written in epoch {epoch}")
                 if event.kv.version != 1:
                     self.wrong(f"{event.kv.key} was overwritten")
+            case ["worlds", _, _, "members", _]:
+                self._only_fenced(event, epoch, writer)
+            case ["worlds" | "barriers", *_] if event.deleted and self._is_of_old(rest):
+                self._only_fenced(event, epoch, writer)
             case ["phase"] if not event.deleted:
                 if decode(JobPhase, event.kv.value).phase is not Phase.RUNNING:
                     self._only_fenced(event, epoch, writer)
@@ -240,7 +246,11 @@ class Judge:
 
     def _only_fenced(self, event: Event, epoch: int | None, writer: str) -> None:
         if epoch is None:
-            self.wrong(f"{writer} wrote {event.kv.key} without a fence")
+            self.wrong(f"{writer} {'deleted' if event.deleted else 'wrote'} {event.kv.key} without a fence")
+
+    def _is_of_old(self, rest: list[str]) -> bool:
+        """Tell whether a key is of a generation that has ended: then only the leader clears it away."""
+        return int(rest[1] if rest[0] == "worlds" else rest[2]) < self._generation()
 
     def _generation(self) -> int:
         head = JobView(self.view, self.job).head()
@@ -339,8 +349,9 @@ class Judge:
                 self.wrong(f"{event.kv.key} was committed with the acks {sorted(there)} of {new.ranks} ranks")
 
     def _judge_ack(self, event: Event) -> None:
-        _, _, _, step, generation, attempt, _, _ = self.keys.parts(event.kv.key)
-        record = JobView(self.view, self.job).checkpoint(int(step), int(generation))
+        _, _, _, step, generation, attempt, _, rank = self.keys.parts(event.kv.key)
+        job = JobView(self.view, self.job)
+        record = job.checkpoint(int(step), int(generation))
         if event.deleted:
             is_open = record is not None and record.record.state is CheckpointState.OPEN
             if is_open and record is not None and record.record.attempt == attempt:
@@ -357,6 +368,10 @@ class Judge:
             or record.record.attempt != attempt
         ):
             self.wrong(f"{event.kv.key} acks what is not open")
+        ack: Ack | Seal = decode(Seal, event.kv.value) if rank == "seal" else decode(Ack, event.kv.value)
+        held = job.worker(ack.worker)
+        if held is None or held.create_revision != ack.incarnation:
+            self.wrong(f"{event.kv.key} is of incarnation {ack.incarnation} of {ack.worker}, which is gone")
         self.acks[event.kv.key] = event.kv.value
 
     def _judge_latest(self, event: Event, before: tuple[bytes, int] | None) -> None:

@@ -14,6 +14,7 @@ from strata.errors import (
     BarrierTimeout,
     CheckpointAborted,
     Conflict,
+    Refused,
     StaleGeneration,
     StrataError,
     Unavailable,
@@ -25,6 +26,10 @@ from tests.sim.history import History
 _T = TypeVar("_T")
 
 SAVE_EVERY = 4
+EAGER_EVERY = 8
+"""Steps whose save rank 0 tries to seal before the others have acked."""
+PAIR_EVERY = 12
+"""Steps that are saved after the step behind them: a commit that is not the newest."""
 SUBSET_EVERY = 3
 SUBSET_TIMEOUT_S = 4.0
 
@@ -87,7 +92,9 @@ class Trainer:
             await self.barrier("step", f"{self.client.rank}:{step}".encode())
             if step % SUBSET_EVERY == 0:
                 await self._subset()
-            if step % SAVE_EVERY == 0:
+            if step % PAIR_EVERY == 0:
+                await self._save_late(step)
+            elif step % SAVE_EVERY == 0:
                 await self._save(step)
             self.steps += 1
 
@@ -176,10 +183,27 @@ class Trainer:
             else:
                 mine = (await self._begin(step)).attempt if self.client.rank == 0 else ""
                 attempt = (await self.barrier("attempt", mine.encode()))[0].decode()
-            await self._ack(step, attempt)
-            save = await self._until(step, attempt)
+            await self._finish(step, attempt)
         except CheckpointAborted:
             return
+
+    async def _save_late(self, step: int) -> None:
+        """Begin a save, make that of the next step, and finish the first: `latest` stays at the second."""
+        try:
+            late, next_one = [(await self._begin(s)).attempt for s in (step, step + 1)]
+            await self.barrier("saving")
+            await self._finish(step + 1, next_one)
+            await self._finish(step, late)
+        except CheckpointAborted:
+            return
+
+    async def _finish(self, step: int, attempt: str) -> None:
+        """Ack, and wait for the end of the save."""
+        await self._ack(step, attempt)
+        if self.client.rank == 0 and step % EAGER_EVERY == 0:
+            with suppress(Refused):  # as long as somebody has not acked
+                await self._seal(step, attempt)
+        save = await self._until(step, attempt)
         if save.state == pb.CHECKPOINT_STATE_COMMITTED:
             self._history.commit(step, self.client.generation, attempt, save.manifest_digest)
 

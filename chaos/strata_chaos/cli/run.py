@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from strata_chaos.runner import Wish
 
 OUT = Path(".strata/chaos")
+LONGEST_S = 1e6
+"""More than eleven days: whoever asks for more means something else."""
+MOST_SEEDS = 100_000
 
 
 def run(
@@ -59,9 +62,10 @@ def run(
     from strata_chaos import scenario as scenarios  # noqa: PLC0415
 
     chosen = scenarios.find(scenario)
+    duration_s = _duration(duration, chosen.duration_s)
     where = backend or _first_backend(chosen.backends)
     wishes = [
-        runner.Wish(scenario=chosen, seed=one, duration_s=duration or chosen.duration_s, backend=where)
+        runner.Wish(scenario=chosen, seed=one, duration_s=duration_s, backend=where)
         for one in (_seeds(seeds) if seeds else range(seed, seed + rounds))
     ]
     if plan:
@@ -122,6 +126,16 @@ def _first_backend(names: tuple[str, ...]) -> str:
     raise ConfigError(f"none of the scenario's backends can be had here: {said}")
 
 
+def _duration(asked_s: float, own_s: float) -> float:
+    """Return how long faults go on; 0 asks for the scenario's own time."""
+    if asked_s and not 1 <= asked_s <= LONGEST_S:  # not a number neither
+        raise ConfigError(
+            f"--duration: {asked_s:g} s is not between 1 s and {LONGEST_S:g} s",
+            hint=f"the scenario's own duration is {own_s:g} s",
+        )
+    return asked_s or own_s
+
+
 def _seeds(text: str) -> list[int]:
     """Return the seeds of `1-20` or `3,5,8`."""
     found: list[int] = []
@@ -131,7 +145,10 @@ def _seeds(text: str) -> list[int]:
             raise ConfigError(
                 f"--seeds: {part!r} is not a seed or a span of seeds", hint="write 1-20 or 3,5,8"
             )
-        found += range(int(first), int(last or first) + 1)
+        span = range(int(first), int(last or first) + 1)
+        if len(span) > MOST_SEEDS:
+            raise ConfigError(f"--seeds: {part!r} are more than {MOST_SEEDS:,} seeds", hint="write 1-20")
+        found += span
     if not found:
         raise ConfigError(f"--seeds: {text!r} names no seed", hint="write 1-20 or 3,5,8")
     return found

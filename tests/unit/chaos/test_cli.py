@@ -81,12 +81,21 @@ def test_the_list_has_everything() -> None:
     assert "--backend netns" in kill["available"]["process"]
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["nan", "inf", "-5", "0.5", "1e12"])
+def test_a_duration_that_makes_no_sense_is_refused_at_once(text: str) -> None:
+    result = CliRunner().invoke(app, ["run", "--plan", "--duration", text])
+
+    assert isinstance(result.exception, ConfigError)
+    assert "--duration" in result.exception.message
+
+
 @pytest.mark.parametrize(("text", "seeds"), [("3", [3]), ("1-4", [1, 2, 3, 4]), ("2,5-6", [2, 5, 6])])
 def test_seeds(text: str, seeds: list[int]) -> None:
     assert _seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "4-2", "1,,2"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "4-2", "1,,2", "1-1000000000000"])
 def test_what_is_no_seed_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--seeds"):
         _seeds(text)
