@@ -10,8 +10,9 @@ from strata.errors import ClusterReplaced, Unavailable
 from strata.v1 import common_pb2
 from strata.wire import tokens
 
-CATCH_UP_S: Final = 5.0
-"""How long a caller is kept waiting for a replica that is behind it; then it may try another."""
+CATCH_UP_S: Final = 1.0
+"""How long a caller is kept waiting for a replica that is behind it; then it may try another. Less than
+the 2 s that a unary caller waits, and than a member has whose replica is gone (PROTOCOLS 5.4)."""
 
 
 async def honour(mirror: Mirror, token: common_pb2.Token) -> None:
