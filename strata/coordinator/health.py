@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from strata.coordinator.view.mirror import Mirror
-from strata.core.health import TURN_S, Diagnosis
+from strata.core.health import ETCD_SILENT_S, TURN_S, Diagnosis
 from strata.observe import get_logger
 
 log = get_logger()
@@ -43,6 +43,10 @@ class Health:
         return self._diagnosis.better_off(
             self._clock(), etcd_silence_s=self.etcd_silence_s(), peer_silence_s=peer_silence_s
         )
+
+    def is_cut_off(self) -> bool:
+        """Tell whether nothing can be settled here, because etcd does not answer."""
+        return self.etcd_silence_s() > ETCD_SILENT_S
 
     def spares_s(self) -> float:
         """Return for how long this replica deletes nobody; 0 when it may."""

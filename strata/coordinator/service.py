@@ -175,7 +175,10 @@ class Service:
         while True:
             await asyncio.sleep(TURN_S)
             if addresses := self.peers.better_off():
-                self.sessions.move_all(addresses, self._context.health.unready())
+                health = self._context.health
+                self.sessions.move_all(addresses, health.unready())
+                if health.is_cut_off():
+                    self.sessions.move_registering(addresses, health.unready())
 
     async def _tell_progress(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from strata.core.authority import Identity
 from strata.core.checkpoints import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.members import check_registration
+from strata.core.members import Registration, check_registration
 from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, StrataError, Unavailable
@@ -61,17 +61,29 @@ class Sessions:
         self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
         self._limits = Limits(tick_s=house.context.timing.tick_s)
         self._moved = house.context.measures.moved.child()
-        self._parting: tuple[list[str], str] | None = None
-        """Where to and why, once this replica stops."""
+        self._registering: dict[MemberSession, asyncio.Timeout] = {}
+        """The scopes of registrations under way; one that ends is given up."""
+        self._stops = ""
+        """Why nobody is taken any more, once this replica stops."""
 
     async def serve(self, link: Link[Up, Down], identity: Identity | None) -> None:
         """Serve one session to its end."""
         await serve(link, partial(self._accept, identity), limits=self._limits)
 
     def part(self, addresses: Iterable[str], reason: str) -> None:
-        """Send every member to another replica, and also who is about to become one."""
-        self._parting = list(addresses), reason
-        self.move_all(*self._parting)
+        """Send every member to another replica, and take no more."""
+        self._stops = reason
+        self.move_all(addresses, reason)
+        self.move_registering(addresses, reason)
+
+    def move_registering(self, addresses: Iterable[str], reason: str) -> None:
+        """Send who is about to become a member to another replica: here it would come to nothing."""
+        where = list(addresses)
+        for member, scope in self._registering.items():
+            if not member.parting:
+                self._moved.add()
+                member.move(where, reason)
+                scope.reschedule(asyncio.get_running_loop().time())
 
     def move_all(self, addresses: Iterable[str], reason: str) -> None:
         """Send every member to another replica."""
@@ -99,8 +111,6 @@ class Sessions:
                 "a coordinator serves members; a rank's session goes to its supervisor",
                 hint="connect to the socket in STRATA_SOCKET",
             )
-        if self._parting is not None:
-            raise Unavailable(self._parting[1])
         claimed = hello.member
         check_session(identity, cluster=self._context.keys.cluster, job=claimed.job, worker=claimed.worker_id)
         await floors.honour(self._context.mirror, hello.token)
@@ -108,8 +118,10 @@ class Sessions:
         check_registration(registration)
         job = checked_id("job", hello.member.job)
         member = MemberSession(self._house, session, job, registration, identity, self._ended)
+        if self._stops:
+            raise Unavailable(self._stops)
         try:
-            entry = await self._registrar.register(member, registration)
+            entry = await self._register(member, registration)
         except BaseException:
             self._keeper.lose(member, broke=False)
             raise
@@ -119,6 +131,16 @@ class Sessions:
             self._ended(member, End.CLOSED)
             raise
         return member
+
+    async def _register(self, member: MemberSession, registration: Registration) -> Entry[Worker]:
+        """Register a member, unless it is sent elsewhere meanwhile: then it must not be taken back."""
+        try:
+            async with asyncio.timeout(None) as self._registering[member]:
+                return await self._registrar.register(member, registration)
+        except TimeoutError:
+            raise Unavailable(f"{member.worker} was sent to another replica", hint="") from None
+        finally:
+            del self._registering[member]
 
     def _open(self, member: MemberSession, entry: Entry[Worker]) -> None:
         """Welcome a member and tell it all that it may have missed."""
@@ -130,9 +152,6 @@ class Sessions:
         for save in self._current_saves(job):
             member.send(Down(checkpoint=checkpoint_wire.checkpoint_message(job, save)))
         log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
-        if self._parting is not None:
-            self._moved.add()
-            member.move(*self._parting)
 
     def _ended(self, member: MemberSession, end: End) -> None:
         members = self._by_job.get(member.job, {})

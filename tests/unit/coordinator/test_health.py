@@ -65,6 +65,22 @@ async def test_a_replica_cut_off_from_etcd_sends_its_members_to_a_ready_one_in_t
 
 
 @in_virtual_time()
+async def test_who_is_about_to_register_at_a_sick_replica_is_sent_on_as_well() -> None:
+    async with cluster(members=1) as c:
+        c["r1"].client.partition()
+        mine = c.member("w0")
+        mine.dial("r1")
+        began = now()
+        await follow(c, mine)
+        assert now() - began < 3.3
+        c["r1"].client.heal()
+        await c.ready()
+        await asyncio.sleep(20)
+        assert not mine.over.is_set(), "what was begun at the sick one takes nobody back"
+        same_generation(c, [mine], incarnations([mine]))
+
+
+@in_virtual_time()
 async def test_without_a_ready_peer_the_streams_stay_and_nobody_dies_when_etcd_is_back() -> None:
     async with cluster() as c:
         members = await c.world(*THREE)
