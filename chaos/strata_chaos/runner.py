@@ -13,6 +13,8 @@ from pathlib import Path
 from strata.errors import ConfigError, StrataError
 from strata.observe import configure
 from strata_chaos import backends, expectations, faults, report
+from strata_chaos.complaints import CHECKER as COMPLAINTS
+from strata_chaos.complaints import complaints
 from strata_chaos.folder import RunFolder
 from strata_chaos.judge import judge
 from strata_chaos.programs import members_of
@@ -113,7 +115,8 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
         result = replace(result, cut_short=True)
     except (StrataError, OSError) as error:
         result = replace(result, broken=f"the system did not start: {error}")
-    result = judged(result, folder, wish.scenario)
+    said = complaints(folder.cluster / "logs")
+    result = judged(replace(result, findings=(*result.findings, *said)), folder, wish.scenario)
     folder.write_report(report.text(result), report.body(result))
     if not keep and result.exit == 0:
         folder.drop_cluster()
@@ -154,7 +157,7 @@ def check(folder: RunFolder) -> Result:
     return judged(result, folder, scenario)
 
 
-OBSERVED = ("recovery", "processes")
+OBSERVED = ("recovery", "processes", COMPLAINTS)
 """Findings that a run makes while it lasts: the histories do not hold them."""
 
 
