@@ -22,7 +22,7 @@ from typing import Final
 
 from strata_chaos.checkers import ALL, Checker
 from strata_chaos.checkers.truth import Change, Clock, State, changes, listed
-from strata_chaos.history import History, HistoryError, Record, Where
+from strata_chaos.history import NOWHERE, History, HistoryError, Record, Where
 
 OBSERVER: Final = "observer"
 QUOTED_CHARS: Final = 1_000
@@ -119,10 +119,13 @@ class _Trial:
     """Whether the observer caught up at its end; a killed one says nothing."""
     lines: int = 0
     events: int = 0
+    at: Where = NOWHERE
+    """The line that was read last."""
 
     def counted(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
             self.lines += 1
+            self.at = record.where
             yield record
 
     def truth(self, files: list[Path]) -> None:
@@ -186,6 +189,8 @@ def judge(folder: Path) -> Verdict:
             checker.finish(trial.clock, trial.state)
     except HistoryError as error:
         trial.doubts.append(str(error))
+    except (KeyError, TypeError, AttributeError) as missing:
+        trial.doubts.append(f"{trial.at}: a line that does not say what its op must say: {missing!r}")
     if trial.events and not trial.complete:
         trial.doubts.append("the observer did not catch up with etcd before it ended")
     if trial.events and not trial.operations:

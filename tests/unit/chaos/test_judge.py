@@ -74,6 +74,15 @@ def test_a_file_that_is_no_history_is_no_verdict(tmp_path: Path) -> None:
     assert "other.jsonl:1" in verdict.doubts[0]
 
 
+def test_a_line_that_lacks_what_its_op_must_say_is_no_verdict_and_no_traceback(tmp_path: Path) -> None:
+    run = good_run(tmp_path / "storage").write(tmp_path)
+    line = '{"v":1,"client":"x","process":1,"op":"process.ended","t0":1,"t1":2,"args":{},"outcome":"ok","result":{}}'
+    (run / "other.jsonl").write_text(f"{line}\n")
+    verdict = judge(run)
+    assert verdict.result is Result.UNKNOWN
+    assert verdict.doubts[0].startswith("other.jsonl:1: ")
+
+
 def test_what_seems_wrong_beside_a_gap_is_shown_and_not_claimed(tmp_path: Path) -> None:
     story = good_run(tmp_path / "storage")
     story.txn(("/strata/v1/default/leader", {"instance": "C"}))
