@@ -98,11 +98,12 @@ class Server:
         return config.listen if port else f"{config.listen.rpartition(':')[0]}:{bound}"
 
     async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
                 await self._service.run()
-        finally:
-            self._tasks = None
+            finally:
+                self._tasks = None  # nothing is begun while this ends
 
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()

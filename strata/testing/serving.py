@@ -59,11 +59,12 @@ class MemoryServing:
         return self._name
 
     async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
                 await self.service.run()
-        finally:
-            self._tasks = None
+            finally:
+                self._tasks = None  # nothing is begun while this ends
 
     async def stop(self) -> None:
         if self._gone:

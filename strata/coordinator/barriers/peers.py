@@ -130,12 +130,13 @@ class Peers:
 
     async def run(self) -> None:
         """Keep a link to every other replica, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
                 self.on_replicas()
                 await asyncio.get_running_loop().create_future()
-        finally:
-            self._tasks = None
+            finally:
+                self._tasks = None  # nothing is begun while this ends
 
     def on_replicas(self) -> None:
         """Compare the links with `P/replicas/`; called when that changed."""

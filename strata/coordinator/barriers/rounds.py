@@ -289,16 +289,17 @@ class Barriers:
 
     async def run(self) -> None:
         """Write outcomes and counters, and do it all again, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self._counters.run(), name="barrier counters")
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                tasks.create_task(self._counters.run(), name="barrier counters")
                 for job in {key.job for key in self._watched}:
                     self.on_change(job)
                 while True:
                     await asyncio.sleep(self._context.timing.arrivals_again_s)
                     self._again()
-        finally:
-            self._tasks = None
+            finally:
+                self._tasks = None  # nothing is begun while this ends
 
     def _again(self) -> None:
         """Do what every second is done again, for whatever got lost."""

@@ -72,14 +72,15 @@ class Keeper:
 
     async def run(self) -> None:
         """Remove who is dead, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
                 for job in self._context.mirror.view.names(self._context.keys.jobs):
                     for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
                         self._look_guarded(job, worker)
                 await asyncio.get_running_loop().create_future()
-        finally:
-            self._tasks = None
+            finally:
+                self._tasks = None  # nothing is begun while this ends
 
     def stop(self) -> None:
         """Declare nobody dead any more: this replica is about to stop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from strata.coordinator.members.keeper import Keeper
 from strata.core.ids import BootId, WorkerId
 from strata.core.txn import Delete, Put, Txn, WatchBatch
 from strata.errors import StaleGeneration, StrataError
@@ -178,3 +179,19 @@ async def test_an_arrival_of_a_member_that_was_declared_dead_meanwhile_is_of_an_
         refused = await member.next("arrival_refused")
         leader.process.thaw()
         assert refused.error.code == StaleGeneration.code
+
+
+@in_virtual_time()
+async def test_who_is_lost_while_removals_end_is_no_trouble() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r1")
+        keeper = Keeper(c["r1"].context)  # another one, which attends to nobody
+        running = asyncio.create_task(keeper.run())
+        await asyncio.sleep(0.5)  # its removals wait for the grace
+        running.cancel()
+        for _ in range(20):
+            for member in members:
+                keeper.look("job", member.worker)  # as the view would
+            await asyncio.sleep(0)
+        await asyncio.wait([running])
+        assert running.cancelled()
