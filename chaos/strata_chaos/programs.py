@@ -15,6 +15,9 @@ from strata_chaos.scenario import Scenario, Workload
 
 STOP_S: Final = 30.0
 """How long a workload may take to end its clients in good order."""
+START_S: Final = 60.0
+"""How long a program may take until it records: starting Python takes seconds on a busy machine."""
+LOOK_S: Final = 0.05
 OBSERVER: Final = "observer"
 READERS: Final = 4
 """The most clients beyond its members that a workload has."""
@@ -59,6 +62,19 @@ class Programs:
                 words += [f"--{key.replace('_', '-')}", value]
             self._workloads[job] = self._child(job, host.enter, words, site.environment)
 
+    async def running(self) -> str:
+        """Return "" once all have begun to record, from when on they end when asked; else who has not."""
+        waiting = [OBSERVER, *self._workloads]
+        try:
+            async with asyncio.timeout(START_S):
+                while True:
+                    waiting = [name for name in waiting if not _has_begun(self._folder / f"{name}.jsonl")]
+                    if not waiting:
+                        return ""
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            return f"{', '.join(waiting)} recorded nothing within {START_S:g} s"
+
     def ended(self) -> str:
         """Return which program has ended by itself, and how; empty while all run."""
         children = [*self._workloads.items()]
@@ -91,6 +107,10 @@ class Programs:
         log = self._folder / "logs" / f"{name}.log"
         command = [*enter, sys.executable, "-m", *words]
         return Child.start(command, name=name, log=log, env={**os.environ, **environment})
+
+
+def _has_begun(history: Path) -> bool:
+    return history.exists() and history.stat().st_size > 0
 
 
 async def _stopped(children: Mapping[str, Child], grace_s: float) -> list[str]:

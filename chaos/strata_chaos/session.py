@@ -139,6 +139,8 @@ class Session:
                     await lookout.started()
                     self._programs.start(self._site, self._jobs, seed=self._seed)
                     async with _beside(self._watch_programs()):
+                        if late := await self._programs.running():
+                            raise _Broken(late)
                         await self._faults(nemesis, health)
                     await self._end(nemesis)
         finally:

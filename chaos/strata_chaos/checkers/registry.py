@@ -29,6 +29,8 @@ WINDOW_S: Final = 20.0
 """How long before a deletion a fault of the member may have been healed: detection, grace, orphans."""
 NOTICED_S: Final = 5.0
 """Within this time a parent notices the end of its child; before, the child was alive."""
+WITHDRAWN_S: Final = 1.0
+"""How long after a join was given up the deletion of its key may be seen."""
 _ENDS: Final = frozenset({"process.kill", "process.ending", "process.asked_to_stop", "process.ended"})
 _TOUCHING: Final = ("member", "rank", "supervisor", "worker", "client", "host")
 """Faults whose name says that they touch members or their path; others must remove nobody."""
@@ -55,6 +57,8 @@ class Registry:
         self._deletions: list[Deletion] = []
         self._pids: dict[tuple[str, str, int], int] = {}
         self._leaving: dict[tuple[int, str], float] = {}
+        self._given_up: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+        """By process and worker: during which joins, and shortly after, its key may go."""
         self._killed: dict[int, float] = {}
         self._alive_until: dict[int, tuple[float, Where]] = {}
         self._unary: set[int] = set()
@@ -135,11 +139,19 @@ class Registry:
             self._leaving[key] = min(record.t0, self._leaving.get(key, record.t0))
         elif op in {"member.heartbeat", "member.register"}:
             self._unary.add(record.process)
+        elif op == "member.join":
+            self._gave_up(record)
         if op in {"member.join", "member.rejoin", "member.register"} and record.outcome is Outcome.OK:
             self._incarnation(record)
         self._lived(record.process, record.t0 if record.t1 is None else record.t1, record.where)
         if op == "process.ended":
             self._lived(args["pid"], record.t0 - NOTICED_S, record.where)
+
+    def _gave_up(self, record: Record) -> None:
+        """Keep a join that ended without a place: what it had registered, it took back."""
+        if record.outcome is not Outcome.OK and record.t1 is not None:
+            key = record.process, record.args["worker"]
+            self._given_up[key].append((record.t0, record.t1 + WITHDRAWN_S))
 
     def _lived(self, pid: int, until: float, where: Where) -> None:
         if until >= self._alive_until.get(pid, (0.0, where))[0]:
@@ -206,6 +218,9 @@ class Registry:
         killed = self._killed.get(gone.pid)
         if killed is not None and killed <= gone.seen_t:
             return "ended"
+        joins = self._given_up.get((gone.pid, gone.worker), ())
+        if any(begin <= gone.seen_t <= until for begin, until in joins):
+            return "given up by its join"
         if self._under_fault(gone):
             return "under a fault"
         if gone.pid in self._unary:

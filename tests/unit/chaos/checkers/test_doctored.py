@@ -485,5 +485,15 @@ def test_a_member_that_a_fault_touched_may_be_removed(targets: list[str], tmp_pa
     assert judge(story.write(tmp_path)).result is Result.PASS
 
 
+@pytest.mark.parametrize(("later_s", "result"), [(0.2, Result.PASS), (5.0, Result.VIOLATION)])
+def test_a_join_that_was_given_up_takes_its_key_back(later_s: float, result: Result, tmp_path: Path) -> None:
+    story = good_run(tmp_path / "storage")
+    story.line("c.w1", 12, "member.join", args={"worker": "w1", "job": "j"}, outcome="unknown")
+    story.t += later_s
+    story.txn((f"{JOB}workers/w1", None))
+    story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+    assert judge(story.write(tmp_path)).result is result
+
+
 def test_every_rule_has_a_doctored_history() -> None:
     assert sorted(DOCTORS) == sorted(RULES)
