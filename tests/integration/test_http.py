@@ -116,7 +116,10 @@ def test_it_can_be_switched_off(etcd: EtcdCluster, nodes: Nodes, record: Record)
     )
     address = record.wait_one("replica_registered")["address"]
     with CoordinatorClient.connect(address) as client:
-        assert [r.http_address for r in client.status().replicas] == [""]
+        late_s = time.monotonic() + LIMIT_S
+        while not (there := client.status().replicas):  # its view follows etcd
+            assert time.monotonic() < late_s
+        assert [r.http_address for r in there] == [""]
     assert not record.of("http_serves")
     replica.signal(signal.SIGTERM)
     assert replica.join() == 0

@@ -27,7 +27,7 @@ from strata.core.records import (
     WorldHead,
     decode,
 )
-from strata.core.txn import Event, Op, Target, Txn
+from strata.core.txn import Delete, Event, Op, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call
@@ -107,9 +107,14 @@ class Judge:
         self._unclaimed.append((written, before))
 
     def applied(self, call: Call) -> None:
-        """Hear that a call took effect or was refused; the revision it made, if any, is its own."""
-        if self._unclaimed:
-            txn = call.argument if isinstance(call.argument, Txn) else None
+        """Hear that a call took effect or was refused; the revision it made, if any, is its own.
+
+        One that a lease's end made just before is not, though nobody else has claimed it yet.
+        """
+        txn = call.argument if isinstance(call.argument, Txn) else None
+        if txn is not None and self._unclaimed and not _writes(txn, self._unclaimed[-1][0]):
+            self._settle_unclaimed()
+        elif self._unclaimed and (txn is not None or call.kind == "revoke"):
             self._claimed(call.client, txn)
 
     def _settle_unclaimed(self) -> None:
@@ -397,3 +402,10 @@ class Judge:
                 names = self.view.names(self.job.acks(record.step, record.generation, record.attempt))
                 if len(names) == record.ranks + 1:
                     yield f"step {record.step} of generation {record.generation} is complete and still open"
+
+
+def _writes(txn: Txn, written: Revision) -> bool:
+    """Tell whether a revision may be the work of a transaction: it changes nothing else."""
+    keys = {operation.key for operation in (*txn.success, *txn.failure)}
+    ranges = any(isinstance(operation, Delete) and operation.range_end for operation in txn.success)
+    return ranges or all(event.kv.key in keys for event in written.events)

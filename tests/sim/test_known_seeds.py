@@ -1,4 +1,4 @@
-"""Seeds by name: one that shows planted faults (tests/planted), and those that once found something."""
+"""Seeds by name: some that show planted faults (tests/planted), and those that once found something."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.run import run_seed
 
-SEEDS = (1, 102, 1006)
+SEEDS = (0, 1, 102, 103, 1006)
 
 
 @pytest.mark.timeout(120)
