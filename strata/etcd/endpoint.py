@@ -189,6 +189,7 @@ class Endpoint:
                 renewed.cancel()
                 self._waiting.add(changed)  # gRPC ends it, with the channel at the latest
                 changed.add_done_callback(self._waiting.discard)
-            if changed.done():
+            # closed before the wait began: gRPC refuses to wait, and the state below says the rest
+            if changed.done() and not isinstance(changed.exception(), grpc.aio.UsageError):
                 changed.result()
             state = self.channel.get_state(try_to_connect=True)

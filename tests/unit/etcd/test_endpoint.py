@@ -1,0 +1,21 @@
+"""How an endpoint ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata.etcd.endpoint import Endpoint, Health
+from strata.etcd.options import Address
+from tests.unit.etcd.fake_etcd import soon
+
+
+async def test_closed_just_before_it_waits_for_a_change_it_ends_quietly() -> None:
+    endpoint = Endpoint(Address(target="127.0.0.1:1", tls=None), None, Health())
+    closing: list[asyncio.Task[None]] = []
+
+    def report(endpoint: Endpoint, *, lost: bool) -> None:
+        closing.append(asyncio.create_task(endpoint.close()))
+
+    await soon(endpoint.keep_connected(report))
+    await soon(asyncio.gather(*closing))
+    assert closing
