@@ -26,6 +26,7 @@ def judge(folder: Path, expect: Expectations) -> list[Finding]:
         (expect.no_member_dies, "no_member_dies", _death),
         (expect.no_new_generation, "no_new_generation", _generation),
         (expect.no_barrier_fails, "no_barrier_fails", _barrier),
+        (expect.no_save_fails, "no_save_fails", _save),
     ]
     looks = [(name, look) for active, name, look in wanted if active]
     if not looks:
@@ -34,7 +35,7 @@ def judge(folder: Path, expect: Expectations) -> list[Finding]:
     begin, end = _window(history)
     found = []
     for record in history:
-        if record.op != "etcd.event" or not begin <= record.t0 <= end:
+        if record.t1 is None or not begin <= record.t1 <= end:
             continue
         for name, look in looks:
             if said := look(record):
@@ -62,7 +63,9 @@ def _nemesis(history: History) -> Iterator[Record]:
 
 
 def _parts(record: Record) -> list[str]:
-    """Return the components of the key below the cluster's root."""
+    """Return the components of the key below the cluster's root; none for what is no event of etcd."""
+    if record.op != "etcd.event":
+        return []
     return str(record.result["key"]).split("/")[4:]
 
 
@@ -87,4 +90,18 @@ def _barrier(record: Record) -> str:
             outcome = json.loads(record.result["value"])
             if outcome.get("result") != "released" and name != SHORT_BARRIER:
                 return f"barrier {name} of job {job} was not released: {outcome.get('reason')}"
+    return ""
+
+
+def _save(record: Record) -> str:
+    """A save fails when etcd holds it as aborted, or when a member is told anything but its commit."""
+    if record.op == "checkpoint.save" and record.error is not None:
+        job, step, rank = (record.args[name] for name in ("job", "step", "rank"))
+        error = record.error
+        return f"the save of step {step} by rank {rank} of job {job} ended in {error.type}: {error.message}"
+    match _parts(record):
+        case ["jobs", job, "checkpoints", step, _] if record.result["type"] == "put":
+            slot = json.loads(record.result["value"])
+            if slot.get("state") == "aborted":
+                return f"the checkpoint of step {int(step)} of job {job} was aborted: {slot.get('reason')}"
     return ""

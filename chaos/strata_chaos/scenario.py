@@ -75,6 +75,7 @@ class Expectations:
     no_member_dies: bool = False
     no_new_generation: bool = False
     no_barrier_fails: bool = False
+    no_save_fails: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,7 @@ def _expectations(table: _Table) -> Expectations:
         no_member_dies=table.flag("no_member_dies"),
         no_new_generation=table.flag("no_new_generation"),
         no_barrier_fails=table.flag("no_barrier_fails"),
+        no_save_fails=table.flag("no_save_fails"),
     )
     table.done()
     return found

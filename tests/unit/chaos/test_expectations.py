@@ -6,23 +6,32 @@ from pathlib import Path
 import pytest
 
 from strata_chaos import expectations
-from strata_chaos.history import HistoryWriter, Outcome, Record
+from strata_chaos.history import Failure, HistoryWriter, Outcome, Record
 from strata_chaos.scenario import Expectations
 
-ALL = Expectations(no_member_dies=True, no_new_generation=True, no_barrier_fails=True)
+ALL = Expectations(no_member_dies=True, no_new_generation=True, no_barrier_fails=True, no_save_fails=True)
 J = "/strata/v1/default/jobs/b-1"
 
 
-def line(client: str, op: str, t0: float, *, args: object = None, result: object = None) -> Record:
+def line(
+    client: str,
+    op: str,
+    t0: float,
+    *,
+    args: object = None,
+    result: object = None,
+    error: Failure | None = None,
+) -> Record:
     return Record(
         client=client,
         process=1,
         op=op,
         t0=t0,
         t1=t0,
-        outcome=Outcome.OK,
+        outcome=Outcome.OK if error is None else Outcome.UNKNOWN,
         args=args or {},  # type: ignore[arg-type]
         result=result or {},  # type: ignore[arg-type]
+        error=error,
     )
 
 
@@ -51,13 +60,24 @@ def judged(folder: Path, *events: Record, expect: Expectations = ALL) -> list[st
 DEATH = event(15.0, f"{J}/workers/w-1")
 WORLD = event(15.0, f"{J}/world", {"generation": 3, "reason": "w-1 died"})
 BROKEN = event(15.0, f"{J}/barriers/all/1/4/outcome", {"result": "broken", "reason": "w-1 died"})
+SLOT = f"{J}/checkpoints/000000000120/000000000002"
+ABORTED = event(15.0, SLOT, {"state": "aborted", "reason": "rank 1 did not upload in time"})
+UNSAVED = line(
+    "w-1",
+    "checkpoint.save",
+    15.0,
+    args={"job": "b-1", "step": 120, "rank": 1},
+    error=Failure(type="Unavailable", message="no coordinator answers"),
+)
 
 
 def test_what_is_not_as_expected_is_found_with_its_line(tmp_path: Path) -> None:
-    assert judged(tmp_path, DEATH, WORLD, BROKEN) == [
+    assert judged(tmp_path, DEATH, WORLD, BROKEN, ABORTED, UNSAVED) == [
         "no_member_dies: member w-1 of job b-1 was deleted at revision 150",
         "no_new_generation: job b-1 began generation 3: w-1 died",
         "no_barrier_fails: barrier all of job b-1 was not released: w-1 died",
+        "no_save_fails: the checkpoint of step 120 of job b-1 was aborted: rank 1 did not upload in time",
+        "no_save_fails: the save of step 120 by rank 1 of job b-1 ended in Unavailable: no coordinator answers",
     ]
     (first, *_) = expectations.judge(tmp_path, ALL)
     assert first.evidence == ("observer.jsonl:1",)
@@ -65,7 +85,7 @@ def test_what_is_not_as_expected_is_found_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("expect", [Expectations(), Expectations(no_barrier_fails=True)])
 def test_what_is_not_expected_is_not_looked_for(tmp_path: Path, expect: Expectations) -> None:
-    assert not judged(tmp_path, DEATH, WORLD, expect=expect)
+    assert not judged(tmp_path, DEATH, WORLD, ABORTED, UNSAVED, expect=expect)
 
 
 def test_only_the_time_of_the_faults_counts(tmp_path: Path) -> None:
@@ -82,6 +102,8 @@ def test_what_is_well_is_not_found(tmp_path: Path) -> None:
         event(15.1, f"{J}/barriers/all/1/4/outcome", {"result": "released"}),
         event(15.2, f"{J}/barriers/all/1/4/outcome"),  # cleared away
         event(15.3, f"{J}/barriers/hurry/1/4/outcome", {"result": "timed_out"}),
+        event(15.3, SLOT, {"state": "committed", "reason": ""}),
+        line("w-1", "checkpoint.save", 15.3, args={"step": 120}, result={"committed": True}),
         event(15.4, f"{J}/worlds/1/2/members/0"),
         event(15.5, "/strata/v1/default/leader"),
     )
