@@ -61,6 +61,16 @@ class Lookout:
         folder = self._mirror.view.entries(self.keys.replicas, Replica)
         return {entry.name: entry.record.instance for entry in folder}
 
+    def serving(self) -> Counter[str]:
+        """Return how many members each coordinator serves, by its name."""
+        names = {instance: name for name, instance in self.replicas().items()}
+        return Counter(
+            names[worker.record.served_by]
+            for job in self._mirror.view.names(self.keys.jobs)
+            for worker in self.job(job).workers()
+            if worker.record.served_by in names
+        )
+
     # -- jobs
 
     def job(self, name: str) -> JobView:

@@ -233,6 +233,19 @@ def test_replicas_that_reject_each_other_harm_nobody(chaos: Chaos) -> None:
     assert "packets met by the rules" in injury["evidence"]
 
 
+@pytest.mark.usefixtures("netns")
+def test_members_whose_sessions_are_reset_come_back_within_the_grace(chaos: Chaos) -> None:
+    expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
+    scenario = BARRIERS + fault("reset-sessions", 1, 0.4) + expect
+
+    code = chaos.ended(chaos.run(scenario, "--duration", "6", "--backend", "netns"))
+
+    assert code == 0, chaos.said()
+    (injury,) = chaos.report()["injuries"]
+    assert injury["effective"]
+    assert "packets met by the rules" in injury["evidence"]
+
+
 def test_the_sweeper_removes_what_a_dead_process_left(
     netns: None,
     left_behind: Callable[[], str],

@@ -148,6 +148,14 @@ def _rejections(system: System, one: str, two: str) -> list[Rule]:
     ]
 
 
+async def _resetting_sessions(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
+    serving = system.lookout.serving()
+    most = max((serving[name] for name in system.running()), default=0)
+    name = _one(rng, [n for n in system.running() if most and serving[n] == most], "coordinator with members")
+    hosts = [host.name for host in system.hosts if host.name.startswith("host-")]
+    return (name,), [rule for host in hosts for rule in _rejections(system, name, host)]
+
+
 async def _cut_from_etcd(system: System, rng: random.Random) -> tuple[tuple[str, ...], list[Rule]]:
     name = _one(rng, system.running(), "coordinator")
     return (name,), _both_ways(system, name, system.etcd)
@@ -205,6 +213,11 @@ FAULTS: Final = (
         name="reject-leader",
         summary="the same between the coordinator that leads and another one",
         draw=_rejecting_leader,
+    ),
+    Partition(
+        name="reset-sessions",
+        summary="packets between members and the coordinator that serves most of them are answered with a reset",
+        draw=_resetting_sessions,
     ),
     Partition(
         name="cut-replica-from-etcd",
