@@ -74,6 +74,11 @@ class Nemesis:
         now = self._clock()
         self._line("run.phase", now, {"phase": name}, {})
 
+    def placed(self, job: str, host: str) -> None:
+        """Record where the processes of a job run: what befalls a host befalls them alone."""
+        now = self._clock()
+        self._line("job.placed", now, {"job": job, "host": host}, {})
+
     async def run(self, plan: Sequence[PlannedFault]) -> None:
         """Return once every fault of the plan has been healed, and looked after."""
         begin_s = self._clock()

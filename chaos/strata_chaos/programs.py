@@ -45,14 +45,15 @@ class Programs:
         self._workloads: dict[str, Child] = {}
         self._observer: Child | None = None
 
-    def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> None:
-        """Start the observer, then every workload on its host."""
+    def start(self, site: Site, jobs: Mapping[str, Workload], *, seed: int) -> dict[str, str]:
+        """Start the observer, then every workload on its host; return each job's host."""
         etcd = ",".join(site.cluster.etcd.endpoints)
         words = ["strata_chaos.observer", "--etcd", etcd, *self._history(OBSERVER)]
         if (tls := site.etcd_tls) is not None:
             words += ["--etcd-ca-file", str(tls.ca_file), "--etcd-cert-file", str(tls.cert_file)]
             words += ["--etcd-key-file", str(tls.key_file)]
         self._observer = self._child(OBSERVER, [], words, {})
+        placed = {}
         for number, (job, workload) in enumerate(jobs.items()):
             host = site.workers[number % len(site.workers)]
             words = [f"strata_chaos.workloads.{workload.name}"]
@@ -61,6 +62,8 @@ class Programs:
             for key, value in workload.options.items():
                 words += [f"--{key.replace('_', '-')}", value]
             self._workloads[job] = self._child(job, host.enter, words, site.environment)
+            placed[job] = host.name
+        return placed
 
     async def running(self) -> str:
         """Return "" once all have begun to record, from when on they end when asked; else who has not."""

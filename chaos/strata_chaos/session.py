@@ -137,7 +137,9 @@ class Session:
                 self.account.injuries = nemesis.injuries
                 async with _beside(lookout.run(), keeper.run()):
                     await lookout.started()
-                    self._programs.start(self._site, self._jobs, seed=self._seed)
+                    placed = self._programs.start(self._site, self._jobs, seed=self._seed)
+                    for job, host in placed.items():
+                        nemesis.placed(job, host)
                     async with _beside(self._watch_programs()):
                         if late := await self._programs.running():
                             raise _Broken(late)

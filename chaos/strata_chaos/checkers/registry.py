@@ -64,6 +64,8 @@ class Registry:
         self._unary: set[int] = set()
         self._faults: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
         """By fault and target: from when to when."""
+        self._hosts: dict[str, str] = {}
+        """Where all processes of a job run; empty in runs that do not tell."""
         self._told: list[tuple[Record, int]] = []
 
     # -- etcd
@@ -170,6 +172,9 @@ class Registry:
 
     def _fault(self, record: Record) -> None:
         """Keep when a fault touched members: from its injection until it was healed."""
+        if record.op == "job.placed":
+            self._hosts[record.args["job"]] = record.args["host"]
+            return
         fault = str(record.args.get("fault", ""))
         for target in map(str, record.args.get("targets") or ()):
             if not any(word in f"{fault} {target}" for word in _TOUCHING):
@@ -181,13 +186,18 @@ class Registry:
                 windows[-1] = windows[-1][0], record.t0 if record.t1 is None else record.t1
 
     def _under_fault(self, gone: Deletion) -> bool:
-        """Tell whether a fault of this very process, or of all of a host, may explain it."""
+        """Tell whether a fault of this very process, or of its host, may explain it."""
         return any(
             begin <= gone.seen_t and until >= gone.seen_t - WINDOW_S
             for (_fault, target), windows in self._faults.items()
-            if _process_of(target) in {None, gone.pid}
+            if self._hits(target, gone)
             for begin, until in windows
         )
+
+    def _hits(self, target: str, gone: Deletion) -> bool:
+        if (pid := _process_of(target)) is not None:
+            return pid == gone.pid
+        return self._hosts.get(gone.job, target) == target
 
     # -- the whole
 

@@ -108,6 +108,16 @@ def a_living_member_is_removed_while_another_is_frozen(story: Story, _storage: P
 
 
 @breaks("registry/deleted-for-a-reason")
+def a_living_member_is_removed_while_another_host_is_cut_off(story: Story, _storage: Path) -> None:
+    for job, host in (("j", "host-1"), ("k", "host-2")):
+        story.line("nemesis", 6, "job.placed", args={"job": job, "host": host})
+    faulty = {"fault": "isolate-workers", "targets": ["host-2"]}
+    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True, "evidence": ""})
+    story.txn((f"{JOB}workers/w1", None))
+    story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
+
+
+@breaks("registry/deleted-for-a-reason")
 def a_living_supervisor_is_removed(story: Story, _storage: Path) -> None:
     story.txn((f"{JOB}workers/w2", worker("b9", "B", 77)))
     story.txn((f"{JOB}workers/w2", None))
