@@ -3,11 +3,15 @@
 A reader's stream is compared event by event with etcd's own between its position and the revision
 that each message reaches. A message marked `resync` begins a whole state, which must be that of the
 revision it reaches; a stream without a token must begin with one.
+
+A stream that falls silent tells nothing wrong. So it is asked for what it owes: what etcd held must
+have come within `SILENT_S`, unless a fault was in force meanwhile or shortly before.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,8 +25,14 @@ RULES: Final = {
     "exact": "a stream delivers etcd's events after its position: in order, no gap, none twice",
     "resync-state": "a resync is the whole state of the revision that it reaches",
     "resync-marked": "a stream that resumes nowhere begins with a resync",
+    "not-silent": "while nothing is broken, a stream tells of an event within ten seconds",
     "never-back": "a stream never reaches a revision below its position, nor another cluster's",
 }
+
+SILENT_S: Final = 10.0
+"""How long a stream may keep to itself what it owes: far above any delivery without a fault."""
+CALM_S: Final = 10.0
+"""How long after a fault was healed a stream may still suffer from it: detection, a new connection."""
 
 Told = tuple[str, int, str | None]
 """A key below the job, the revision, and the digest of its value; None for a deletion."""
@@ -30,9 +40,10 @@ Told = tuple[str, int, str | None]
 
 @dataclass(slots=True)
 class JobLog:
-    """All events of one job, compactly: 20 bytes an event."""
+    """All events of one job, compactly: 28 bytes an event."""
 
     revisions: array[int] = field(default_factory=lambda: array("q"))
+    times: array[float] = field(default_factory=lambda: array("d"))
     keys: array[int] = field(default_factory=lambda: array("i"))
     digests: array[int] = field(default_factory=lambda: array("Q"))
     names: list[str] = field(default_factory=list)
@@ -40,7 +51,7 @@ class JobLog:
     deleted: set[int] = field(default_factory=set)
     """Positions of deletions."""
 
-    def add(self, name: str, revision: int, digest: str | None) -> None:
+    def add(self, name: str, revision: int, seen_t: float, digest: str | None) -> None:
         key = self.ids.get(name)
         if key is None:
             key = self.ids[name] = len(self.names)
@@ -48,12 +59,22 @@ class JobLog:
         if digest is None:
             self.deleted.add(len(self.revisions))
         self.revisions.append(revision)
+        self.times.append(seen_t)
         self.keys.append(key)
         self.digests.append(int(digest, 16) if digest is not None else 0)
 
     def event(self, index: int) -> Told:
         digest = None if index in self.deleted else f"{self.digests[index]:016x}"
         return self.names[self.keys[index]], self.revisions[index], digest
+
+    def next(self, revision: int, prefix: str, until_t: float) -> int | None:
+        """Return the index of the first event above `revision`; None if none was seen by `until_t`."""
+        for index in range(bisect_right(self.revisions, revision), len(self.revisions)):
+            if self.times[index] > until_t:
+                return None
+            if self.names[self.keys[index]].startswith(prefix):
+                return index
+        return None
 
     def after(self, index: int, revision: int, prefix: str) -> tuple[list[Told], int]:
         """Return the events from `index` on up to `revision`, and the index behind them."""
@@ -76,6 +97,15 @@ class JobLog:
         return held, index
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A stream owed something, from then until then."""
+
+    since_t: float
+    until_t: float
+    owed: str
+
+
 @dataclass(slots=True)
 class Stream:
     """What one stream of a reader has told so far."""
@@ -84,7 +114,13 @@ class Stream:
     prefix: str
     uid: str
     position: int | None
+    heard_t: float
+    """When it last said anything; at first, when it was opened."""
+    begun: Where
+    opened_t: float
     index: int = 0
+    silence: Silence | None = None
+    """The longest that it owed something."""
     resyncing: bool = False
     pending: list[Told] = field(default_factory=list)
     messages: int = 0
@@ -98,6 +134,10 @@ class Watches:
         self._logs: dict[str, JobLog] = defaultdict(JobLog)
         self._streams: dict[tuple[str, int, int], Stream] = {}
         self._last = 0
+        self._closed: list[tuple[str, Stream]] = []
+        """Streams that lasted long enough to be called silent."""
+        self._faults: dict[object, tuple[float, float]] = {}
+        self._end_t = 0.0
 
     def change(self, change: Change, before: State) -> None:
         self._last = change.revision
@@ -106,22 +146,65 @@ class Watches:
             if job:
                 name = event.name.split("/jobs/", 1)[1][len(job) + 1 :]
                 digest = None if event.raw is None else sha256(event.raw.encode()).hexdigest()[:16]
-                self._logs[job].add(name, change.revision, digest)
+                self._logs[job].add(name, change.revision, change.t, digest)
 
     def record(self, record: Record) -> None:
         if record.op == "watch" and record.begun:
             args = record.args
-            stream = Stream(args["job"], args["prefix"], args["uid"], args["resume"])
+            stream = Stream(
+                args["job"],
+                args["prefix"],
+                args["uid"],
+                args["resume"],
+                heard_t=record.t0,
+                begun=record.where,
+                opened_t=record.t0,
+            )
             if stream.position is not None:
-                log = self._logs[stream.job]
-                stream.index = _behind(log, stream.position)
+                stream.index = bisect_right(self._logs[stream.job].revisions, stream.position)
             self._streams[record.client, record.process, args["stream"]] = stream
         elif record.op == "watch":
-            self._streams.pop((record.client, record.process, record.args["stream"]), None)
+            ended = self._streams.pop((record.client, record.process, record.args["stream"]), None)
+            if ended is not None and record.t1 is not None:
+                self._close(record.client, ended, record.t1)
         elif record.op == "watch.message":
             key = record.client, record.process, record.args["stream"]
             if key in self._streams:
+                self._owed(self._streams[key], record.t0)
                 self._message(record, self._streams[key])
+                self._streams[key].heard_t = record.t0
+        elif record.client == "nemesis":
+            self._nemesis(record)
+
+    def _nemesis(self, record: Record) -> None:
+        """Keep when anything was broken, and when the run was told to end."""
+        number = record.args.get("id")
+        if record.op == "fault.inject":
+            self._faults[number] = record.t0, float("inf")
+        elif record.op == "fault.heal":
+            begin_t, _ = self._faults.get(number, (record.t0, 0.0))
+            self._faults[number] = begin_t, record.t0 if record.t1 is None else record.t1
+        elif record.op == "run.phase" and record.args["phase"] == "end":
+            self._end_t = record.t0
+
+    def _owed(self, stream: Stream, until_t: float) -> None:
+        """Note how long a stream that now speaks, or ends, had kept something to itself."""
+        since_t, owed = stream.heard_t, "a first message"
+        if stream.position is not None:
+            log = self._logs[stream.job]
+            index = log.next(stream.position, stream.prefix, until_t)
+            if index is None:
+                return
+            name, revision, _digest = log.event(index)
+            since_t, owed = max(since_t, log.times[index]), f"{name} of revision {revision}"
+        longest = stream.silence
+        if longest is None or until_t - since_t > longest.until_t - longest.since_t:
+            stream.silence = Silence(since_t, until_t, owed)
+
+    def _close(self, client: str, stream: Stream, ended_t: float) -> None:
+        self._owed(stream, ended_t)
+        if ended_t - stream.opened_t >= SILENT_S:
+            self._closed.append((client, stream))
 
     def _message(self, record: Record, stream: Stream) -> None:
         check = self.findings.check
@@ -177,18 +260,27 @@ class Watches:
         )
 
     def finish(self, clock: Clock, end: State) -> None:
-        """Nothing is left to judge: a stream that ended early resumes, or is not continued."""
+        """Judge the silences, now that all faults are known. A stream that never ended did with the run."""
+        for (client, _process, _stream), stream in self._streams.items():
+            self._close(client, stream, self._end_t)
+        for client, stream in self._closed:
+            silence = stream.silence
+            self.findings.check(
+                "not-silent",
+                silence is None or self._excused(silence),
+                ""
+                if silence is None
+                else f"a stream of {client} kept {silence.owed} to itself for"
+                f" {silence.until_t - silence.since_t:.1f} s, though nothing was broken",
+                stream.begun,
+            )
 
-
-def _behind(log: JobLog, revision: int) -> int:
-    low, high = 0, len(log.revisions)
-    while low < high:
-        middle = (low + high) // 2
-        if log.revisions[middle] <= revision:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    def _excused(self, silence: Silence) -> bool:
+        """Tell whether it was short, or a fault may have kept the stream from being heard."""
+        return silence.until_t - silence.since_t <= SILENT_S or any(
+            begin_t <= silence.until_t and until_t + CALM_S >= silence.since_t
+            for begin_t, until_t in self._faults.values()
+        )
 
 
 def _differ(told: list[Told], expected: list[Told]) -> str:

@@ -28,7 +28,7 @@ from strata_chaos.workloads.program import Options, Stop, Workload, main
 from strata_chaos.workloads.recording import Recorder
 
 PAUSE_S: Final = 0.1
-STAY_S: Final = (2.0, 15.0)
+STAY_S: Final = (2.0, 25.0)
 """How long a reader stays at one replica before it moves on by itself."""
 PREFIXES: Final = ("", "barriers/", "w")
 

@@ -328,6 +328,9 @@ def follow(story: Story) -> None:
         events = [e for e in log if e["revision"] == revision]
         if events:
             message(2, revision, events)
+    story.t += 15  # with nothing to tell, silence is no fault
+    args = {"job": "j", "prefix": "", "stream": 2, "resume": middle, "uid": "u"}
+    story.line("watcher", 30, "watch", args=args, identity="watch-2")
 
 
 def good_run(storage: Path) -> Story:

@@ -10,20 +10,9 @@ import pytest
 
 from strata_chaos.checkers import ALL
 from strata_chaos.judge import Result, judge
+from tests.unit.chaos.checkers import doctors_of_watches  # noqa: F401  # it adds to DOCTORS
+from tests.unit.chaos.checkers.doctoring import DOCTORS, Doctor, breaks
 from tests.unit.chaos.story import JOB, ROOT, Line, Story, edit, good_run, number, worker
-
-Doctor = Callable[[Story, Path], None]
-DOCTORS: dict[str, list[Doctor]] = {}
-
-
-def breaks(rule: str) -> Callable[[Doctor], Doctor]:
-    """Note that a function makes a good run break `rule`."""
-
-    def note(doctor: Doctor) -> Doctor:
-        DOCTORS.setdefault(rule, []).append(doctor)
-        return doctor
-
-    return note
 
 
 def is_event(line: Line, key: str) -> bool:
@@ -398,59 +387,6 @@ def a_lost_image(_story: Story, storage: Path) -> None:
 @breaks("catalog/on-disk")
 def a_missing_marker(_story: Story, storage: Path) -> None:
     (storage / "a2" / "COMMIT").unlink()
-
-
-# -- watches
-
-
-@breaks("watches/exact")
-def an_event_is_missing(story: Story, _storage: Path) -> None:
-    lost = story.lines("watch.message")[3]
-    story.drop(lambda line: line is lost)
-
-
-@breaks("watches/exact")
-def an_event_comes_twice(story: Story, _storage: Path) -> None:
-    message = story.lines("watch.message")[3]
-    message["result"]["events"] *= 2
-
-
-@breaks("watches/exact")
-def events_swap(story: Story, _storage: Path) -> None:
-    several = next(m for m in story.lines("watch.message")[1:] if len(m["result"]["events"]) > 1)
-    several["result"]["events"].reverse()
-
-
-@breaks("watches/exact")
-def a_resume_one_too_late(story: Story, _storage: Path) -> None:
-    first = story.lines("watch.message")[1]
-    story.drop(lambda line: line is first)
-
-
-@breaks("watches/exact")
-def another_value(story: Story, _storage: Path) -> None:
-    message = next(m for m in story.lines("watch.message")[1:] if m["result"]["events"][0][3])
-    message["result"]["events"][0][3] = "0" * 16
-
-
-@breaks("watches/resync-state")
-def a_key_is_missing_in_the_state(story: Story, _storage: Path) -> None:
-    story.lines("watch.message")[0]["result"]["events"].pop()
-
-
-@breaks("watches/resync-marked")
-def no_word_of_a_resync(story: Story, _storage: Path) -> None:
-    story.lines("watch.message")[0]["result"]["resync"] = False
-
-
-@breaks("watches/never-back")
-def a_stream_goes_back(story: Story, _storage: Path) -> None:
-    story.lines("watch.message")[-1]["result"]["revision"] = 3
-
-
-@breaks("watches/never-back")
-def another_cluster(story: Story, _storage: Path) -> None:
-    story.lines("watch.message")[-1]["result"]["uid"] = "other"
 
 
 # -- the tests

@@ -1,0 +1,78 @@
+"""What breaks the rules of relayed watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit.chaos.checkers.doctoring import breaks
+from tests.unit.chaos.story import Story
+
+
+@breaks("watches/exact")
+def an_event_is_missing(story: Story, _storage: Path) -> None:
+    lost = story.lines("watch.message")[3]
+    story.drop(lambda line: line is lost)
+
+
+@breaks("watches/exact")
+def an_event_comes_twice(story: Story, _storage: Path) -> None:
+    message = story.lines("watch.message")[3]
+    message["result"]["events"] *= 2
+
+
+@breaks("watches/exact")
+def events_swap(story: Story, _storage: Path) -> None:
+    several = next(m for m in story.lines("watch.message")[1:] if len(m["result"]["events"]) > 1)
+    several["result"]["events"].reverse()
+
+
+@breaks("watches/exact")
+def a_resume_one_too_late(story: Story, _storage: Path) -> None:
+    first = story.lines("watch.message")[1]
+    story.drop(lambda line: line is first)
+
+
+@breaks("watches/exact")
+def another_value(story: Story, _storage: Path) -> None:
+    message = next(m for m in story.lines("watch.message")[1:] if m["result"]["events"][0][3])
+    message["result"]["events"][0][3] = "0" * 16
+
+
+@breaks("watches/resync-state")
+def a_key_is_missing_in_the_state(story: Story, _storage: Path) -> None:
+    story.lines("watch.message")[0]["result"]["events"].pop()
+
+
+@breaks("watches/resync-marked")
+def no_word_of_a_resync(story: Story, _storage: Path) -> None:
+    story.lines("watch.message")[0]["result"]["resync"] = False
+
+
+@breaks("watches/never-back")
+def a_stream_goes_back(story: Story, _storage: Path) -> None:
+    story.lines("watch.message")[-1]["result"]["revision"] = 3
+
+
+@breaks("watches/never-back")
+def another_cluster(story: Story, _storage: Path) -> None:
+    story.lines("watch.message")[-1]["result"]["uid"] = "other"
+
+
+@breaks("watches/not-silent")
+def a_stream_falls_silent(story: Story, _storage: Path) -> None:
+    last = story.lines("watch.message")[-1]
+    story.drop(lambda line: line is last)
+
+
+@breaks("watches/not-silent")
+def a_stream_falls_silent_long_after_a_fault(story: Story, _storage: Path) -> None:
+    faulty = {"id": 1, "fault": "kill-leader", "targets": ["coordinator-1"]}
+    early = story.lines("etcd.event")[0]["t0"] - 60
+    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True}, t=early)
+    story.line("nemesis", 6, "fault.heal", args=faulty, t=early + 5)
+    a_stream_falls_silent(story, _storage)
+
+
+@breaks("watches/not-silent")
+def a_stream_never_says_anything(story: Story, _storage: Path) -> None:
+    story.drop(lambda line: line["op"] == "watch.message" and line["args"]["stream"] == 2)
