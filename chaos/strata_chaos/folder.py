@@ -80,6 +80,7 @@ class RunFolder:
         body = {
             "schema": SCHEMA,
             "scenario": scenario.name,
+            "path": scenario.path,
             "source": scenario.source,
             "seed": seed,
             "duration_s": duration_s,
@@ -104,7 +105,7 @@ class RunFolder:
     def scenario(self) -> Scenario:
         """Return the scenario as it was when the run was made."""
         run = self.run()
-        return parse(run["source"], name=run["scenario"])
+        return parse(run["source"], name=run["scenario"], path=run.get("path", ""))
 
     # -- the reports
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import textwrap
 from collections import defaultdict
@@ -26,6 +27,8 @@ class Result:
     duration_s: float
     backend: str
     folder: Path
+    asked: str = ""
+    """What `--scenario` finds it by, where that is not its name."""
     injuries: Sequence[Injury] = ()
     findings: Sequence[Finding] = ()
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Result:
     def replay(self) -> str:
         """The command that does the same again."""
         options = f"--seed {self.seed} --duration {self.duration_s:g} --backend {self.backend}"
-        return f"strata-chaos run --scenario {self.scenario} {options}"
+        return f"strata-chaos run --scenario {shlex.quote(self.asked or self.scenario)} {options}"
 
 
 @dataclass(frozen=True, slots=True)

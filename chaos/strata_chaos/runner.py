@@ -78,6 +78,7 @@ def run(wish: Wish, folder: RunFolder, *, started: str, say: Say, keep: bool) ->
     )
     result = Result(
         scenario=wish.scenario.name,
+        asked=wish.scenario.asked,
         seed=wish.seed,
         duration_s=wish.duration_s,
         backend=wish.backend,
@@ -140,6 +141,7 @@ def check(folder: RunFolder) -> Result:
     run, scenario, before = folder.run(), folder.scenario(), folder.report()
     result = Result(
         scenario=scenario.name,
+        asked=scenario.asked,
         seed=run["seed"],
         duration_s=run["duration_s"],
         backend=run["backend"],

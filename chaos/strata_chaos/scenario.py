@@ -94,6 +94,13 @@ class Scenario:
     expect: Expectations = field(default_factory=Expectations)
     source: str = ""
     """The file's text, which a saved run keeps."""
+    path: str = ""
+    """Where a file of one's own lies; empty for those that are shipped."""
+
+    @property
+    def asked(self) -> str:
+        """What `--scenario` finds it by."""
+        return self.path or self.name
 
     @property
     def fault_names(self) -> tuple[str, ...]:
@@ -128,16 +135,17 @@ def find(name: str) -> Scenario:
 
 def read(path: Path) -> Scenario:
     """Return the scenario in a file; `ConfigError` says what is wrong with it."""
+    own = "" if path.parent == scenario_folder() else str(path.absolute())
     try:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not text") from None
-    return parse(text, name=path.stem)
+    return parse(text, name=path.stem, path=own)
 
 
-def parse(text: str, *, name: str) -> Scenario:
+def parse(text: str, *, name: str, path: str = "") -> Scenario:
     """Return the scenario that `text` describes; `ConfigError` names it and the field."""
     try:
         body = tomllib.loads(text)
@@ -160,6 +168,7 @@ def parse(text: str, *, name: str) -> Scenario:
         random=_random(table.table("random")) if "random" in body else None,
         expect=_expectations(table.table("expect")),
         source=text,
+        path=path,
     )
     table.done()
     return scenario

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,9 @@ def test_the_worst_counts() -> None:
     assert rounds.worst([good, unknown]) is Exit.UNKNOWN
     assert rounds.worst([unknown, broken]) is Exit.INFRASTRUCTURE
     assert rounds.worst([broken, bad, good]) is Exit.VIOLATION
+
+
+def test_a_scenario_of_ones_own_is_run_again_by_its_path() -> None:
+    own = replace(result(), scenario="mine", asked="/runs of ours/mine.toml")
+
+    assert "again   strata-chaos run --scenario '/runs of ours/mine.toml' --seed 3" in report.text(own)

@@ -150,3 +150,13 @@ def test_what_the_issue_promises_is_expected(name: str) -> None:
     assert found.expect.no_new_generation
     assert "netns" in found.backends
     assert re.search("member|harms nobody|nobody notices", found.title)
+
+
+def test_a_scenario_of_ones_own_is_found_again_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(LEAST)
+
+    assert scenario.find("mine.toml").asked == str(tmp_path / "mine.toml")
+    assert scenario.find("smoke").asked == "smoke"
