@@ -125,6 +125,12 @@ class CoordinatorConfig:
     detect_s: float = setting(
         "detect_s", default=5.0, doc="how fast a frozen or lost member is found, in seconds"
     )
+    max_jobs: int = setting(
+        "coordinator.max_jobs",
+        default=10_000,
+        doc="how many jobs the cluster may have; a new one beyond is refused",
+        env="STRATA_MAX_JOBS",
+    )
     credentials: Credentials = field(default_factory=Credentials)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -145,6 +151,8 @@ class CoordinatorConfig:
         return self.serves_tls or self.accepted_tokens_file is not None
 
     def __post_init__(self) -> None:
+        if self.max_jobs < 1:
+            raise ConfigError("coordinator.max_jobs must be at least 1")
         host, _port = split_address("coordinator.listen", self.listen)
         if self.advertise:
             _advertised, port = split_address("coordinator.advertise", self.advertise)

@@ -97,6 +97,11 @@ class JobKeys:
         return self.root.rstrip("/").rpartition("/")[2]
 
     @property
+    def folder(self) -> str:
+        """Where the cluster's jobs lie, this one among them."""
+        return self.root.rstrip("/").rpartition("/")[0] + "/"
+
+    @property
     def spec(self) -> str:
         return f"{self.root}spec"
 

@@ -25,6 +25,7 @@ from strata.errors import (
     Conflict,
     InvalidArgument,
     JobFailed,
+    QuotaExceeded,
     Refused,
     StaleGeneration,
     StaleIncarnation,
@@ -33,6 +34,8 @@ from strata.errors import (
 
 MAX_SLOTS = 1024
 MAX_WORKERS = 10_000
+MAX_JOBS = 10_000
+"""Of a cluster: each has keys that every replica holds, and whoever may register may make one."""
 MAX_REASON_CHARS = 2000
 """Of a reason that a process gave: a stack's last lines, not a log."""
 
@@ -89,13 +92,16 @@ def decide_register(
     *,
     served_by: InstanceId,
     failed_incarnation: int = 0,
+    max_jobs: int = MAX_JOBS,
 ) -> Decision:
     """Make `registration.boot` the holder of its worker key, served by `served_by`.
 
     Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
     `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job.
+    before it believes this), `StaleIncarnation`, `JobFailed`, `Refused` for a finished job, and
+    `QuotaExceeded` for a new one above `max_jobs`. That bound is the view's: jobs that are created
+    at the same moment may pass it by their number.
     """
     check_registration(registration)
     name = registration.worker
@@ -116,6 +122,12 @@ def decide_register(
     refusal = _finished(job, phase)
     if refusal is not None and (registration.incarnation or not registration.resume):
         return Decision(reason=refusal.message, refusal=refusal)
+    if not job.exists and (count := len(job.view.names(job.keys.folder))) >= max_jobs:
+        full = QuotaExceeded(
+            f"job {job.keys.name} is not created: the cluster has {count} jobs, the limit",
+            hint="register in a job that exists, or raise coordinator.max_jobs",
+        )
+        return Decision(reason=full.message, refusal=full)
     return _create(job, registration, served_by, resumed=refusal is not None)
 
 

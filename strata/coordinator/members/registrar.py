@@ -63,6 +63,7 @@ class Registrar:
                 registration,
                 served_by=self._context.instance,
                 failed_incarnation=self._keeper.failed_incarnation(job, registration.worker),
+                max_jobs=self._context.config.max_jobs,
             )
             kv = view.get(keys.worker(registration.worker))
             done = decision.txn is None and decision.refusal is None

@@ -87,6 +87,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
     ("env", "said"),
     [
         ({"STRATA_DETECT_S": "five"}, "STRATA_DETECT_S"),
+        ({"STRATA_MAX_JOBS": "0"}, "at least 1"),
         ({"STRATA_LISTEN": "somewhere"}, "not an address"),
         ({"STRATA_LISTEN": "h:70000"}, "not a port"),
         ({"STRATA_LISTEN": "0.0.0.0:50051"}, "cannot connect to 0.0.0.0"),

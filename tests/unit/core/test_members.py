@@ -19,10 +19,11 @@ from strata.errors import (
     Conflict,
     InvalidArgument,
     JobFailed,
+    QuotaExceeded,
     Refused,
     StaleIncarnation,
 )
-from tests.unit.core.rig import JOB, Observer, Store, registration
+from tests.unit.core.rig import JOB, KEYS, Observer, Store, registration
 
 R1, R2 = InstanceId("i-r1"), InstanceId("i-r2")
 
@@ -60,6 +61,22 @@ def test_a_later_members_spec_is_ignored_and_the_reason_says_so() -> None:
     spec = store.job().spec()
     assert spec is not None
     assert spec.record.max_workers == 3
+
+
+def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is() -> None:
+    store = Store()
+    for name in ("a", "b"):
+        store.put(KEYS.job(name).spec, JobSpec())
+
+    refused = decide_register(store.job(), registration("w1"), served_by=R1, max_jobs=2)
+
+    assert isinstance(refused.refusal, QuotaExceeded)
+    assert "the cluster has 2 jobs" in refused.reason
+    assert "coordinator.max_jobs" in refused.refusal.hint
+    assert refused.txn is None
+    enter(store, registration("w1"))
+    later = decide_register(store.job(), registration("w2"), served_by=R1, max_jobs=2)
+    assert later.txn is not None, "a job that exists takes members, however many jobs there are"
 
 
 def test_two_first_members_create_one_job() -> None:
