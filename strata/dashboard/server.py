@@ -3,7 +3,8 @@
 That loop serves barriers, so whoever comes over HTTP must not be able to hold it up:
 
 - a connection lives for `CONNECTION_S` at most, whatever it does or does not send, and at most
-  `MAX_CONNECTIONS` are open; one more is closed at once;
+  `MAX_CONNECTIONS` are open, `MAX_PER_ADDRESS` from one address; one more takes an older one's place, so
+  that a probe is answered whatever others hold (`crowd`);
 - a request's head is bounded, bodies are not read, and only GET and HEAD are answered (`app`);
 - what is shown is made at most once a second for each page (`app`).
 
@@ -25,12 +26,14 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata.config import split_address
+from strata.dashboard.crowd import Crowd
 from strata.errors import ConfigError
 from strata.observe import get_logger
 
 log = get_logger()
 
 MAX_CONNECTIONS: Final = 64
+MAX_PER_ADDRESS: Final = 16
 CONNECTION_S: Final = 15.0
 """Longer than any answer takes; a browser or a scraper opens another connection."""
 HEAD_BYTES: Final = 16 * 1024
@@ -121,8 +124,12 @@ class _Server(uvicorn.Server):
         """Listen. uvicorn's own gives a TLS handshake a minute, before any limit of ours holds."""
         assert self.listener is not None, "start comes before run"
 
+        crowd: Crowd[asyncio.Transport] = Crowd(most=MAX_CONNECTIONS, per_address=MAX_PER_ADDRESS)
+
         def protocol() -> asyncio.Protocol:
-            return _Bounded(config=self.config, server_state=self.server_state, app_state={})
+            made = _Bounded(config=self.config, server_state=self.server_state, app_state={})
+            made.crowd = crowd
+            return made
 
         self.servers = [
             await asyncio.get_running_loop().create_server(
@@ -139,6 +146,7 @@ class _Server(uvicorn.Server):
 class _Bounded(H11Protocol):
     """A connection that ends. Requests carry in their state who the client's certificate says it is."""
 
+    crowd: Crowd[asyncio.Transport]
     _end: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -147,14 +155,16 @@ class _Bounded(H11Protocol):
         shown = secured.getpeercert() if secured is not None else None
         names = (shown or {}).get("subjectAltName", ())
         self.app_state = {"uris": [name for kind, name in names if kind == "URI"]}
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
+        peer = transport.get_extra_info("peername")
+        gone = self.crowd.enter(transport, peer[0] if peer else "")
+        if gone is not None:
+            gone.abort()
         self._end = self.loop.call_later(CONNECTION_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._end is not None:
             self._end.cancel()
+        self.crowd.leave(self.transport)
         super().connection_lost(exc)
 
 

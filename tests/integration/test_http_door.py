@@ -18,7 +18,7 @@ from strata.config import CoordinatorConfig, Credentials
 from strata.core.authority import Role
 from strata.dashboard.app import make_app
 from strata.dashboard.door import door_of
-from strata.dashboard.server import HttpServer
+from strata.dashboard.server import MAX_CONNECTIONS, HttpServer
 from strata.dashboard.tls import server_context
 from strata.errors import ConfigError
 from strata.security.tokens import TokenFile
@@ -157,3 +157,14 @@ def test_on_loopback_nobody_is_asked(authority: Authority, listen: str) -> None:
     )
     assert door_of(config, now=now) is None
     assert not config.serves_https
+
+
+async def test_connections_that_are_held_open_keep_no_probe_out(authority: Authority) -> None:
+    async with served(config_of(authority)) as url:
+        host, port = url.removeprefix("https://").rsplit(":", 1)
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        held = [await asyncio.open_connection(host, int(port), ssl=context) for _ in range(MAX_CONNECTIONS)]
+        for path in ("/readyz", "/healthz"):
+            assert (await ask(url + path, authority))[0] == 200
+        for _reader, writer in held:
+            writer.transport.abort()
