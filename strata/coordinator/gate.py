@@ -12,15 +12,19 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.permission import check
 from strata.core.authority import RULES, Identity, Role, refusal
-from strata.core.rates import Meter
+from strata.core.rates import Meter, Seldom
 from strata.errors import ConfigError, Unauthenticated
 from strata.security.certificates import describe
 from strata.security.tokens import AcceptedTokens, own_token
-from strata.wire.tls import Context, bearer, certified
+from strata.wire.tls import Context, address_of, bearer, certified
+
+REFUSAL_S: Final = 1.0
+"""How often a refused stream is logged at most: whoever is refused may come again at once."""
 
 
 class Gate:
@@ -30,6 +34,7 @@ class Gate:
         self, config: CoordinatorConfig, *, now: Callable[[], dt.datetime], meter: Meter | None = None
     ) -> None:
         self.meter = meter or Meter()
+        self.refusals = Seldom(REFUSAL_S)
         self._cluster = config.cluster
         self._authenticates = config.authenticates
         path = config.accepted_tokens_file
@@ -44,9 +49,14 @@ class Gate:
         return certified(context)
 
     def asks(self, context: Context) -> Identity | None:
-        """Return who calls, as `caller`; `QuotaExceeded` when they do it too often."""
-        identity = self.caller(context)
-        self.meter.call(identity, asyncio.get_running_loop().time())
+        """Return who calls, as `caller`; `QuotaExceeded` when they do it too often, known or unknown."""
+        now_s = asyncio.get_running_loop().time()
+        try:
+            identity = self.caller(context)
+        except Unauthenticated:
+            self.meter.stranger(address_of(context), now_s)
+            raise
+        self.meter.call(identity, now_s)
         return identity
 
     @contextmanager

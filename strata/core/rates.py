@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from strata.core.authority import Identity, Role
 from strata.errors import QuotaExceeded
 
+K = TypeVar("K")
+
 MAX_IDENTITIES: Final = 10_000
-"""Of how many identities the bucket is remembered; the one that asked longest ago is forgotten."""
+"""Of how many identities, and addresses, the bucket is remembered; the one that asked longest ago is
+forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,38 @@ def take(bucket: Bucket | None, rate: Rate, now_s: float) -> tuple[Bucket, float
     return Bucket(left=left, at_s=now_s), (1.0 - left) / rate.per_s
 
 
+STRANGERS: Final = Rate(per_s=2.0, burst=20.0)
+"""How often one address may be told that nobody knows who it is; a client that was given a wrong token
+comes back every two seconds."""
+
+
+class Seldom:
+    """Says when something that may come in any number is to be said again."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._next_s = 0.0
+        self._untold = 0
+
+    def due(self, now_s: float) -> int | None:
+        """Return how many were not told since the last time, or None: this one is not told either."""
+        if now_s < self._next_s:
+            self._untold += 1
+            return None
+        self._next_s = now_s + self._interval_s
+        untold, self._untold = self._untold, 0
+        return untold
+
+
+def _taken(buckets: OrderedDict[K, Bucket], key: K, rate: Rate, now_s: float) -> float:
+    """Count one call by `key`; return the seconds to wait, 0.0 for none."""
+    buckets[key], wait_s = take(buckets.get(key), rate, now_s)
+    buckets.move_to_end(key)
+    if len(buckets) > MAX_IDENTITIES:
+        buckets.popitem(last=False)
+    return wait_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
     """How many streams one identity may hold open at a replica."""
@@ -62,8 +97,12 @@ class Holdings:
 class Meter:
     """The buckets and counts of a replica. Coordinators are not counted: they relay for others."""
 
-    def __init__(self, rate: Rate | None = None, holdings: Holdings | None = None) -> None:
+    def __init__(
+        self, rate: Rate | None = None, holdings: Holdings | None = None, strangers: Rate = STRANGERS
+    ) -> None:
         self._rate = rate or Rate()
+        self._strangers = strangers
+        self._addresses: OrderedDict[str, Bucket] = OrderedDict()
         self._holdings = holdings or Holdings()
         self._buckets: OrderedDict[tuple[Role, str], Bucket] = OrderedDict()
         self._open: dict[tuple[Role, str, str], int] = {}
@@ -72,16 +111,23 @@ class Meter:
         """Count one call; `QuotaExceeded` says when to come again."""
         if identity is None or identity.role is Role.COORDINATOR:
             return
-        key = (identity.role, identity.id)
-        bucket, wait_s = take(self._buckets.get(key), self._rate, now_s)
-        self._buckets[key] = bucket
-        self._buckets.move_to_end(key)
-        if len(self._buckets) > MAX_IDENTITIES:
-            self._buckets.popitem(last=False)
+        wait_s = _taken(self._buckets, (identity.role, identity.id), self._rate, now_s)
         if wait_s:
             raise QuotaExceeded(
                 f"{identity} makes more than {self._rate.per_s:g} calls a second",
                 hint=f"ask again in {max(wait_s, 0.01):.2f} s",
+            )
+
+    def stranger(self, address: str, now_s: float) -> None:
+        """Count a call from `address` whose caller is unknown; `QuotaExceeded` when there are too many.
+
+        Whoever is known at the same address is not counted, and never refused for it.
+        """
+        wait_s = _taken(self._addresses, address, self._strangers, now_s)
+        if wait_s:
+            raise QuotaExceeded(
+                f"too many calls from {address} by nobody that this cluster knows",
+                hint=f"check the token or the certificate, and ask again in {max(wait_s, 0.01):.2f} s",
             )
 
     def open(self, identity: Identity | None, kind: str) -> None:

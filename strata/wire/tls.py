@@ -101,11 +101,20 @@ class Context(Protocol):
         """Return the metadata that the caller sent."""
         ...
 
+    def peer(self) -> str:
+        """Return where the caller is: `ipv4:10.0.0.7:40312`."""
+        ...
+
 
 def certified(context: Context) -> Identity:
     """Return the identity in the caller's certificate; `Unauthenticated` if it names none."""
     uris = [uri.decode("utf-8", errors="replace") for uri in context.auth_context().get("peer_uri", ())]
     return parse_identity(uris)
+
+
+def address_of(context: Context) -> str:
+    """Return the caller's address without its port, which changes with every connection."""
+    return context.peer().rpartition(":")[0]
 
 
 def bearer(context: Context) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -72,5 +73,9 @@ async def _admitted(gate: Gate, context: Any, method: str, *, job: str | None = 
     try:
         return gate.admit(context, method, job=job)
     except StrataError as error:
-        log.warning("stream_refused", method=method, peer=context.peer(), error=error.message)
+        untold = gate.refusals.due(asyncio.get_running_loop().time())
+        if untold is not None:
+            log.warning(
+                "stream_refused", method=method, peer=context.peer(), error=error.message, more_before=untold
+            )
         await abort(context, error)

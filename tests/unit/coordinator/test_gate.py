@@ -14,7 +14,7 @@ from strata.coordinator.gate import Gate, check_own_identity
 from strata.coordinator.permission import check_call, check_session, hide_others
 from strata.core.authority import METHODS, RULES, Identity, Role
 from strata.core.rates import Meter, Rate
-from strata.errors import ConfigError, PermissionDenied, QuotaExceeded
+from strata.errors import ConfigError, PermissionDenied, QuotaExceeded, Unauthenticated
 from strata.security.certificates import Authority
 from strata.security.private import write_private
 from strata.security.tokens import TokenFile
@@ -158,6 +158,9 @@ class Shows:
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
 
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:40312"
+
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("authorization", f"Bearer {self._token}"),)
 
@@ -175,3 +178,19 @@ async def test_a_stream_that_opens_counts_as_a_call(tmp_path: Path, method: str)
         gate.admit(Shows(token), method)
     with pytest.raises(QuotaExceeded):
         gate.admit(Shows(token), method)
+
+
+async def test_wrong_tokens_from_one_address_are_limited_and_right_ones_are_not(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "accepted.json")
+    _, token = file.add(role=Role.MEMBER, id="w1", now=dt.datetime.now(dt.UTC))
+    config = CoordinatorConfig(
+        accepted_tokens_file=file.path, credentials=Credentials(token_file=tmp_path / "own")
+    )
+    meter = Meter(strangers=Rate(per_s=0.001, burst=2.0))
+    gate = Gate(config, now=lambda: dt.datetime.now(dt.UTC), meter=meter)
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            gate.asks(Shows("strata_wrong"))
+    with pytest.raises(QuotaExceeded, match=r"from ipv4:10\.0\.0\.7 by nobody"):
+        gate.asks(Shows("strata_wrong"))
+    assert gate.asks(Shows(token)) is not None

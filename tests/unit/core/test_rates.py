@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.core.authority import Identity, Role
-from strata.core.rates import MAX_IDENTITIES, Bucket, Holdings, Meter, Rate, take
+from strata.core.rates import MAX_IDENTITIES, Bucket, Holdings, Meter, Rate, Seldom, take
 from strata.errors import QuotaExceeded
 
 W1 = Identity(cluster="c", role=Role.MEMBER, id="w1")
@@ -55,6 +55,23 @@ def test_one_that_asks_too_often_is_told_when_to_come_and_others_are_served() ->
     assert told.value.hint == "ask again in 0.10 s"
     meter.call(W2, 0.0)
     meter.call(W1, 0.11)
+
+
+def test_an_address_of_strangers_is_told_to_wait_and_nobody_else_is() -> None:
+    meter = Meter(SLOW, strangers=Rate(per_s=1.0, burst=2.0))
+    for _ in range(2):
+        meter.stranger("ipv4:10.0.0.7", 0.0)
+    with pytest.raises(QuotaExceeded, match=r"10\.0\.0\.7 by nobody") as told:
+        meter.stranger("ipv4:10.0.0.7", 0.0)
+    assert "in 1.00 s" in told.value.hint
+    meter.stranger("ipv4:10.0.0.8", 0.0)
+    meter.call(W1, 0.0)
+    meter.stranger("ipv4:10.0.0.7", 1.1)
+
+
+def test_what_comes_often_is_told_seldom_and_counted() -> None:
+    seldom = Seldom(1.0)
+    assert [seldom.due(at_s) for at_s in (0.0, 0.1, 0.9, 1.0, 1.5, 9.0)] == [0, None, None, 2, None, 1]
 
 
 @pytest.mark.parametrize("identity", [None, Identity(cluster="c", role=Role.COORDINATOR, id="c1")])
