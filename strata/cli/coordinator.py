@@ -34,7 +34,10 @@ def coordinator(
             "--http", help='Where to serve the status page and /metrics; "" for nowhere. [127.0.0.1:8080]'
         ),
     ] = None,
-    replica: Annotated[str | None, typer.Option("--replica", help="This replica's name. (host-port)")] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option("--replica", help="This replica's name. [its certificate's id, else host-port]"),
+    ] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
     detect_s: Annotated[
         float | None,

@@ -90,13 +90,13 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """One replica. `replica` empty: made of the host's name and the port."""
+    """One replica. `replica` empty: its certificate's id, or made of the host's name and the port."""
 
     cluster: str = setting("cluster", default="default", doc="the cluster's name in etcd")
     replica: str = setting(
         "coordinator.replica",
         default="",
-        doc="this replica's name, by default <host>-<port>",
+        doc="this replica's name, by default its certificate's id, else <host>-<port>",
         env="STRATA_REPLICA",
     )
     listen: str = setting(

@@ -78,8 +78,8 @@ class Gate:
         return identity
 
 
-def check_own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> None:
-    """Return if this replica is what its peers will take it for; else raise `ConfigError`.
+def own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> Identity | None:
+    """Return what this replica's peers will take it for, None where nobody is asked; else `ConfigError`.
 
     They would refuse it one by one, and it would wait for them for ever.
     """
@@ -96,9 +96,16 @@ def check_own_identity(config: CoordinatorConfig, *, now: Callable[[], dt.dateti
         what, hint = f"the certificate {mine.cert_file}", "strata certs issue --role coordinator"
         identity = describe(mine.cert_file).identity
     else:
-        return
+        return None
     if identity is None or identity.role is not Role.COORDINATOR or identity.cluster != config.cluster:
         whose = "nobody that Strata knows" if identity is None else identity.uri
         raise ConfigError(
             f"{what} is that of {whose}, not of a coordinator of cluster {config.cluster}", hint=hint
         )
+    if config.replica not in ("", identity.id):
+        raise ConfigError(
+            f"{what} is that of {identity}, and this replica is called {config.replica}:"
+            " peers believe a coordinator under its own name only",
+            hint=f"{hint} --id {config.replica}, or leave coordinator.replica out",
+        )
+    return identity

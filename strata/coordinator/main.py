@@ -20,11 +20,12 @@ from typing import Final
 from strata.config import CoordinatorConfig, split_address
 from strata.coordinator.context import PageFactory
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
-from strata.coordinator.gate import check_own_identity
+from strata.coordinator.gate import own_identity
 from strata.coordinator.leadership.probe import tcp_probe
 from strata.coordinator.replica import Replica
 from strata.coordinator.server import Server
 from strata.coordinator.service_manager import ServiceManager, told
+from strata.core.authority import Identity
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, InvalidArgument
@@ -53,8 +54,7 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
     the name. `ClusterReplaced`: etcd was replaced under us.
     """
     configure(fmt=config.log.format, level=config.log.level)
-    name = _name(config)
-    check_own_identity(config, now=lambda: dt.datetime.now(dt.UTC))
+    name = _name(config, own_identity(config, now=lambda: dt.datetime.now(dt.UTC)))
     Timing.derive(config.detect_s)  # a wrong one is refused before etcd is waited for
     log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
     task = asyncio.current_task()
@@ -89,14 +89,18 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
     log.info("coordinator_ended", replica=name)
 
 
-def _name(config: CoordinatorConfig) -> str:
-    """Return the replica's name, after checking all names that become parts of keys."""
+def _name(config: CoordinatorConfig, identity: Identity | None) -> str:
+    """Return the replica's name, after checking all names that become parts of keys.
+
+    Without one in the configuration it is that of the certificate, else made of host and port.
+    """
     _, port = split_address("coordinator.listen", config.listen)
-    if not config.replica and port == 0:
+    given = config.replica or (identity.id if identity is not None else "")
+    if not given and port == 0:
         raise ConfigError("a replica on a random port needs a name", hint="pass --replica")
     try:
         checked_id("cluster", config.cluster)
-        return checked_id("replica", config.replica or f"{socket.gethostname()}-{port}")
+        return checked_id("replica", given or f"{socket.gethostname()}-{port}")
     except InvalidArgument as error:
         raise ConfigError(error.message, hint=error.hint) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strata.core.authority import METHODS, Identity, Role, refusal
-from strata.errors import StrataError
+from strata.errors import PermissionDenied, StrataError
 
 
 def check(refused: StrataError | None) -> None:
@@ -44,3 +44,12 @@ def hide_others(identity: Identity | None, response: Any) -> None:
 def check_session(identity: Identity | None, *, cluster: str, job: str, worker: str) -> None:
     """Return if `identity` may be this worker of this job; else raise the refusal."""
     check(refusal(identity, "Sessions.Session", cluster=cluster, job=job, worker=worker))
+
+
+def check_peer(identity: Identity | None, replica: str) -> None:
+    """Return if `identity` may speak for this replica: a coordinator speaks for its own name only."""
+    if identity is not None and identity.id != replica:
+        raise PermissionDenied(
+            f"{identity} is not replica {replica[:128]}",
+            hint="give each coordinator a certificate (or token) whose id is its replica name",
+        )

@@ -119,9 +119,11 @@ class Service:
         """Serve one member's session to its end; `identity` is who opened it, None if nobody asked."""
         await self.sessions.serve(link, identity)
 
-    async def serve_peer(self, link: Link[peers_pb2.PeerUp, peers_pb2.PeerDown]) -> None:
-        """Serve one peer's link to its end."""
-        await self._peer_handler.serve(link)
+    async def serve_peer(
+        self, link: Link[peers_pb2.PeerUp, peers_pb2.PeerDown], identity: Identity | None = None
+    ) -> None:
+        """Serve one peer's link to its end; `identity` is who opened it, None if nobody asked."""
+        await self._peer_handler.serve(link, identity)
 
     def part(self) -> None:
         """Send every member elsewhere, and declare none of them dead for going."""

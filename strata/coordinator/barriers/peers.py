@@ -17,7 +17,9 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.permission import check_peer
 from strata.coordinator.view import floors
+from strata.core.authority import Identity
 from strata.core.deposition import LinkEnd
 from strata.core.ids import InstanceId
 from strata.core.records import Replica
@@ -288,11 +290,11 @@ class PeerHandler:
         for link in list(self._links):
             link.close()
 
-    async def serve(self, link: Link[PeerUp, PeerDown]) -> None:
-        """Serve one link to its end."""
+    async def serve(self, link: Link[PeerUp, PeerDown], identity: Identity | None) -> None:
+        """Serve one link to its end; `identity` is who opened it, None if nobody asked."""
         self._links[link] = None
         try:
-            await self._welcome(link)
+            await self._welcome(link, identity)
             async with asyncio.TaskGroup() as tasks:
                 ticker = tasks.create_task(self._tick(link))
                 try:
@@ -304,7 +306,7 @@ class PeerHandler:
         finally:
             self._links.pop(link, None)
 
-    async def _welcome(self, link: Link[PeerUp, PeerDown]) -> None:
+    async def _welcome(self, link: Link[PeerUp, PeerDown], identity: Identity | None) -> None:
         try:
             async with asyncio.timeout(HELLO_S):
                 first = await link.recv()
@@ -312,6 +314,7 @@ class PeerHandler:
             raise Unavailable(f"no hello came within {HELLO_S:g} s") from None
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("a peer link begins with a hello")
+        check_peer(identity, first.hello.replica)
         await floors.honour(self._context.mirror, first.hello.token)
         found = self._replica(first.hello.replica)
         if found is None or found.record.instance != first.hello.instance:

@@ -47,8 +47,8 @@ class PeersServicer(PeersBase):
         self._spawn = spawn
 
     async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
-        await _admitted(self._gate, context, "Peers.Link")
-        await serve_stream(context, self._service.serve_peer, self._spawn)
+        identity = await _admitted(self._gate, context, "Peers.Link")
+        await serve_stream(context, partial(self._service.serve_peer, identity=identity), self._spawn)
 
 
 class WatchServicer(WatchBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from strata.config import CoordinatorConfig, Credentials
-from strata.coordinator.gate import Gate, check_own_identity
+from strata.coordinator.gate import Gate, own_identity
 from strata.coordinator.permission import check_call, check_session, hide_others
 from strata.core.authority import METHODS, RULES, Identity, Role
 from strata.core.rates import Meter, Rate
@@ -112,10 +113,15 @@ def test_a_replica_has_a_coordinators_certificate(
     ca, cert, key = (tmp_path / "r1" / f"{name}.pem" for name in ("ca", "cert", "key"))
     mine = config(Credentials(ca_file=ca, cert_file=cert, key_file=key))
     if not said:
-        check_own_identity(mine, now=lambda: NOW)
+        assert own_identity(mine, now=lambda: NOW) == own_identity(
+            replace(mine, replica="r1"), now=lambda: NOW
+        )
+        with pytest.raises(ConfigError, match="coordinator r1, and this replica is called r2") as told:
+            own_identity(replace(mine, replica="r2"), now=lambda: NOW)
+        assert "--id r2" in told.value.hint
         return
     with pytest.raises(ConfigError, match=said) as told:
-        check_own_identity(mine, now=lambda: NOW)
+        own_identity(mine, now=lambda: NOW)
     assert "--role coordinator" in told.value.hint
 
 
@@ -126,14 +132,14 @@ def test_a_replica_has_a_coordinators_token(tmp_path: Path, role: Role | None) -
     write_private(tmp_path / "token", token.encode() if role else b"strata_another")
     mine = config(Credentials(token_file=tmp_path / "token"), accepted_tokens_file=file.path)
     if role is Role.COORDINATOR:
-        check_own_identity(mine, now=lambda: NOW)
+        own_identity(mine, now=lambda: NOW)
         return
     with pytest.raises(ConfigError, match="the token in"):
-        check_own_identity(mine, now=lambda: NOW)
+        own_identity(mine, now=lambda: NOW)
 
 
 def test_a_replica_that_authenticates_nobody_is_nobody() -> None:
-    check_own_identity(config(Credentials()), now=lambda: NOW)
+    own_identity(config(Credentials()), now=lambda: NOW)
 
 
 def test_a_list_of_jobs_has_those_of_a_limited_identity_only() -> None:

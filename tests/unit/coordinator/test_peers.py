@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from strata.core.authority import Identity, Role
 from strata.core.records import Replica, encode
-from strata.errors import InvalidArgument, Unavailable
+from strata.errors import InvalidArgument, PermissionDenied, Unavailable
 from strata.testing.serving import peer_door
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import ListMembersRequest
-from strata.v1.peers_pb2 import PeerHello, PeerUp
+from strata.v1.peers_pb2 import PeerDown, PeerHello, PeerUp
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, cluster
 
 
@@ -73,6 +75,32 @@ def test_only_a_registered_instance_is_welcome(hello: PeerHello | None, error: t
                 await link.recv()
 
     run()
+
+
+@in_virtual_time()
+async def test_a_replica_speaks_under_its_own_name_only() -> None:
+    """What it says of itself is what others believe of it."""
+    async with cluster(2) as c:
+        r2 = c["r2"].context
+        hello = PeerUp(hello=PeerHello(replica=r2.replica, instance=r2.instance))
+
+        async def answer(identity: Identity | None) -> PeerDown | None:
+            c.board.listen(
+                "door", partial(c["r1"].service.serve_peer, identity=identity), c.tasks.create_task
+            )
+            async with c.board.dial("me", "door") as link:
+                link.send(hello)
+                down: PeerDown | None = await link.recv()
+                return down
+
+        for identity in (None, coordinator("r2")):
+            assert await answer(identity) is not None
+        with pytest.raises(PermissionDenied, match="coordinator r3 is not replica r2"):
+            await answer(coordinator("r3"))
+
+
+def coordinator(name: str) -> Identity:
+    return Identity(cluster="test", role=Role.COORDINATOR, id=name)
 
 
 @in_virtual_time()
