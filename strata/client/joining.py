@@ -21,7 +21,7 @@ from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
-from strata.config import Credentials
+from strata.config import Credentials, LibraryConfig
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, InvalidArgument, StrataError, Unavailable
@@ -54,10 +54,11 @@ def connect(
     """Return this process's rank, once it is part of a world.
 
     Under `strata run`, and without `endpoints`, that is the rank of the environment. Elsewhere the
-    process becomes a member of `job` (STRATA_JOB, else "default") with one rank, at `endpoints`
-    (STRATA_ENDPOINTS), under `worker_id` (STRATA_WORKER_ID, else made of the host's name and the
-    local rank, or the process id). The job is created with `min_workers` and `max_workers` (as
-    many) if it is new; the call returns once its world has formed with this process in it.
+    process becomes a member of `job` (STRATA_JOB, or `job` in strata.toml, else "default") with one
+    rank, at `endpoints` (STRATA_ENDPOINTS, or `endpoints` in strata.toml), under `worker_id`
+    (STRATA_WORKER_ID, else made of the host's name and the local rank, or the process id). The job is
+    created with `min_workers` and `max_workers` (as many) if it is new; the call returns once its
+    world has formed with this process in it.
 
     `credentials` say who this process is, and whom it trusts; without them, the environment and
     strata.toml do. A rank needs none: its supervisor has them.
@@ -65,7 +66,7 @@ def connect(
     Connecting again in the same process gives another client of the same session: of the rank's, or
     of the lone trainer's with the same endpoints, job and worker id.
 
-    `ConfigError` when the environment says neither; `Unavailable` when the world, or any
+    `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
     coordinator, was not there within `timeout_s`; `Conflict` when another process lives under
     this name; `JobFailed` when the job has ended.
     """
@@ -78,14 +79,17 @@ def connect(
     background = loop.shared()
     if endpoints is None and "STRATA_SOCKET" in environment:
         return background.call(_attach(background, environment, timeout_s))
-    where = endpoints if endpoints is not None else environment.get("STRATA_ENDPOINTS")
-    if not where:
+    said_all = endpoints is not None and job and credentials is not None
+    found = LibraryConfig() if said_all else LibraryConfig.load(env=environment)
+    where = list(found.endpoints) if endpoints is None else endpoints
+    if where in ("", []):
         raise ConfigError(
             "this process runs neither under `strata run` nor knows a coordinator",
-            hint='set STRATA_ENDPOINTS, or pass endpoints: strata.connect("host:50051")',
+            hint="set STRATA_ENDPOINTS, or `endpoints` in strata.toml, or pass them:"
+            ' strata.connect("host:50051")',
         )
     registration = Registration(
-        job=checked_id("job", job or environment.get("STRATA_JOB") or "default"),
+        job=checked_id("job", job or found.job),
         worker_id=checked_id(
             "worker", worker_id or environment.get("STRATA_WORKER_ID") or _own_name(environment)
         ),
@@ -99,7 +103,7 @@ def connect(
         timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))
     except ValueError:
         raise ConfigError(f"STRATA_DETECT_S is {environment['STRATA_DETECT_S']!r}, not a number") from None
-    own = Credentials.load(env=environment) if credentials is None else credentials
+    own = found.credentials if credentials is None else credentials
     return background.call(
         _share(background, parse_endpoints(where, own), registration, timing, own, timeout_s)
     )

@@ -1,6 +1,6 @@
 """Configuration: flag > environment `STRATA_*` > TOML file > default, checked at the entrance."""
 
-from strata.config.client import ClientConfig
+from strata.config.client import ClientConfig, LibraryConfig
 from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, is_loopback, split_address
 from strata.config.credentials import Credentials
 from strata.config.loading import Setting, load, read_file, setting, settings
@@ -11,6 +11,7 @@ __all__ = [
     "CoordinatorConfig",
     "Credentials",
     "EtcdConfig",
+    "LibraryConfig",
     "LogConfig",
     "RunConfig",
     "Setting",

@@ -27,3 +27,18 @@ class ClientConfig:
         """Return what flags, environment and the file at `path` or its default say."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryConfig:
+    """Whom a process of one's own joins, in which job, and as who; no endpoints where nothing says so."""
+
+    endpoints: tuple[str, ...] = setting("endpoints", default=(), doc="the coordinators")
+    job: str = setting("job", default="default", doc="the job to join, created by its first member")
+    credentials: Credentials = field(default_factory=Credentials)
+
+    @classmethod
+    def load(cls, *, env: Mapping[str, str]) -> LibraryConfig:
+        """Return what the environment and `strata.toml` say."""
+        body, name = read_file(None)
+        return load(cls, env=env, file=body, file_name=name)

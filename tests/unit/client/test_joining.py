@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
 from collections.abc import Coroutine, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import strata
 from strata import errors
 from strata.client import joining
 from strata.client.endpoints import parse_endpoints
@@ -116,3 +120,23 @@ async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_t
             await connect(timeout_s=2.0)
         met.world(1)
         assert (await join)._seat.users == 1
+
+
+def test_endpoints_and_job_come_from_the_file_where_nobody_says_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "STRATA_JOB"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(errors.ConfigError, match="nor knows a coordinator") as told:
+        strata.connect(timeout_s=0.2)
+    assert "strata.toml" in told.value.hint
+
+    with closing(socket.socket()) as silent:
+        silent.bind(("127.0.0.1", 0))  # and nobody listens there
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        Path("strata.toml").write_text(f'endpoints = ["{where}"]\njob = "no name"\n')
+        with pytest.raises(errors.InvalidArgument, match="no name"):
+            strata.connect(timeout_s=0.2)
+        with pytest.raises(errors.Unavailable):
+            strata.connect(job="j", timeout_s=0.2)
