@@ -5,7 +5,9 @@ that each message reaches. A message marked `resync` begins a whole state, which
 revision it reaches; a stream without a token must begin with one.
 
 A stream that falls silent tells nothing wrong. So it is asked for what it owes: what etcd held must
-have come within `SILENT_S`, unless a fault was in force meanwhile or shortly before.
+have come within `SILENT_S`, not counting the time in which a fault was in force or had been shortly
+before. That it says something else meanwhile, a mark of progress that does not reach so far, is no
+excuse: so does a replica whose own watch of etcd is stuck.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 from strata_chaos.checkers.findings import Findings
 from strata_chaos.checkers.truth import Change, Clock, State
-from strata_chaos.history import Record, Where
+from strata_chaos.history import Outcome, Record, Where
 
 RULES: Final = {
     "exact": "a stream delivers etcd's events after its position: in order, no gap, none twice",
@@ -33,6 +35,8 @@ SILENT_S: Final = 10.0
 """How long a stream may keep to itself what it owes: far above any delivery without a fault."""
 CALM_S: Final = 10.0
 """How long after a fault was healed a stream may still suffer from it: detection, a new connection."""
+NOTICED_S: Final = 5.0
+"""Within this time a parent notices the end of its child: so long before, the child may have been dead."""
 
 Told = tuple[str, int, str | None]
 """A key below the job, the revision, and the digest of its value; None for a deletion."""
@@ -99,7 +103,7 @@ class JobLog:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A stream owed something, from then until then."""
+    """A stream owed something, from then until then, and that is longer than `SILENT_S`."""
 
     since_t: float
     until_t: float
@@ -114,13 +118,10 @@ class Stream:
     prefix: str
     uid: str
     position: int | None
-    heard_t: float
-    """When it last said anything; at first, when it was opened."""
     begun: Where
     opened_t: float
     index: int = 0
-    silence: Silence | None = None
-    """The longest that it owed something."""
+    silences: list[Silence] = field(default_factory=list)
     resyncing: bool = False
     pending: list[Told] = field(default_factory=list)
     messages: int = 0
@@ -137,7 +138,9 @@ class Watches:
         self._closed: list[tuple[str, Stream]] = []
         """Streams that lasted long enough to be called silent."""
         self._faults: dict[object, tuple[float, float]] = {}
-        self._end_t = 0.0
+        self._died: dict[int, float] = {}
+        """By process: from when on it may have been dead."""
+        self._end_t = float("inf")
 
     def change(self, change: Change, before: State) -> None:
         self._last = change.revision
@@ -156,7 +159,6 @@ class Watches:
                 args["prefix"],
                 args["uid"],
                 args["resume"],
-                heard_t=record.t0,
                 begun=record.where,
                 opened_t=record.t0,
             )
@@ -172,7 +174,9 @@ class Watches:
             if key in self._streams:
                 self._owed(self._streams[key], record.t0)
                 self._message(record, self._streams[key])
-                self._streams[key].heard_t = record.t0
+        elif record.op in {"process.kill", "process.ended"}:
+            dead_t = record.t0 - (NOTICED_S if record.op == "process.ended" else 0.0)
+            self._died[record.args["pid"]] = min(dead_t, self._died.get(record.args["pid"], dead_t))
         elif record.client == "nemesis":
             self._nemesis(record)
 
@@ -184,12 +188,14 @@ class Watches:
         elif record.op == "fault.heal":
             begin_t, _ = self._faults.get(number, (record.t0, 0.0))
             self._faults[number] = begin_t, record.t0 if record.t1 is None else record.t1
+        elif record.op == "fault.skipped" and record.outcome is Outcome.UNKNOWN:
+            self._faults[number] = record.t0, record.t0 if record.t1 is None else record.t1
         elif record.op == "run.phase" and record.args["phase"] == "end":
             self._end_t = record.t0
 
     def _owed(self, stream: Stream, until_t: float) -> None:
         """Note how long a stream that now speaks, or ends, had kept something to itself."""
-        since_t, owed = stream.heard_t, "a first message"
+        since_t, owed = stream.opened_t, "a first message"
         if stream.position is not None:
             log = self._logs[stream.job]
             index = log.next(stream.position, stream.prefix, until_t)
@@ -197,9 +203,8 @@ class Watches:
                 return
             name, revision, _digest = log.event(index)
             since_t, owed = max(since_t, log.times[index]), f"{name} of revision {revision}"
-        longest = stream.silence
-        if longest is None or until_t - since_t > longest.until_t - longest.since_t:
-            stream.silence = Silence(since_t, until_t, owed)
+        if until_t - since_t > SILENT_S:
+            stream.silences.append(Silence(since_t, until_t, owed))
 
     def _close(self, client: str, stream: Stream, ended_t: float) -> None:
         self._owed(stream, ended_t)
@@ -260,27 +265,33 @@ class Watches:
         )
 
     def finish(self, clock: Clock, end: State) -> None:
-        """Judge the silences, now that all faults are known. A stream that never ended did with the run."""
-        for (client, _process, _stream), stream in self._streams.items():
-            self._close(client, stream, self._end_t)
+        """Judge the silences, now that all faults are known.
+
+        A stream that never ended did so with its process, or with the run.
+        """
+        for (client, process, _stream), stream in self._streams.items():
+            ended_t = min(self._end_t, self._died.get(process, self._end_t))
+            if ended_t < float("inf"):
+                self._close(client, stream, ended_t)
         for client, stream in self._closed:
-            silence = stream.silence
+            worst_s, owed = max(
+                ((self._calm_s(each), each.owed) for each in stream.silences), default=(0.0, "")
+            )
             self.findings.check(
                 "not-silent",
-                silence is None or self._excused(silence),
-                ""
-                if silence is None
-                else f"a stream of {client} kept {silence.owed} to itself for"
-                f" {silence.until_t - silence.since_t:.1f} s, though nothing was broken",
+                worst_s <= SILENT_S,
+                f"a stream of {client} kept {owed} to itself for {worst_s:.1f} s, though nothing was broken",
                 stream.begun,
             )
 
-    def _excused(self, silence: Silence) -> bool:
-        """Tell whether it was short, or a fault may have kept the stream from being heard."""
-        return silence.until_t - silence.since_t <= SILENT_S or any(
-            begin_t <= silence.until_t and until_t + CALM_S >= silence.since_t
-            for begin_t, until_t in self._faults.values()
-        )
+    def _calm_s(self, silence: Silence) -> float:
+        """Return the longest time of a silence in which no fault may have kept the stream from being heard."""
+        until_t = min(silence.until_t, self._end_t)
+        at_t, longest_s = silence.since_t, 0.0
+        for begin_t, healed_t in sorted(self._faults.values()):
+            longest_s = max(longest_s, min(begin_t, until_t) - at_t)
+            at_t = max(at_t, healed_t + CALM_S)
+        return max(longest_s, until_t - at_t)
 
 
 def _differ(told: list[Told], expected: list[Told]) -> str:

@@ -8,6 +8,13 @@ from tests.unit.chaos.checkers.doctoring import breaks
 from tests.unit.chaos.story import Story
 
 
+def a_fault(story: Story, begin_t: float, end_t: float) -> None:
+    """One of the nemesis, of anything."""
+    faulty = {"id": 1, "fault": "kill-leader", "targets": ["coordinator-1"]}
+    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True}, t=begin_t)
+    story.line("nemesis", 6, "fault.heal", args=faulty, t=end_t)
+
+
 @breaks("watches/exact")
 def an_event_is_missing(story: Story, _storage: Path) -> None:
     lost = story.lines("watch.message")[3]
@@ -66,11 +73,43 @@ def a_stream_falls_silent(story: Story, _storage: Path) -> None:
 
 @breaks("watches/not-silent")
 def a_stream_falls_silent_long_after_a_fault(story: Story, _storage: Path) -> None:
-    faulty = {"id": 1, "fault": "kill-leader", "targets": ["coordinator-1"]}
     early = story.lines("etcd.event")[0]["t0"] - 60
-    story.line("nemesis", 6, "fault.inject", args=faulty, result={"effective": True}, t=early)
-    story.line("nemesis", 6, "fault.heal", args=faulty, t=early + 5)
+    a_fault(story, early, early + 5)
     a_stream_falls_silent(story, _storage)
+
+
+@breaks("watches/not-silent")
+def a_stream_says_that_it_lives_and_not_what_it_owes(story: Story, _storage: Path) -> None:
+    """So does a replica whose own watch is stuck: its progress marks stay where they are."""
+    a_stream_falls_silent(story, _storage)
+    last = story.lines("watch.message")[-1]
+    stuck = {**last["result"], "events": []}
+    for later_s in (5, 10):
+        story.line("watcher", 30, "watch.message", args=last["args"], result=stuck, t=last["t0"] + later_s)
+    story.files["watcher-30"].sort(key=lambda line: line["t0"])
+
+
+@breaks("watches/not-silent")
+def a_stream_falls_silent_and_then_there_is_a_fault(story: Story, _storage: Path) -> None:
+    a_stream_falls_silent(story, _storage)
+    a_fault(story, story.t - 2, story.t - 1)
+
+
+@breaks("watches/not-silent")
+def a_stream_stays_silent_long_after_a_fault(story: Story, _storage: Path) -> None:
+    a_stream_falls_silent(story, _storage)
+    a_fault(story, story.t - 25, story.t - 24)
+
+
+@breaks("watches/not-silent")
+def a_stream_falls_silent_twice_and_a_fault_excuses_the_longer(story: Story, _storage: Path) -> None:
+    """The messages of stream 2 from its second on come 12 s late, and again 20 s later than that."""
+    a_stream_falls_silent(story, _storage)
+    _first, *others = [line for line in story.lines("watch.message") if line["args"]["stream"] == 2]
+    for line in others:
+        line["t0"] = line["t1"] = line["t0"] + 12
+    story.lines("watch")[-1]["t1"] += 40
+    a_fault(story, story.t + 5, story.t + 40)
 
 
 @breaks("watches/not-silent")

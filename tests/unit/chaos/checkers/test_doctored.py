@@ -10,7 +10,7 @@ import pytest
 
 from strata_chaos.checkers import ALL
 from strata_chaos.judge import Result, judge
-from tests.unit.chaos.checkers import doctors_of_watches  # noqa: F401  # it adds to DOCTORS
+from tests.unit.chaos.checkers import doctors_of_watches  # it adds to DOCTORS
 from tests.unit.chaos.checkers.doctoring import DOCTORS, Doctor, breaks
 from tests.unit.chaos.story import JOB, ROOT, Line, Story, edit, good_run, number, worker
 
@@ -439,6 +439,37 @@ def test_a_join_that_was_given_up_takes_its_key_back(later_s: float, result: Res
     story.txn((f"{JOB}workers/w1", None))
     story.line("c.w1", 12, "member.alive", args={"worker": "w1"})
     assert judge(story.write(tmp_path)).result is result
+
+
+@pytest.mark.parametrize(("begin_s", "held_s"), [(14, 1), (10, 6), (8, 0.4)])
+def test_a_fault_may_keep_a_stream_silent(begin_s: float, held_s: float, tmp_path: Path) -> None:
+    """What is left of its 15 s, before the fault and from ten seconds after it, is short."""
+    story = good_run(tmp_path / "storage")
+    doctors_of_watches.a_stream_falls_silent(story, tmp_path)
+    doctors_of_watches.a_fault(story, story.t - begin_s, story.t - begin_s + held_s)
+    verdict = judge(story.write(tmp_path))
+    assert verdict.result is Result.PASS, verdict.summary()
+
+
+@pytest.mark.parametrize(("later_s", "result"), [(2.0, Result.PASS), (17.0, Result.VIOLATION)])
+def test_a_reader_that_died_is_silent_from_then_on(later_s: float, result: Result, tmp_path: Path) -> None:
+    story = good_run(tmp_path / "storage")
+    last_t = story.lines("watch.message")[-1]["t0"]
+    doctors_of_watches.a_stream_falls_silent(story, tmp_path)
+    story.drop(lambda line: line["op"] == "watch" and line.get("id") == "watch-2" and line["t1"] is not None)
+    story.line("fleet", 5, "process.ended", args={"pid": 30, "code": -9, "worker": ""}, t=last_t + later_s)
+    story.line("nemesis", 6, "run.phase", args={"phase": "end"}, t=last_t + 60)
+    verdict = judge(story.write(tmp_path))
+    assert verdict.result is result, verdict.summary()
+
+
+def test_what_a_stream_owes_after_the_run_is_not_asked_for(tmp_path: Path) -> None:
+    story = good_run(tmp_path / "storage")
+    last_t = story.lines("watch.message")[-1]["t0"]
+    doctors_of_watches.a_stream_falls_silent(story, tmp_path)
+    story.line("nemesis", 6, "run.phase", args={"phase": "end"}, t=last_t + 2)
+    verdict = judge(story.write(tmp_path))
+    assert verdict.result is Result.PASS, verdict.summary()
 
 
 def test_every_rule_has_a_doctored_history() -> None:
