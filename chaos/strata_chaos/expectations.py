@@ -20,6 +20,10 @@ SHORT_BARRIER: Final = "hurry"
 """Barriers of this name are given too little time on purpose (`workloads.barriers`)."""
 
 
+SAVE_S: Final = 30.0
+"""A save that has not ended after so long has failed: the library's own limits are shorter."""
+
+
 def judge(folder: Path, expect: Expectations) -> list[Finding]:
     """Return what was not as the scenario expects."""
     wanted: list[tuple[bool, str, Callable[[Record], str]]] = [
@@ -34,15 +38,28 @@ def judge(folder: Path, expect: Expectations) -> list[Finding]:
     history = History(folder)
     begin, end = _window(history)
     found = []
+    saves: dict[str, Record] = {}
     for record in history:
+        if record.op == "checkpoint.save" and record.begun:
+            saves[record.id] = record
+        elif record.op == "checkpoint.save" and record.t1 is not None and record.t1 <= end:
+            saves.pop(record.id, None)
         if record.t1 is None or not begin <= record.t1 <= end:
             continue
         for name, look in looks:
             if said := look(record):
-                found.append(
-                    Finding(checker=CHECKER, message=f"{name}: {said}", evidence=(str(record.where),))
-                )
+                found.append(_finding(name, said, record))
+    if expect.no_save_fails and end < float("inf"):
+        found += [
+            _finding("no_save_fails", f"{_whose(save)} had not ended after {end - save.t0:.0f} s", save)
+            for save in saves.values()
+            if end - save.t0 > SAVE_S
+        ]
     return found
+
+
+def _finding(name: str, said: str, record: Record) -> Finding:
+    return Finding(checker=CHECKER, message=f"{name}: {said}", evidence=(str(record.where),))
 
 
 def _window(history: History) -> tuple[float, float]:
@@ -96,12 +113,17 @@ def _barrier(record: Record) -> str:
 def _save(record: Record) -> str:
     """A save fails when etcd holds it as aborted, or when a member is told anything but its commit."""
     if record.op == "checkpoint.save" and record.error is not None:
-        job, step, rank = (record.args[name] for name in ("job", "step", "rank"))
-        error = record.error
-        return f"the save of step {step} by rank {rank} of job {job} ended in {error.type}: {error.message}"
+        return f"{_whose(record)} ended in {record.error.type}: {record.error.message}"
+    if record.op == "checkpoint.save" and not record.result.get("committed"):
+        return f"{_whose(record)} ended without a commit"
     match _parts(record):
         case ["jobs", job, "checkpoints", step, _] if record.result["type"] == "put":
             slot = json.loads(record.result["value"])
             if slot.get("state") == "aborted":
                 return f"the checkpoint of step {int(step)} of job {job} was aborted: {slot.get('reason')}"
     return ""
+
+
+def _whose(save: Record) -> str:
+    job, step, rank = (save.args[name] for name in ("job", "step", "rank"))
+    return f"the save of step {step} by rank {rank} of job {job}"

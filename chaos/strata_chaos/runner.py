@@ -184,7 +184,7 @@ def by_operation(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, i
     """Return counts by operation and outcome, the operations of clients only."""
     found: dict[str, dict[str, int]] = {}
     for (op, outcome), count in counts.items():
-        if op.partition(".")[0] not in {"fault", "run", "process", "workload"}:
+        if op.partition(".")[0] not in {"fault", "job", "run", "process", "workload"}:
             found.setdefault(op, {})[outcome] = count
     return found
 

@@ -21,14 +21,18 @@ def line(
     args: object = None,
     result: object = None,
     error: Failure | None = None,
+    begun: str = "",
+    ended: str = "",
 ) -> Record:
+    """One line; `begun` and `ended` join the two of an operation that is announced."""
     return Record(
         client=client,
         process=1,
+        id=begun or ended,
         op=op,
         t0=t0,
-        t1=t0,
-        outcome=Outcome.OK if error is None else Outcome.UNKNOWN,
+        t1=None if begun else t0,
+        outcome=Outcome.OK if error is None and not begun else Outcome.UNKNOWN,
         args=args or {},  # type: ignore[arg-type]
         result=result or {},  # type: ignore[arg-type]
         error=error,
@@ -48,10 +52,10 @@ def event(t0: float, key: str, value: object = None) -> Record:
     return line("observer", "etcd.event", t0, result=result)
 
 
-def judged(folder: Path, *events: Record, expect: Expectations = ALL) -> list[str]:
+def judged(folder: Path, *events: Record, expect: Expectations = ALL, end_s: float = 20.0) -> list[str]:
     with HistoryWriter(folder / "nemesis.jsonl") as writer:
         writer.write(line("nemesis", "run.phase", 10.0, args={"phase": "faults"}))
-        writer.write(line("nemesis", "run.phase", 20.0, args={"phase": "end"}))
+        writer.write(line("nemesis", "run.phase", end_s, args={"phase": "end"}))
     with HistoryWriter(folder / "observer.jsonl") as writer:
         writer.write(*events)
     return [finding.message for finding in expectations.judge(folder, expect)]
@@ -86,6 +90,25 @@ def test_what_is_not_as_expected_is_found_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("expect", [Expectations(), Expectations(no_barrier_fails=True)])
 def test_what_is_not_expected_is_not_looked_for(tmp_path: Path, expect: Expectations) -> None:
     assert not judged(tmp_path, DEATH, WORLD, ABORTED, UNSAVED, expect=expect)
+
+
+def test_a_save_that_ends_without_a_commit_failed(tmp_path: Path) -> None:
+    args = {"job": "b-1", "step": 120, "rank": 1}
+    (said,) = judged(tmp_path, line("w-1", "checkpoint.save", 15.0, args=args, result={"committed": False}))
+    assert said == "no_save_fails: the save of step 120 by rank 1 of job b-1 ended without a commit"
+
+
+def test_a_save_that_does_not_end_failed(tmp_path: Path) -> None:
+    args = {"job": "b-1", "step": 120, "rank": 1}
+    saves = [
+        line("w-1", "checkpoint.save", 12.0, args=args, begun="w-1.1"),
+        line("w-1", "checkpoint.save", 13.0, args=args, result={"committed": True}, ended="w-1.1"),
+        line("w-1", "checkpoint.save", 14.0, args=args, begun="w-1.2"),
+        line("w-1", "checkpoint.save", 30.0, args=args, begun="w-1.3"),
+        line("w-1", "checkpoint.save", 51.0, args=args, result={"committed": False}, ended="w-1.2"),
+    ]
+    (said,) = judged(tmp_path, *saves, end_s=50.0)
+    assert said == "no_save_fails: the save of step 120 by rank 1 of job b-1 had not ended after 36 s"
 
 
 def test_only_the_time_of_the_faults_counts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strata_chaos import report, rounds
+from strata_chaos import report, rounds, runner
 from strata_chaos.exits import Exit
 from strata_chaos.judge import RuleCoverage
 from strata_chaos.record import Injury
@@ -157,3 +157,15 @@ def test_a_scenario_of_ones_own_is_run_again_by_its_path() -> None:
     own = replace(result(), scenario="mine", asked="/runs of ours/mine.toml")
 
     assert "again   strata-chaos run --scenario '/runs of ours/mine.toml' --seed 3" in report.text(own)
+
+
+def test_only_what_clients_did_counts_as_an_operation() -> None:
+    theirs = {("barrier", "ok"): 3, ("member.leave", "ok"): 1}
+    ours = {
+        ("run.phase", "ok"): 4,
+        ("job.placed", "ok"): 2,
+        ("fault.inject", "ok"): 1,
+        ("fault.heal", "ok"): 1,
+    }
+
+    assert runner.by_operation(theirs | ours) == {"barrier": {"ok": 3}, "member.leave": {"ok": 1}}

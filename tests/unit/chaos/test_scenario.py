@@ -140,7 +140,14 @@ def test_a_shipped_scenario_can_be_run(found: Scenario) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["reject-between-replicas", "replica-wakes", "replica-cut-from-etcd", "etcd-leader-change"]
+    "name",
+    [
+        "reject-between-replicas",
+        "replica-wakes",
+        "replica-cut-from-etcd",
+        "etcd-leader-change",
+        "sessions-reset",
+    ],
 )
 def test_what_the_issue_promises_is_expected(name: str) -> None:
     """No member dies, no new generation; shown on the namespace backend."""
