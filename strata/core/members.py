@@ -25,7 +25,6 @@ from strata.errors import (
     Conflict,
     InvalidArgument,
     JobFailed,
-    QuotaExceeded,
     Refused,
     StaleGeneration,
     StaleIncarnation,
@@ -99,8 +98,8 @@ def decide_register(
     Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
     `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, `JobFailed`, `Refused` for a finished job, and
-    `QuotaExceeded` for a new one above `max_jobs`. That bound is the view's: jobs that are created
+    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job
+    and for a new one above `max_jobs`: waiting makes no room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created
     at the same moment may pass it by their number.
     """
     check_registration(registration)
@@ -122,9 +121,9 @@ def decide_register(
     refusal = _finished(job, phase)
     if refusal is not None and (registration.incarnation or not registration.resume):
         return Decision(reason=refusal.message, refusal=refusal)
-    if not job.exists and (count := len(job.view.names(job.keys.folder))) >= max_jobs:
-        full = QuotaExceeded(
-            f"job {job.keys.name} is not created: the cluster has {count} jobs, the limit",
+    if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
+        full = Refused(
+            f"job {job.keys.name} is not created: the cluster has {count} jobs, ended ones included, the limit",
             hint="register in a job that exists, or raise coordinator.max_jobs",
         )
         return Decision(reason=full.message, refusal=full)

@@ -137,6 +137,11 @@ class View:
         node = self._find(folder.rstrip("/"))
         return sorted(node.children) if node is not None else []
 
+    def count(self, folder: str) -> int:
+        """Return how many names `names` has, at no cost however many there are."""
+        node = self._find(folder.rstrip("/"))
+        return len(node.children) if node is not None else 0
+
     def walk(self, folder: str) -> Iterator[KeyValue]:
         """Yield, in key order of each level, every key below `folder`, and `folder` itself."""
         node = self._root if not folder else self._find(folder.rstrip("/"))

@@ -59,7 +59,8 @@ def every_key() -> dict[str, str]:
     found = {}
     for prefix, keys in (("P", KEYS), ("J", JOB)):
         for name, member in inspect.getmembers(type(keys)):
-            if name.startswith("_") or name in {"cluster", "root", "job_of", "parts", "name"}:
+            # a job's folder is the cluster's `jobs`, not another key
+            if name.startswith("_") or name in {"cluster", "root", "job_of", "parts", "name", "folder"}:
                 continue
             if isinstance(member, property):
                 found[f"{prefix}.{name}"] = getattr(keys, name)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from strata.client.terms import is_final
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.members import (
     MAX_SLOTS,
@@ -19,7 +20,6 @@ from strata.errors import (
     Conflict,
     InvalidArgument,
     JobFailed,
-    QuotaExceeded,
     Refused,
     StaleIncarnation,
 )
@@ -70,7 +70,8 @@ def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is() -> None:
 
     refused = decide_register(store.job(), registration("w1"), served_by=R1, max_jobs=2)
 
-    assert isinstance(refused.refusal, QuotaExceeded)
+    assert isinstance(refused.refusal, Refused)
+    assert is_final(refused.refusal, welcomed=False), "nobody waits for room: nothing makes any"
     assert "the cluster has 2 jobs" in refused.reason
     assert "coordinator.max_jobs" in refused.refusal.hint
     assert refused.txn is None

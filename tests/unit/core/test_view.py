@@ -153,6 +153,7 @@ def test_a_view_fed_by_a_watch_is_the_keyspace(txns: list[list[tuple[bool, str]]
             if found.key.startswith(folder)
         }
         assert view.names(folder) == sorted(expected)
+        assert view.count(folder) == len(expected)
 
 
 def everything(state: State) -> list[KeyValue]:
