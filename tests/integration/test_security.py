@@ -21,6 +21,7 @@ from strata.security.certificates import Authority
 from strata.v1.admin_pb2 import GetStatusRequest
 from strata.v1.checkpoints_pb2 import DeleteCheckpointRequest
 from strata.v1.members_pb2 import HeartbeatRequest, RegisterRequest, Registration
+from strata.v1.peers_pb2 import PeerHello, PeerUp
 from strata.v1.peers_pb2_grpc import PeersStub
 from strata.v1.watch_pb2 import WatchRequest
 from strata.v1.watch_pb2_grpc import WatchStub
@@ -98,6 +99,16 @@ def test_only_a_coordinator_is_a_peer_and_a_watch_asks_too(secured: Secured) -> 
             stream = stub.Link(iter(())) if method == "Peers.Link" else stub.Watch(WatchRequest(job="j"))
             with pytest.raises(PermissionDenied, match=method), translated(address):
                 next(stream)
+
+
+def test_a_coordinator_is_believed_under_its_own_name_only(secured: Secured) -> None:
+    target, other = secured.local.coordinators[:2]
+    with sync_channel(target.address, secured.who(Role.COORDINATOR, "x")) as channel:
+        stub: Any = PeersStub(channel)
+        hello = PeerUp(hello=PeerHello(replica=other.name, instance="i"))
+        refused = pytest.raises(PermissionDenied, match=f"coordinator x is not replica {other.name}")
+        with refused, translated(target.address):
+            next(stub.Link(iter([hello]), timeout=LIMIT_S))
 
 
 def test_health_and_reflection_are_open_to_whom_the_transport_lets_in(secured: Secured) -> None:
