@@ -147,7 +147,7 @@ class Route:
         if not endpoints:
             raise ValueError("a route needs an endpoint")
         self._endpoints = list(endpoints)
-        self._rng = rng
+        self.rng = rng
         self._base_s = base_s
         self._cap_s = cap_s
         self._at = rng.randrange(len(endpoints)) - 1
@@ -169,13 +169,21 @@ class Route:
     def next(self) -> tuple[Endpoint, float]:
         """Return the endpoint to try, and the seconds to wait before."""
         if self.current is None or self._tries == 0:
-            delay_s = 0.0 if self.current is None else self._rng.uniform(0.0, 0.05)
+            delay_s = 0.0 if self.current is None else self.rng.uniform(0.0, 0.05)
         else:
             longest_s = min(self._cap_s, self._base_s * 2 ** min(self._tries - 1, 16))
-            delay_s = longest_s * self._rng.uniform(0.5, 1.0)
+            delay_s = longest_s * self.rng.uniform(0.5, 1.0)
         self._tries += 1
         self.current = self._choose()
         return self.current, delay_s
+
+    def others(self) -> list[Endpoint]:
+        """Return the configured endpoints but the current one."""
+        return [e for e in self._endpoints if e != self.current]
+
+    def at(self, endpoint: Endpoint) -> None:
+        """Take note that this configured endpoint is the current one now."""
+        self.current, self._at = endpoint, self._endpoints.index(endpoint)
 
     def reached(self) -> None:
         """Take note that the current endpoint served: its loss is met at once again."""
@@ -192,9 +200,9 @@ class Route:
         """
         given = [e for e in self._parsed(addresses) if e != self.current]
         known = [e for e in self._endpoints if e in given]
-        elsewhere = any(e != self.current for e in self._endpoints)
+        elsewhere = bool(self.others())
         self._asked = known or ([] if elsewhere else given)
-        self._rng.shuffle(self._asked)
+        self.rng.shuffle(self._asked)
 
     def prefer(self, addresses: Iterable[str]) -> None:
         """Of the configured endpoints take these first, once, after the current one is lost."""
@@ -207,7 +215,7 @@ class Route:
         address that is not literally the current one counts.
         """
         others = [e for e in self._parsed(addresses) if e != self.current]
-        return bool(others) and any(e != self.current for e in self._endpoints)
+        return bool(others) and bool(self.others())
 
     def _choose(self) -> Endpoint:
         if self._asked:
@@ -216,7 +224,7 @@ class Route:
         order = [self._endpoints[(self._at + i) % count] for i in range(1, count + 1)]
         ready = [e for e in order if str(e) in self._preferred and e != self.current]
         if ready:
-            chosen = self._rng.choice(ready)
+            chosen = self.rng.choice(ready)
             self._preferred -= {str(chosen)}
         else:
             chosen = next((e for e in order if e != self.current), order[0])

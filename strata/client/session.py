@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 from strata import errors
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
+from strata.client.scouting import Found, Lookout
 from strata.client.terms import Dial, Pace, SessionObserver, is_final
 from strata.core.arrivals import MAX_TIME_MS
 from strata.errors import StrataError, Unavailable
@@ -96,6 +97,7 @@ class Session:
         self._leaving: Leave | None = None
         self._ready_elsewhere: tuple[str, ...] = ()
         self._silence_s = 0.0
+        self._lookout = Lookout(route, dial, self._hello, unready_s=self._pace.unready_s)
         self.error: StrataError | None = None
         """Why the session is over for good; None while it goes on or after an orderly leave."""
         self.last_trouble: StrataError | None = None
@@ -191,27 +193,35 @@ class Session:
         """Serve the session until `leave`; raise the error that ends it before that."""
         try:
             while not self._ended.is_set():
+                if (found := self._lookout.take()) is not None:
+                    await self._visit(found.endpoint, found)
+                    continue
                 endpoint, delay_s = self._route.next()
                 if await self._ends_within(delay_s):
                     break
-                await self._visit(endpoint)
+                await self._visit(endpoint, None)
             if self.error is not None:
                 raise self.error
         finally:
             self._finish(self.error)
+            await self._lookout.end()
 
-    async def _visit(self, endpoint: Endpoint) -> None:
+    async def _visit(self, endpoint: Endpoint, found: Found | None) -> None:
         """Be served by `endpoint` until the connection ends, and take note of why."""
         trouble: StrataError
         try:
             async with AsyncExitStack() as stack:
-                limit_s = HASTE_S if self._route.in_haste else None
-                try:
-                    async with asyncio.timeout(limit_s):
-                        link = await stack.enter_async_context(self._dial(endpoint))
-                except TimeoutError:
-                    raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
-                await self._converse(link)
+                if found is not None:
+                    stack.callback(found.release)
+                    await self._converse(found.link, found.welcome)
+                else:
+                    limit_s = HASTE_S if self._route.in_haste else None
+                    try:
+                        async with asyncio.timeout(limit_s):
+                            link = await stack.enter_async_context(self._dial(endpoint))
+                    except TimeoutError:
+                        raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
+                    await self._converse(link)
             trouble = Unavailable(f"{endpoint} ended the stream")
         except _Leaving:
             self._finish(None)
@@ -223,19 +233,24 @@ class Session:
         finally:
             self._link = None
             self._connected.clear()
+            self._lookout.lost()
             self._arrivals.disconnected()
             self._calls.disconnected()
         self.last_trouble = trouble
         self._route.prefer(self._ready_elsewhere)
         self._observer.on_disconnected(trouble)
 
-    async def _converse(self, link: Link[Down, Up]) -> None:
-        """Introduce this side, then take what comes until the stream ends."""
+    async def _converse(self, link: Link[Down, Up], welcome: Welcome | None = None) -> None:
+        """Introduce this side, unless it has its welcome; then take what comes until the stream ends."""
         self._link = link
         self._silence_s = 0.0
-        link.send(Up(hello=self._introduce(self.token, self.incarnation)))
+        self._lookout.connected()
         ticker = asyncio.create_task(self._tick(link), name="session ticks")
         try:
+            if welcome is None:
+                link.send(Up(hello=self._hello()))
+            else:
+                self._take_welcome(welcome, link)
             while (down := await link.recv()) is not None:
                 self._silence_s = 0.0
                 self._take(down, link)
@@ -244,6 +259,9 @@ class Session:
         finally:
             ticker.cancel()
 
+    def _hello(self) -> Hello:
+        return self._introduce(self.token, self.incarnation)
+
     def _take(self, down: Down, link: Link[Down, Up]) -> None:
         match down.WhichOneof("message"):
             case "welcome":
@@ -251,6 +269,7 @@ class Session:
             case "tick":
                 self._ready_elsewhere = tuple(down.tick.ready_addresses)
                 self._leave_if_unready(down.tick)
+                self._lookout.heard(down.tick.ready)
             case "world":
                 self._take_token(down.world.token)
                 self.world = down.world
@@ -338,6 +357,7 @@ class Session:
             if self._silence_s >= self._limit_s():
                 link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
                 return
+            self._lookout.look(link)
             if number % 4 == 0:
                 link.send(Up(tick=Tick(sequence=number // 4)))
 

@@ -40,10 +40,14 @@ class SessionObserver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The session's times. `coalesce_s` is how long an arrival waits for others to go with it."""
+    """The session's times. `coalesce_s` is how long an arrival waits for others to go with it.
+
+    `unready_s` counts from the first tick that says so; the replica was unready for up to a tick then.
+    """
 
     tick_s: float = 1.0
     silent_s: float = 3.0
+    unready_s: float = 2.0
     handshake_s: float = 15.0
     coalesce_s: float = 0.0
     progress_s: float = 0.1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 from strata.coordinator.barriers.peers import Dial, PeerHandler, Peers
 from strata.coordinator.barriers.rounds import Barriers
@@ -35,6 +36,10 @@ from strata.session.link import Link
 from strata.v1 import barriers_pb2, members_pb2, peers_pb2, session_pb2
 from strata.wire import barriers as barrier_wire
 
+STEADY_S: Final = 2.0
+"""How long a replica is ready before it takes members who merely look for a ready one. When etcd is back
+for everybody, their own replicas are ready as well by then, and have said so."""
+
 
 class Service:
     """Serves sessions, peers, watches and requests, whatever carries them."""
@@ -43,6 +48,7 @@ class Service:
         ranks = RankIndexes(context.mirror.view, context.keys)
         self._context = context
         self._board = ProgressBoard()
+        self._ready_since_s: float | None = None
         self.peers = Peers(context, dial)
         self.barriers = Barriers(
             context,
@@ -81,6 +87,7 @@ class Service:
             calls=self.calls,
             ranks=ranks,
             tick=self._tick,
+            unsteady=self._unsteady,
         )
         self.sessions = Sessions(house, self.keeper, registrar)
         context.soft.state = self
@@ -154,12 +161,20 @@ class Service:
         return self.sessions.ranks(job)
 
     def _tick(self, sequence: int) -> session_pb2.Tick:
+        """Say how this replica is, and where it is better: nowhere, as far as it knows, if that lost etcd too."""
         elsewhere = self.peers.better_off()
-        return session_pb2.Tick(
-            sequence=sequence,
-            ready=not elsewhere,
-            ready_addresses=elsewhere or self.peers.ready_addresses(),
-        )
+        ready = not elsewhere and self._context.is_ready()[0]
+        addresses = self.peers.ready_addresses() if ready else elsewhere
+        return session_pb2.Tick(sequence=sequence, ready=ready, ready_addresses=addresses)
+
+    def _unsteady(self) -> str:
+        ready, why = self._context.is_ready()
+        if not ready:
+            return why
+        since_s = self._ready_since_s
+        if since_s is None or self._context.clock() < since_s + STEADY_S:
+            return "it has been ready for a moment only"
+        return ""
 
     def _forwarded(self, arrivals: Iterable[barriers_pb2.Arrival]) -> None:
         for message in arrivals:
@@ -176,6 +191,10 @@ class Service:
         """While this replica is sick, have its members served by one that is ready (PROTOCOLS 5.5)."""
         while True:
             await asyncio.sleep(TURN_S)
+            if not self._context.is_ready()[0]:
+                self._ready_since_s = None
+            elif self._ready_since_s is None:
+                self._ready_since_s = self._context.clock()
             if addresses := self.peers.better_off():
                 health = self._context.health
                 self.sessions.move_all(addresses, health.unready())

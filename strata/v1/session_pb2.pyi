@@ -82,6 +82,11 @@ class Hello(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    IF_READY_FIELD_NUMBER: _builtins.int
+    if_ready: _builtins.bool
+    """A member that is still served, by a replica that says it is not ready: refused at once with
+    UNAVAILABLE unless this one is.
+    """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
@@ -98,10 +103,11 @@ class Hello(_message.Message):
         token: _common_pb2.Token | None = ...,
         member: _members_pb2.Registration | None = ...,
         rank: Global___RankHello | None = ...,
+        if_ready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "rank", b"rank", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "rank", b"rank", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_ready", b"if_ready", "member", b"member", "rank", b"rank", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,7 +158,9 @@ class Tick(_message.Message):
     READY_ADDRESSES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     ready: _builtins.bool
-    """Downward: which peers are ready. When ready is false, the member should go to one of them."""
+    """Downward: whether this replica is ready, and which others are. When ready is false, the member
+    should go to one of these; when it names none, it may look by itself (Hello.if_ready).
+    """
     @_builtins.property
     def ready_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

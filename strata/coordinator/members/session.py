@@ -35,6 +35,8 @@ class House:
     calls: Calls
     ranks: RankIndexes
     tick: Callable[[int], session_pb2.Tick]
+    unsteady: Callable[[], str]
+    """Why members who are served elsewhere are not to come here; empty when they may."""
 
 
 class MemberSession:

@@ -159,6 +159,7 @@ async def test_an_unready_replica_is_kept_if_no_other_is_ready() -> None:
     async with rig(2) as r:
         r.serving.ready = False
         r.serving.ready_addresses = [r.serving.address]
+        r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
         await asyncio.sleep(300)
         assert len(r.observer.connected) == 1
 

@@ -1,0 +1,120 @@
+"""A session whose replica says that it is not ready, and knows nobody who is (PROTOCOLS 5.5)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata import errors
+from strata.testing.links import host_of
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.client.fake_replica import FakeReplica, Rig, arrival, rig
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def unready(replica: FakeReplica) -> None:
+    """Let a replica say so, and refuse who asks whether it is ready."""
+    replica.ready = False
+    replica.refuse_hello = errors.Unavailable("this replica is not ready")
+
+
+async def first_unready_tick(r: Rig) -> None:
+    unready(r.serving)
+    await asyncio.sleep(1.0)
+
+
+@in_virtual_time()
+async def test_a_session_of_an_unready_replica_is_welcomed_elsewhere_before_it_lets_go() -> None:
+    async with rig(3) as r:
+        before, link = r.serving, r.serving.links[-1]
+        waiting = r.session.arrive(arrival())
+        began = now()
+        await first_unready_tick(r)
+        after = await r.reconnected(2)
+        assert after is not before
+        assert 2.5 < now() - began < 3.5
+        assert after.hellos[-1].if_ready
+        assert after.hellos[-1].member.incarnation == 7
+        assert len(r.observer.troubles) == 1, "the old stream ended once the new one stood"
+        await asyncio.sleep(0.1)
+        assert link.over
+        after.release((await after.next("arrivals")).arrivals[0])
+        await waiting
+        await asyncio.sleep(30)
+        assert r.session.connected
+        assert len(r.observer.connected) == 2
+
+
+@in_virtual_time()
+async def test_a_black_hole_among_the_endpoints_costs_less_than_a_second() -> None:
+    async with rig(3) as r:
+        frozen, well = r.others
+        frozen.board.block("client", host_of(frozen.address))
+        began = now()
+        await first_unready_tick(r)
+        assert await r.reconnected(2) is well
+        assert now() - began < 4.0
+
+
+@in_virtual_time()
+async def test_when_no_replica_is_ready_the_stream_stays_and_the_tries_are_few() -> None:
+    async with rig(3) as r:
+        link = r.serving.links[-1]
+        for replica in r.replicas:
+            unready(replica)
+        await asyncio.sleep(300)
+        assert r.session.connected
+        assert not link.over
+        assert r.observer.troubles == []
+        assert 150 < sum(len(other.hellos) for other in r.others) < 300
+        assert len(r.serving.hellos) == 1
+        r.serving.ready = True
+        await asyncio.sleep(2)
+        tried = [len(other.hellos) for other in r.others]
+        for other in r.others:
+            other.refuse_hello = None
+        await asyncio.sleep(60)
+        assert [len(other.hellos) for other in r.others] == tried, "who is served well looks nowhere"
+        assert not link.over
+
+
+@in_virtual_time()
+async def test_a_replica_that_dies_while_its_member_looks_is_left_as_ever() -> None:
+    async with rig(2) as r:
+        before, [other] = r.serving, r.others
+        other.welcoming = False
+        await first_unready_tick(r)
+        await other.until(lambda: True)
+        await asyncio.sleep(2.5)
+        other.welcoming = True
+        before.down()
+        assert await r.reconnected(2) is other
+        assert not other.hellos[-1].if_ready
+
+
+@in_virtual_time()
+async def test_the_one_that_was_found_may_become_unready_as_well() -> None:
+    async with rig(2) as r:
+        before = r.serving
+        await first_unready_tick(r)
+        after = await r.reconnected(2)
+        assert after is not before
+        before.ready, before.refuse_hello = True, None
+        unready(after)
+        assert await r.reconnected(3) is before
+
+
+@in_virtual_time()
+async def test_leaving_while_a_look_is_under_way_ends_the_session() -> None:
+    async with rig(2) as r:
+        [other] = r.others
+        other.welcoming = False
+        await first_unready_tick(r)
+        await asyncio.sleep(2.5)
+        leaving = asyncio.create_task(r.session.leave())
+        await asyncio.sleep(0.1)
+        r.serving.links[-1].close()
+        await leaving
+        await r.running
