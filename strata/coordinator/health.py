@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from strata.coordinator.view.mirror import Mirror
-from strata.core.health import ETCD_SILENT_S, TURN_S, Diagnosis
+from strata.core.health import BEHIND_S, ETCD_SILENT_S, TURN_S, Diagnosis
 from strata.observe import get_logger
 
 log = get_logger()
@@ -31,26 +31,35 @@ class Health:
         self._diagnosis = Diagnosis(turned_s=self._clock())
         while True:
             await asyncio.sleep(TURN_S)
-            self._diagnosis.turned(self._clock(), etcd_silence_s=self.etcd_silence_s())
+            self._diagnosis.turned(
+                self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
+            )
             self._tell(self.unready())
 
     def unready(self) -> str:
         """Return why this replica is no good for members now; an empty string when it is."""
-        return self._diagnosis.unready(self._clock(), etcd_silence_s=self.etcd_silence_s())
+        return self._diagnosis.unready(
+            self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
+        )
 
     def better_off(self, peer_silence_s: float) -> bool:
         """Tell whether members should leave for a peer that is ready and heard of etcd so long ago."""
         return self._diagnosis.better_off(
-            self._clock(), etcd_silence_s=self.etcd_silence_s(), peer_silence_s=peer_silence_s
+            self._clock(),
+            etcd_silence_s=self.etcd_silence_s(),
+            peer_silence_s=peer_silence_s,
+            behind_s=self._mirror.behind_s(),
         )
 
     def is_cut_off(self) -> bool:
-        """Tell whether nothing can be settled here, because etcd does not answer."""
-        return self.etcd_silence_s() > ETCD_SILENT_S
+        """Tell whether nothing can be settled here: etcd does not answer, or what it did comes too late."""
+        return self.etcd_silence_s() > ETCD_SILENT_S or self._mirror.behind_s() > BEHIND_S
 
     def spares_s(self) -> float:
         """Return for how long this replica deletes nobody; 0 when it may."""
-        return self._diagnosis.spares_s(self._clock(), etcd_silence_s=self.etcd_silence_s())
+        return self._diagnosis.spares_s(
+            self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
+        )
 
     def alone(self) -> None:
         """Take note that no peer is ready any more."""

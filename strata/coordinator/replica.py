@@ -89,11 +89,14 @@ class Replica:
         keys = ClusterKeys(config.cluster)
         measures = Measures()
         measured = MeasuredStore(store, measures)
-        mirror = Mirror(measured, keys, new_uid=new_uid)
+        renewing = measured if renewals is None else MeasuredStore(renewals, measures)
+        mirror = Mirror(
+            measured, keys, new_uid=new_uid, answered=lambda: max(measured.revision, renewing.revision)
+        )
         executor = Executor(measured, mirror, measures)
         heartbeat = Heartbeat(clock)
         self._serving = serving
-        self._renewals = measured if renewals is None else MeasuredStore(renewals, measures)
+        self._renewals = renewing
         self._version = version
         self._page = page
         self._http_address = ""

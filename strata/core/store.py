@@ -56,7 +56,8 @@ class Store(Protocol):
         """Yield every change of the range from `start_revision` on: ordered, without gaps.
 
         Survives the loss of a connection by resuming after the last revision it yielded; ends
-        with `Compacted` when that revision is gone. Whole revisions only.
+        with `Compacted` when that revision is gone. Whole revisions only. Leaving it by
+        `TimeoutError` says that it was late: the next watch is opened elsewhere, where there is one.
         """
         ...
 

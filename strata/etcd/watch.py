@@ -78,9 +78,11 @@ class Watch:
     async def __aexit__(
         self,
         _kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, TimeoutError) and self._stream is not None:
+            self._connection.blame(self._stream.endpoint)  # its caller knows that it was late
         self._close()
 
     def __aiter__(self) -> Self:

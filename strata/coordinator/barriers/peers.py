@@ -215,6 +215,7 @@ class Peers:
             down = await self._next(peer, link, SILENT_S)
             if down.HasField("tick"):
                 peer.etcd_s = self._context.clock() - down.tick.etcd_silence_ms / 1000
+                self._context.mirror.note_revision(down.tick.revision)
                 self._ticked(peer, down.tick.ready)
             elif down.HasField("heard"):
                 heard = peer.heartbeats.get(down.heard.id)

@@ -1,7 +1,7 @@
 """The replica's view of the keyspace, kept up with etcd.
 
 List at R, watch from R + 1; whatever ends the watch, go on after the last revision seen, and list
-again only when that was compacted away (PROTOCOLS 3.2). Two things are more than that:
+again only when that was compacted away (PROTOCOLS 3.2). Three things are more than that:
 
 - *Fresh.* The view has no idea how old it is. `fresh` reads one key linearizably, which says which
   revision is current, and waits until the view is there. Callers share one read, begun after they
@@ -9,6 +9,10 @@ again only when that was compacted away (PROTOCOLS 3.2). Two things are more tha
   tell; then a list of keys and revisions that equals the view proves the same.
 - *Audit.* Every minute such a list is compared with the view. A difference means that etcd or we
   lost an event. It is counted, logged and repaired by a full list.
+
+- *Behind.* `answered` says which revision etcd last named to any call of this replica, and peers say
+  which one they have seen. A view that is behind such a revision for two seconds has a broken watch, by whatever cause; it is opened
+  again, elsewhere, long before silence would show it.
 
 The cluster's uid is created here, and watched: when it changes, everything that this process
 knows is about another cluster, and `run` ends with `ClusterReplaced`.
@@ -24,6 +28,7 @@ from collections.abc import Callable
 from typing import Final
 
 from strata.coordinator.view.history import History
+from strata.core.health import BEHIND_S
 from strata.core.ids import Uid
 from strata.core.keys import ClusterKeys
 from strata.core.records import ClusterUid, PoisonRecord, decode, encode
@@ -52,6 +57,13 @@ RETRY_S: Final = 0.2
 AUDIT_WAIT_S: Final = 25.0
 """Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is
 behind for that has lost nothing."""
+LOOK_S: Final = 0.25
+"""How often the view is compared with what etcd has answered."""
+PROVE_S: Final = 1.0
+"""Behind for so long, it is looked whether the newest revisions are only others' keys."""
+AGAIN_S: Final = 16.0
+"""After an opening for lateness, the next one: by then silence would have told, and what is merely
+slow, everywhere, must not be made later by it."""
 FOREIGN_S: Final = 0.1
 """How long an event may take before other keys than ours are suspected of being the newest."""
 
@@ -65,7 +77,15 @@ class Mirror:
     lies between is lost to whoever relays events.
     """
 
-    def __init__(self, store: Store, keys: ClusterKeys, *, new_uid: str, audit_s: float = AUDIT_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        keys: ClusterKeys,
+        *,
+        new_uid: str,
+        audit_s: float = AUDIT_S,
+        answered: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.view = View()
         self.history = History()
         self.uid = Uid("")
@@ -74,6 +94,10 @@ class Mirror:
         self._keys = keys
         self._new_uid = new_uid
         self._audit_s = audit_s
+        self._answered = answered
+        self._heard_of = 0
+        self._owed = 0
+        self._behind_s = 0.0
         self._contact_at: float | None = None
         self._listed = asyncio.Event()
         self._list_wanted = True
@@ -159,6 +183,14 @@ class Mirror:
             return float("inf")
         return asyncio.get_running_loop().time() - self._contact_at
 
+    def note_revision(self, revision: int) -> None:
+        """Say that somebody else of this cluster has seen this revision."""
+        self._heard_of = max(self._heard_of, revision)
+
+    def behind_s(self) -> float:
+        """Return for how long the view has been behind a revision that was known to be by then."""
+        return self._behind_s if self._owed > self._known else 0.0
+
     # -- feeding
 
     async def run(self) -> None:
@@ -167,6 +199,7 @@ class Mirror:
             tasks.create_task(self._follow(), name="mirror-follow")
             tasks.create_task(self._serve_readers(), name="mirror-fresh")
             tasks.create_task(self._audit(), name="mirror-audit")
+            tasks.create_task(self._keep_up(), name="mirror-keep-up")
 
     async def _follow(self) -> None:
         root = self._keys.root
@@ -175,10 +208,10 @@ class Mirror:
                 await self._list()
             try:
                 async with (
-                    asyncio.timeout(None) as self._following,
                     self._store.watch(
                         root, prefix_end(root), start_revision=self.view.revision + 1
                     ) as batches,
+                    asyncio.timeout(None) as self._following,
                 ):
                     async for batch in batches:
                         self._take(batch)
@@ -189,7 +222,7 @@ class Mirror:
                 log.warning("watch_compacted", error=error.message)
                 self._list_wanted = True
             except TimeoutError:
-                pass  # the audit wants a list
+                pass  # the audit wants a list, or the watch was late
             finally:
                 self._following = None
 
@@ -354,9 +387,41 @@ class Mirror:
                 revision=listed.revision,
             )
             self._list_wanted = True
-            if self._following is not None:
-                self._following.reschedule(asyncio.get_running_loop().time())
+            self._end_watch()
         return len(different)
+
+    def _end_watch(self) -> None:
+        """Leave the watch as one that was too late: the next one is opened elsewhere."""
+        if self._following is not None:
+            self._following.reschedule(asyncio.get_running_loop().time())
+
+    # -- behind
+
+    async def _keep_up(self) -> None:
+        """See how long the view has been behind, and do what helps.
+
+        Counted in steps of at most twice their length: this process may not have run.
+        """
+        await self._listed.wait()
+        now, limit_s, is_proved = asyncio.get_running_loop().time, BEHIND_S, False
+        before = now()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            step_s, before = min(now() - before, 2 * LOOK_S), now()
+            if self._owed <= self._known:
+                self._owed, self._behind_s = max(self._answered(), self._heard_of), 0.0
+                limit_s, is_proved = BEHIND_S, False
+                continue
+            self._behind_s += step_s
+            if self._behind_s >= PROVE_S and not is_proved:
+                is_proved = True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(2 * LOOK_S):
+                        await self._prove(self._owed)
+            elif self._behind_s > limit_s:
+                log.warning("watch_late", behind_s=round(self._behind_s, 1), revision=self.view.revision)
+                limit_s += AGAIN_S
+                self._end_watch()
 
     def _different(self, listed: tuple[KeyValue, ...], ignored: set[str] | frozenset[str]) -> list[str]:
         there = {kv.key: kv.mod_revision for kv in listed if kv.key not in ignored}

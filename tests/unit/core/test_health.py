@@ -104,3 +104,12 @@ def test_a_second_mass_begins_the_pause_anew() -> None:
             diagnosis.lost(at_s, left=0)
     diagnosis.turned(104.0, etcd_silence_s=0.0)
     assert diagnosis.spares_s(104.0, etcd_silence_s=0.0) == pytest.approx(4.0)
+
+
+def test_a_late_view_makes_unready_and_spares_while_peers_that_know_more_are_better() -> None:
+    diagnosis = made()
+    assert not diagnosis.unready(100.0, etcd_silence_s=0.0, behind_s=1.9)
+    assert "behind" in diagnosis.unready(100.0, etcd_silence_s=0.0, behind_s=2.1)
+    assert diagnosis.better_off(100.0, etcd_silence_s=0.0, peer_silence_s=0.0, behind_s=2.1)
+    assert diagnosis.spares_s(101.0, etcd_silence_s=0.0) == SPARE_S - 1
+    assert not diagnosis.unready(100.2, etcd_silence_s=0.0)

@@ -1,0 +1,113 @@
+"""A view that is behind what etcd has answered: the watch is opened elsewhere, members go meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from strata.coordinator.view.mirror import Mirror
+from strata.core.txn import WatchBatch
+from strata.testing.memory_store import MemoryStore
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.rig import KEYS, put
+from tests.unit.coordinator.serving_rig import cluster
+
+
+class Frozen(PromptNetwork):
+    """Its watch, as long as it is the one that `freeze` met, tells nothing for 12 s."""
+
+    def __init__(self) -> None:
+        self.delay_s = 0.0
+        self.reads = 0
+
+    def fate(self, call: Call) -> Fate:
+        self.reads += call.kind == "read"
+        return Fate()
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return self.delay_s
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def followed(
+    store: MemoryStore, network: Frozen, tasks: asyncio.TaskGroup
+) -> tuple[Mirror, asyncio.Task[None]]:
+    mirror = Mirror(
+        store.client("r1", network=network), KEYS, new_uid="uid-1", answered=lambda: store.state.head
+    )
+    running = tasks.create_task(mirror.run())
+    await mirror.started()
+    return mirror, running
+
+
+@in_virtual_time()
+async def test_a_watch_that_is_behind_an_answered_revision_is_opened_again_after_two_seconds() -> None:
+    store, network = MemoryStore(), Frozen()
+    async with asyncio.TaskGroup() as tasks:
+        mirror, running = await followed(store, network, tasks)
+        await asyncio.sleep(1)
+        network.delay_s = 12.0
+        revision = put(store, KEYS.root + "a")
+        await asyncio.sleep(0.5)
+        network.delay_s = 0.0
+        began = now() - 0.5
+        await mirror.wait_until(lambda view: view.revision >= revision)
+        assert 2.0 < now() - began < 3.0
+        await asyncio.sleep(0.5)
+        assert mirror.behind_s() == 0
+        running.cancel()
+
+
+@in_virtual_time()
+async def test_opening_it_again_does_not_make_a_slow_watch_later_for_ever() -> None:
+    store, network = MemoryStore(), Frozen()
+    async with asyncio.TaskGroup() as tasks:
+        mirror, running = await followed(store, network, tasks)
+        network.delay_s = 12.0
+        revision = put(store, KEYS.root + "a")
+        began = now()
+        await mirror.wait_until(lambda view: view.revision >= revision)
+        assert now() - began < 15.0
+        running.cancel()
+
+
+@in_virtual_time()
+async def test_revisions_of_others_are_no_lag_and_cost_about_a_list_a_second() -> None:
+    store, network = MemoryStore(), Frozen()
+    async with asyncio.TaskGroup() as tasks:
+        mirror, running = await followed(store, network, tasks)
+        put(store, KEYS.root + "a")
+        await asyncio.sleep(1)
+        network.reads, longest_s = 0, 0.0
+        for _ in range(300):
+            put(store, "foreign")
+            await asyncio.sleep(0.1)
+            longest_s = max(longest_s, mirror.behind_s())
+        assert longest_s < 2.0
+        assert network.reads < 30
+        running.cancel()
+
+
+@in_virtual_time()
+async def test_a_replica_with_a_late_view_sends_its_members_to_one_that_knows_more() -> None:
+    network = Frozen()
+    async with cluster(2, members=1) as c:
+        c.add("r3", network=network)
+        await c.ready()
+        [member] = await c.world("r3")
+        network.delay_s = 12.0
+        put(c.store, c["r1"].context.keys.root + "news")
+        began = now()
+        moved = await member.next("moved")
+        assert 2.0 < now() - began < 4.0
+        assert c["r3"].replica.is_ready()[0] is False
+        assert "behind" in c["r3"].replica.is_ready()[1]
+        await member.connect(moved.addresses[0])
+        network.delay_s = 0.0
+        await asyncio.sleep(20)
+        assert c["r3"].replica.is_ready()[0]
+        c.delete(c["r1"].context.keys.root + "news")
+        await asyncio.sleep(1)
