@@ -260,7 +260,9 @@ class Session:
             ticker.cancel()
 
     def _hello(self) -> Hello:
-        return self._introduce(self.token, self.incarnation)
+        hello = self._introduce(self.token, self.incarnation)
+        hello.leaving = self._leaving is not None
+        return hello
 
     def _take(self, down: Down, link: Link[Down, Up]) -> None:
         match down.WhichOneof("message"):

@@ -92,15 +92,17 @@ def decide_register(
     served_by: InstanceId,
     failed_incarnation: int = 0,
     max_jobs: int = MAX_JOBS,
+    leaving: bool = False,
 ) -> Decision:
     """Make `registration.boot` the holder of its worker key, served by `served_by`.
 
     Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
     `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job
-    and for a new one above `max_jobs`: waiting makes no room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created
-    at the same moment may pass it by their number.
+    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job, for
+    who is `leaving` and has no key any more, and for a new job above `max_jobs`: waiting makes no
+    room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created at the same
+    moment may pass it by their number.
     """
     check_registration(registration)
     name = registration.worker
@@ -115,6 +117,9 @@ def decide_register(
                 success=(Put(key=held.key, value=encode(_worker(registration, served_by))),),
             ),
         )
+    if leaving:
+        reason = f"{name} has left"
+        return Decision(reason=reason, refusal=Refused(reason))
     if held is not None:
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)

@@ -31,7 +31,7 @@ from strata.v1 import recovery_pb2 as strata_dot_v1_dot_recovery__pb2
 from strata.v1 import worlds_pb2 as strata_dot_v1_dot_worlds__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17strata/v1/session.proto\x12\tstrata.v1\x1a\x18strata/v1/barriers.proto\x1a\x1bstrata/v1/checkpoints.proto\x1a\x16strata/v1/common.proto\x1a\x18strata/v1/datasets.proto\x1a\x17strata/v1/members.proto\x1a\x18strata/v1/recovery.proto\x1a\x16strata/v1/worlds.proto\"\x93\x02\n\x02Up\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.strata.v1.HelloH\x00\x12\x1f\n\x04tick\x18\x02 \x01(\x0b\x32\x0f.strata.v1.TickH\x00\x12\'\n\x08\x61rrivals\x18\x03 \x01(\x0b\x32\x13.strata.v1.ArrivalsH\x00\x12\'\n\x08progress\x18\x04 \x01(\x0b\x32\x13.strata.v1.ProgressH\x00\x12(\n\trank_exit\x18\x05 \x01(\x0b\x32\x13.strata.v1.RankExitH\x00\x12\x1f\n\x04\x63\x61ll\x18\x06 \x01(\x0b\x32\x0f.strata.v1.CallH\x00\x12!\n\x05leave\x18\x07 \x01(\x0b\x32\x10.strata.v1.LeaveH\x00\x42\t\n\x07message\"\x87\x01\n\x05Hello\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\'\n\x06member\x18\x02 \x01(\x0b\x32\x17.strata.v1.Registration\x12\"\n\x04rank\x18\x03 \x01(\x0b\x32\x14.strata.v1.RankHello\x12\x10\n\x08if_ready\x18\x05 \x01(\x08\"n\n\tRankHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nlocal_rank\x18\x05 \x01(\x05\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"@\n\x04Tick\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x17\n\x0fready_addresses\x18\x03 \x03(\t\"0\n\x08\x41rrivals\x12$\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x12.strata.v1.Arrival\"F\n\x08Progress\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12&\n\x05ranks\x18\x02 \x03(\x0b\x32\x17.strata.v1.RankProgress\"V\n\x08RankExit\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\n\n\x02id\x18\x05 \x01(\x04\"\xa7\x06\n\x04\x43\x61ll\x12\n\n\x02id\x18\x01 \x01(\x04\x12=\n\x10\x62\x65gin_checkpoint\x18\x02 \x01(\x0b\x32!.strata.v1.BeginCheckpointRequestH\x00\x12\x39\n\x0e\x61\x63k_checkpoint\x18\x03 \x01(\x0b\x32\x1f.strata.v1.AckCheckpointRequestH\x00\x12;\n\x0fseal_checkpoint\x18\x04 \x01(\x0b\x32 .strata.v1.SealCheckpointRequestH\x00\x12=\n\x10\x61\x62ort_checkpoint\x18\x05 \x01(\x0b\x32!.strata.v1.AbortCheckpointRequestH\x00\x12\x39\n\x0eget_checkpoint\x18\x06 \x01(\x0b\x32\x1f.strata.v1.GetCheckpointRequestH\x00\x12=\n\x10list_checkpoints\x18\x07 \x01(\x0b\x32!.strata.v1.ListCheckpointsRequestH\x00\x12\x39\n\x0epin_checkpoint\x18\x08 \x01(\x0b\x32\x1f.strata.v1.PinCheckpointRequestH\x00\x12=\n\x10unpin_checkpoint\x18\t \x01(\x0b\x32!.strata.v1.UnpinCheckpointRequestH\x00\x12?\n\x11\x64\x65lete_checkpoint\x18\n \x01(\x0b\x32\".strata.v1.DeleteCheckpointRequestH\x00\x12/\n\tget_world\x18\x0b \x01(\x0b\x32\x1a.strata.v1.GetWorldRequestH\x00\x12=\n\x10register_dataset\x18\x0c \x01(\x0b\x32!.strata.v1.RegisterDatasetRequestH\x00\x12\x39\n\x0eget_assignment\x18\r \x01(\x0b\x32\x1f.strata.v1.GetAssignmentRequestH\x00\x12\x32\n\x0cget_recovery\x18\x0e \x01(\x0b\x32\x1a.strata.v1.RecoveryRequestH\x00\x42\t\n\x07request\"\x17\n\x05Leave\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xf7\x02\n\x04\x44own\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.strata.v1.WelcomeH\x00\x12\x1f\n\x04tick\x18\x02 \x01(\x0b\x32\x0f.strata.v1.TickH\x00\x12\'\n\x05world\x18\x03 \x01(\x0b\x32\x16.strata.v1.WorldUpdateH\x00\x12\'\n\x08outcomes\x18\x04 \x01(\x0b\x32\x13.strata.v1.OutcomesH\x00\x12+\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x15.strata.v1.CheckpointH\x00\x12!\n\x05reply\x18\x06 \x01(\x0b\x32\x10.strata.v1.ReplyH\x00\x12!\n\x05moved\x18\x07 \x01(\x0b\x32\x10.strata.v1.MovedH\x00\x12!\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x10.strata.v1.EndedH\x00\x12\x34\n\x0f\x61rrival_refused\x18\t \x01(\x0b\x32\x19.strata.v1.ArrivalRefusedH\x00\x42\t\n\x07message\"t\n\x07Welcome\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07replica\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x10\n\x08\x64\x65tect_s\x18\x05 \x01(\x01\"\xa9\x02\n\x0bWorldUpdate\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12%\n\x05place\x18\x02 \x01(\x0b\x32\x16.strata.v1.WorldMember\x12\"\n\x05phase\x18\x03 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x04 \x01(\t\x12\x1f\n\x05token\x18\x05 \x01(\x0b\x32\x10.strata.v1.Token\x12\x41\n\x0e\x62\x61rrier_floors\x18\x06 \x03(\x0b\x32).strata.v1.WorldUpdate.BarrierFloorsEntry\x1a\x34\n\x12\x42\x61rrierFloorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"7\n\x08Outcomes\x12+\n\x08outcomes\x18\x01 \x03(\x0b\x32\x19.strata.v1.BarrierOutcome\"~\n\x0e\x41rrivalRefused\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\r\n\x05ranks\x18\x05 \x03(\x05\x12\x1f\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x10.strata.v1.Error\"\x9b\x07\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x10.strata.v1.ErrorH\x00\x12>\n\x10\x62\x65gin_checkpoint\x18\x04 \x01(\x0b\x32\".strata.v1.BeginCheckpointResponseH\x00\x12:\n\x0e\x61\x63k_checkpoint\x18\x05 \x01(\x0b\x32 .strata.v1.AckCheckpointResponseH\x00\x12<\n\x0fseal_checkpoint\x18\x06 \x01(\x0b\x32!.strata.v1.SealCheckpointResponseH\x00\x12>\n\x10\x61\x62ort_checkpoint\x18\x07 \x01(\x0b\x32\".strata.v1.AbortCheckpointResponseH\x00\x12:\n\x0eget_checkpoint\x18\x08 \x01(\x0b\x32 .strata.v1.GetCheckpointResponseH\x00\x12>\n\x10list_checkpoints\x18\t \x01(\x0b\x32\".strata.v1.ListCheckpointsResponseH\x00\x12:\n\x0epin_checkpoint\x18\n \x01(\x0b\x32 .strata.v1.PinCheckpointResponseH\x00\x12>\n\x10unpin_checkpoint\x18\x0b \x01(\x0b\x32\".strata.v1.UnpinCheckpointResponseH\x00\x12@\n\x11\x64\x65lete_checkpoint\x18\x0c \x01(\x0b\x32#.strata.v1.DeleteCheckpointResponseH\x00\x12\x30\n\tget_world\x18\r \x01(\x0b\x32\x1b.strata.v1.GetWorldResponseH\x00\x12>\n\x10register_dataset\x18\x0e \x01(\x0b\x32\".strata.v1.RegisterDatasetResponseH\x00\x12:\n\x0eget_assignment\x18\x0f \x01(\x0b\x32 .strata.v1.GetAssignmentResponseH\x00\x12\x33\n\x0cget_recovery\x18\x10 \x01(\x0b\x32\x1b.strata.v1.RecoveryResponseH\x00\x12\x1f\n\x04\x64one\x18\x11 \x01(\x0b\x32\x0f.strata.v1.DoneH\x00\x42\n\n\x08response\"\x06\n\x04\x44one\"*\n\x05Moved\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x05\x45nded\x12\x1f\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x10.strata.v1.Error29\n\x08Sessions\x12-\n\x07Session\x12\r.strata.v1.Up\x1a\x0f.strata.v1.Down(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17strata/v1/session.proto\x12\tstrata.v1\x1a\x18strata/v1/barriers.proto\x1a\x1bstrata/v1/checkpoints.proto\x1a\x16strata/v1/common.proto\x1a\x18strata/v1/datasets.proto\x1a\x17strata/v1/members.proto\x1a\x18strata/v1/recovery.proto\x1a\x16strata/v1/worlds.proto\"\x93\x02\n\x02Up\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.strata.v1.HelloH\x00\x12\x1f\n\x04tick\x18\x02 \x01(\x0b\x32\x0f.strata.v1.TickH\x00\x12\'\n\x08\x61rrivals\x18\x03 \x01(\x0b\x32\x13.strata.v1.ArrivalsH\x00\x12\'\n\x08progress\x18\x04 \x01(\x0b\x32\x13.strata.v1.ProgressH\x00\x12(\n\trank_exit\x18\x05 \x01(\x0b\x32\x13.strata.v1.RankExitH\x00\x12\x1f\n\x04\x63\x61ll\x18\x06 \x01(\x0b\x32\x0f.strata.v1.CallH\x00\x12!\n\x05leave\x18\x07 \x01(\x0b\x32\x10.strata.v1.LeaveH\x00\x42\t\n\x07message\"\x98\x01\n\x05Hello\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\'\n\x06member\x18\x02 \x01(\x0b\x32\x17.strata.v1.Registration\x12\"\n\x04rank\x18\x03 \x01(\x0b\x32\x14.strata.v1.RankHello\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\x12\x10\n\x08if_ready\x18\x05 \x01(\x08\"n\n\tRankHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nlocal_rank\x18\x05 \x01(\x05\x12\x0b\n\x03pid\x18\x06 \x01(\x05\"@\n\x04Tick\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x17\n\x0fready_addresses\x18\x03 \x03(\t\"0\n\x08\x41rrivals\x12$\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x12.strata.v1.Arrival\"F\n\x08Progress\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12&\n\x05ranks\x18\x02 \x03(\x0b\x32\x17.strata.v1.RankProgress\"V\n\x08RankExit\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\n\n\x02id\x18\x05 \x01(\x04\"\xa7\x06\n\x04\x43\x61ll\x12\n\n\x02id\x18\x01 \x01(\x04\x12=\n\x10\x62\x65gin_checkpoint\x18\x02 \x01(\x0b\x32!.strata.v1.BeginCheckpointRequestH\x00\x12\x39\n\x0e\x61\x63k_checkpoint\x18\x03 \x01(\x0b\x32\x1f.strata.v1.AckCheckpointRequestH\x00\x12;\n\x0fseal_checkpoint\x18\x04 \x01(\x0b\x32 .strata.v1.SealCheckpointRequestH\x00\x12=\n\x10\x61\x62ort_checkpoint\x18\x05 \x01(\x0b\x32!.strata.v1.AbortCheckpointRequestH\x00\x12\x39\n\x0eget_checkpoint\x18\x06 \x01(\x0b\x32\x1f.strata.v1.GetCheckpointRequestH\x00\x12=\n\x10list_checkpoints\x18\x07 \x01(\x0b\x32!.strata.v1.ListCheckpointsRequestH\x00\x12\x39\n\x0epin_checkpoint\x18\x08 \x01(\x0b\x32\x1f.strata.v1.PinCheckpointRequestH\x00\x12=\n\x10unpin_checkpoint\x18\t \x01(\x0b\x32!.strata.v1.UnpinCheckpointRequestH\x00\x12?\n\x11\x64\x65lete_checkpoint\x18\n \x01(\x0b\x32\".strata.v1.DeleteCheckpointRequestH\x00\x12/\n\tget_world\x18\x0b \x01(\x0b\x32\x1a.strata.v1.GetWorldRequestH\x00\x12=\n\x10register_dataset\x18\x0c \x01(\x0b\x32!.strata.v1.RegisterDatasetRequestH\x00\x12\x39\n\x0eget_assignment\x18\r \x01(\x0b\x32\x1f.strata.v1.GetAssignmentRequestH\x00\x12\x32\n\x0cget_recovery\x18\x0e \x01(\x0b\x32\x1a.strata.v1.RecoveryRequestH\x00\x42\t\n\x07request\"\x17\n\x05Leave\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xf7\x02\n\x04\x44own\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.strata.v1.WelcomeH\x00\x12\x1f\n\x04tick\x18\x02 \x01(\x0b\x32\x0f.strata.v1.TickH\x00\x12\'\n\x05world\x18\x03 \x01(\x0b\x32\x16.strata.v1.WorldUpdateH\x00\x12\'\n\x08outcomes\x18\x04 \x01(\x0b\x32\x13.strata.v1.OutcomesH\x00\x12+\n\ncheckpoint\x18\x05 \x01(\x0b\x32\x15.strata.v1.CheckpointH\x00\x12!\n\x05reply\x18\x06 \x01(\x0b\x32\x10.strata.v1.ReplyH\x00\x12!\n\x05moved\x18\x07 \x01(\x0b\x32\x10.strata.v1.MovedH\x00\x12!\n\x05\x65nded\x18\x08 \x01(\x0b\x32\x10.strata.v1.EndedH\x00\x12\x34\n\x0f\x61rrival_refused\x18\t \x01(\x0b\x32\x19.strata.v1.ArrivalRefusedH\x00\x42\t\n\x07message\"t\n\x07Welcome\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07replica\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x10\n\x08\x64\x65tect_s\x18\x05 \x01(\x01\"\xa9\x02\n\x0bWorldUpdate\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12%\n\x05place\x18\x02 \x01(\x0b\x32\x16.strata.v1.WorldMember\x12\"\n\x05phase\x18\x03 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x04 \x01(\t\x12\x1f\n\x05token\x18\x05 \x01(\x0b\x32\x10.strata.v1.Token\x12\x41\n\x0e\x62\x61rrier_floors\x18\x06 \x03(\x0b\x32).strata.v1.WorldUpdate.BarrierFloorsEntry\x1a\x34\n\x12\x42\x61rrierFloorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"7\n\x08Outcomes\x12+\n\x08outcomes\x18\x01 \x03(\x0b\x32\x19.strata.v1.BarrierOutcome\"~\n\x0e\x41rrivalRefused\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\r\n\x05ranks\x18\x05 \x03(\x05\x12\x1f\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x10.strata.v1.Error\"\x9b\x07\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x10.strata.v1.ErrorH\x00\x12>\n\x10\x62\x65gin_checkpoint\x18\x04 \x01(\x0b\x32\".strata.v1.BeginCheckpointResponseH\x00\x12:\n\x0e\x61\x63k_checkpoint\x18\x05 \x01(\x0b\x32 .strata.v1.AckCheckpointResponseH\x00\x12<\n\x0fseal_checkpoint\x18\x06 \x01(\x0b\x32!.strata.v1.SealCheckpointResponseH\x00\x12>\n\x10\x61\x62ort_checkpoint\x18\x07 \x01(\x0b\x32\".strata.v1.AbortCheckpointResponseH\x00\x12:\n\x0eget_checkpoint\x18\x08 \x01(\x0b\x32 .strata.v1.GetCheckpointResponseH\x00\x12>\n\x10list_checkpoints\x18\t \x01(\x0b\x32\".strata.v1.ListCheckpointsResponseH\x00\x12:\n\x0epin_checkpoint\x18\n \x01(\x0b\x32 .strata.v1.PinCheckpointResponseH\x00\x12>\n\x10unpin_checkpoint\x18\x0b \x01(\x0b\x32\".strata.v1.UnpinCheckpointResponseH\x00\x12@\n\x11\x64\x65lete_checkpoint\x18\x0c \x01(\x0b\x32#.strata.v1.DeleteCheckpointResponseH\x00\x12\x30\n\tget_world\x18\r \x01(\x0b\x32\x1b.strata.v1.GetWorldResponseH\x00\x12>\n\x10register_dataset\x18\x0e \x01(\x0b\x32\".strata.v1.RegisterDatasetResponseH\x00\x12:\n\x0eget_assignment\x18\x0f \x01(\x0b\x32 .strata.v1.GetAssignmentResponseH\x00\x12\x33\n\x0cget_recovery\x18\x10 \x01(\x0b\x32\x1b.strata.v1.RecoveryResponseH\x00\x12\x1f\n\x04\x64one\x18\x11 \x01(\x0b\x32\x0f.strata.v1.DoneH\x00\x42\n\n\x08response\"\x06\n\x04\x44one\"*\n\x05Moved\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x05\x45nded\x12\x1f\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x10.strata.v1.Error29\n\x08Sessions\x12-\n\x07Session\x12\r.strata.v1.Up\x1a\x0f.strata.v1.Down(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,41 +43,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UP']._serialized_start=219
   _globals['_UP']._serialized_end=494
   _globals['_HELLO']._serialized_start=497
-  _globals['_HELLO']._serialized_end=632
-  _globals['_RANKHELLO']._serialized_start=634
-  _globals['_RANKHELLO']._serialized_end=744
-  _globals['_TICK']._serialized_start=746
-  _globals['_TICK']._serialized_end=810
-  _globals['_ARRIVALS']._serialized_start=812
-  _globals['_ARRIVALS']._serialized_end=860
-  _globals['_PROGRESS']._serialized_start=862
-  _globals['_PROGRESS']._serialized_end=932
-  _globals['_RANKEXIT']._serialized_start=934
-  _globals['_RANKEXIT']._serialized_end=1020
-  _globals['_CALL']._serialized_start=1023
-  _globals['_CALL']._serialized_end=1830
-  _globals['_LEAVE']._serialized_start=1832
-  _globals['_LEAVE']._serialized_end=1855
-  _globals['_DOWN']._serialized_start=1858
-  _globals['_DOWN']._serialized_end=2233
-  _globals['_WELCOME']._serialized_start=2235
-  _globals['_WELCOME']._serialized_end=2351
-  _globals['_WORLDUPDATE']._serialized_start=2354
-  _globals['_WORLDUPDATE']._serialized_end=2651
-  _globals['_WORLDUPDATE_BARRIERFLOORSENTRY']._serialized_start=2599
-  _globals['_WORLDUPDATE_BARRIERFLOORSENTRY']._serialized_end=2651
-  _globals['_OUTCOMES']._serialized_start=2653
-  _globals['_OUTCOMES']._serialized_end=2708
-  _globals['_ARRIVALREFUSED']._serialized_start=2710
-  _globals['_ARRIVALREFUSED']._serialized_end=2836
-  _globals['_REPLY']._serialized_start=2839
-  _globals['_REPLY']._serialized_end=3762
-  _globals['_DONE']._serialized_start=3764
-  _globals['_DONE']._serialized_end=3770
-  _globals['_MOVED']._serialized_start=3772
-  _globals['_MOVED']._serialized_end=3814
-  _globals['_ENDED']._serialized_start=3816
-  _globals['_ENDED']._serialized_end=3856
-  _globals['_SESSIONS']._serialized_start=3858
-  _globals['_SESSIONS']._serialized_end=3915
+  _globals['_HELLO']._serialized_end=649
+  _globals['_RANKHELLO']._serialized_start=651
+  _globals['_RANKHELLO']._serialized_end=761
+  _globals['_TICK']._serialized_start=763
+  _globals['_TICK']._serialized_end=827
+  _globals['_ARRIVALS']._serialized_start=829
+  _globals['_ARRIVALS']._serialized_end=877
+  _globals['_PROGRESS']._serialized_start=879
+  _globals['_PROGRESS']._serialized_end=949
+  _globals['_RANKEXIT']._serialized_start=951
+  _globals['_RANKEXIT']._serialized_end=1037
+  _globals['_CALL']._serialized_start=1040
+  _globals['_CALL']._serialized_end=1847
+  _globals['_LEAVE']._serialized_start=1849
+  _globals['_LEAVE']._serialized_end=1872
+  _globals['_DOWN']._serialized_start=1875
+  _globals['_DOWN']._serialized_end=2250
+  _globals['_WELCOME']._serialized_start=2252
+  _globals['_WELCOME']._serialized_end=2368
+  _globals['_WORLDUPDATE']._serialized_start=2371
+  _globals['_WORLDUPDATE']._serialized_end=2668
+  _globals['_WORLDUPDATE_BARRIERFLOORSENTRY']._serialized_start=2616
+  _globals['_WORLDUPDATE_BARRIERFLOORSENTRY']._serialized_end=2668
+  _globals['_OUTCOMES']._serialized_start=2670
+  _globals['_OUTCOMES']._serialized_end=2725
+  _globals['_ARRIVALREFUSED']._serialized_start=2727
+  _globals['_ARRIVALREFUSED']._serialized_end=2853
+  _globals['_REPLY']._serialized_start=2856
+  _globals['_REPLY']._serialized_end=3779
+  _globals['_DONE']._serialized_start=3781
+  _globals['_DONE']._serialized_end=3787
+  _globals['_MOVED']._serialized_start=3789
+  _globals['_MOVED']._serialized_end=3831
+  _globals['_ENDED']._serialized_start=3833
+  _globals['_ENDED']._serialized_end=3873
+  _globals['_SESSIONS']._serialized_start=3875
+  _globals['_SESSIONS']._serialized_end=3932
 # @@protoc_insertion_point(module_scope)

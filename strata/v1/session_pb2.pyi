@@ -82,7 +82,10 @@ class Hello(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     IF_READY_FIELD_NUMBER: _builtins.int
+    leaving: _builtins.bool
+    """A member that is about to send Leave: its key is not made anew when the leave is on record."""
     if_ready: _builtins.bool
     """A member that is still served, by a replica that says it is not ready: refused at once with
     UNAVAILABLE unless this one is.
@@ -103,11 +106,12 @@ class Hello(_message.Message):
         token: _common_pb2.Token | None = ...,
         member: _members_pb2.Registration | None = ...,
         rank: Global___RankHello | None = ...,
+        leaving: _builtins.bool = ...,
         if_ready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "rank", b"rank", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_ready", b"if_ready", "member", b"member", "rank", b"rank", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_ready", b"if_ready", "leaving", b"leaving", "member", b"member", "rank", b"rank", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,10 +32,13 @@ class Registrar:
         self._context = context
         self._keeper = keeper
 
-    async def register(self, transport: Transport, registration: Registration) -> Entry[Worker]:
+    async def register(
+        self, transport: Transport, registration: Registration, *, leaving: bool = False
+    ) -> Entry[Worker]:
         """Return the worker key once it is this boot's, and served here.
 
-        `transport` counts as up from now on. When this raises, the caller says until when.
+        `transport` counts as up from now on. When this raises, the caller says until when. `leaving`:
+        only a key that is there is taken over.
         """
         job = transport.job
         self._keeper.attend(transport)
@@ -43,7 +46,7 @@ class Registrar:
         began = loop.time()
         while True:
             try:
-                await self._settle(job, registration)
+                await self._settle(job, registration, leaving)
                 return self._registered(job, registration)
             except Conflict:
                 held_s = self._context.timing.newcomer_hold_s
@@ -54,7 +57,7 @@ class Registrar:
                     raise
                 await self._change(job, registration, left_s)
 
-    async def _settle(self, job: str, registration: Registration) -> None:
+    async def _settle(self, job: str, registration: Registration, leaving: bool) -> None:
         keys = self._context.keys.job(job)
 
         def decide(view: View) -> Decision:
@@ -64,6 +67,7 @@ class Registrar:
                 served_by=self._context.instance,
                 failed_incarnation=self._keeper.failed_incarnation(job, registration.worker),
                 max_jobs=self._context.config.max_jobs,
+                leaving=leaving,
             )
             kv = view.get(keys.worker(registration.worker))
             done = decision.txn is None and decision.refusal is None

@@ -123,7 +123,7 @@ class Sessions:
         if self._stops:
             raise Unavailable(self._stops)
         try:
-            entry = await self._register(member, registration)
+            entry = await self._register(member, registration, hello.leaving)
         except BaseException:
             self._keeper.lose(member, broke=False)
             raise
@@ -139,11 +139,13 @@ class Sessions:
         if why := self._house.unsteady():
             raise Unavailable(f"this replica is not ready: {why}", hint="stay, or ask another one")
 
-    async def _register(self, member: MemberSession, registration: Registration) -> Entry[Worker]:
+    async def _register(
+        self, member: MemberSession, registration: Registration, leaving: bool
+    ) -> Entry[Worker]:
         """Register a member, unless it is sent elsewhere meanwhile: then it must not be taken back."""
         try:
             async with asyncio.timeout(None) as self._registering[member]:
-                return await self._registrar.register(member, registration)
+                return await self._registrar.register(member, registration, leaving=leaving)
         except TimeoutError:
             raise Unavailable(f"{member.worker} was sent to another replica", hint="") from None
         finally:

@@ -317,6 +317,7 @@ async def test_leaving_is_told_to_the_next_replica_if_the_first_died_over_it() -
         first.down()
         await leaving
         assert second.all("leave")
+        assert [first.hellos[0].leaving, second.hellos[0].leaving] == [False, True]
         await r.running
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from strata.coordinator.members.keeper import Keeper
 from strata.core.ids import BootId, WorkerId
 from strata.core.txn import Delete, Put, Txn, WatchBatch
-from strata.errors import StaleGeneration, StrataError
+from strata.errors import Refused, StaleGeneration, StrataError
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1 import members_pb2
+from strata.v1 import members_pb2, session_pb2
 from tests.unit.coordinator.serving_rig import JOB, Member, Node, cluster
 
 KEY = JOB.worker("w0")
@@ -195,3 +197,23 @@ async def test_who_is_lost_while_removals_end_is_no_trouble() -> None:
             await asyncio.sleep(0)
         await asyncio.wait([running])
         assert running.cancelled()
+
+
+@in_virtual_time()
+async def test_who_comes_back_only_to_leave_is_not_registered_anew() -> None:
+    """Its replica died over the answer to its leave, which is on record."""
+    async with cluster(2, members=2) as c:
+        leaver, stayer = await c.world("r1", "r1")
+        leaver.send(leave=session_pb2.Leave())
+        await c["r2"].see(lambda view: view.get(JOB.worker(leaver.worker)) is None)
+
+        again = members_pb2.Registration(
+            job="job", worker_id=leaver.worker, boot=leaver.boot, slots=1, incarnation=leaver.incarnation
+        )
+        async with c.board.dial("client-again", "r2") as link:
+            link.send(session_pb2.Up(hello=session_pb2.Hello(member=again, leaving=True)))
+            with pytest.raises(Refused, match="has left"):
+                await link.recv()
+        await asyncio.sleep(2)
+        assert c.worker(leaver.worker) is None
+        assert not stayer.over.is_set()

@@ -275,3 +275,16 @@ def test_removing_the_dead_spares_one_that_came_back_elsewhere() -> None:
 def test_a_boot_is_an_identifier() -> None:
     with pytest.raises(InvalidArgument, match="boot"):
         enter(Store(), dataclasses.replace(registration("w1"), boot=BootId("no good")))
+
+
+def test_who_is_leaving_takes_its_key_over_and_makes_no_new_one() -> None:
+    store = Store()
+    who = registration("w1")
+    enter(store, who)
+    taken = store.settle(lambda job: decide_register(job, who, served_by=R2, leaving=True))
+    assert taken.refusal is None
+    gone = incarnation(store)
+    store.settle(lambda job: decide_leave(job, WorkerId("w1"), gone))
+    late = decide_register(store.job(), who, served_by=R1, leaving=True)
+    assert isinstance(late.refusal, Refused)
+    assert "has left" in late.refusal.message
