@@ -118,13 +118,20 @@ class Election:
     async def resign(self) -> None:
         """Leave office and delete the leader key if it is ours, so that another leads at once.
 
-        To be called when `run` has ended. The caller sets the limit: etcd may be away.
+        The lease goes as well: a campaign that is still on its way must not win for a replica that is
+        gone. To be called when `run` has ended. The caller sets the limit: etcd may be away.
         """
+        lease = self._standing.lease
         if self._standing.epoch is not None:
             self._leave("it resigned", log.info)
         held = leader_of(self._mirror.view, self._keys)
-        if held is not None and held.record.instance == self._standing.instance:
-            await self._executor.execute(resign_txn(self._keys, held.create_revision))
+        try:
+            if held is not None and held.record.instance == self._standing.instance:
+                await self._executor.execute(resign_txn(self._keys, held.create_revision))
+        finally:
+            self._standing = self._standing.stopped()
+            if lease is not None:
+                await self._renewals.revoke(lease.lease_id)
 
     async def run(self, *, address: str) -> None:
         """Campaign whenever nobody leads, and renew while in office; until cancelled.

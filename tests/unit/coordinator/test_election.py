@@ -447,3 +447,20 @@ async def test_what_etcd_refuses_is_retried_until_it_is_mended() -> None:
         assert network.refused < 60, "not in a busy loop"
         network.refuses = False
         assert await only.election.elected() > epoch
+
+
+@pytest.mark.parametrize("delay_s", [0.3, 3.0])
+def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behind(delay_s: float) -> None:
+    @in_virtual_time()
+    async def scenario() -> None:
+        store = MemoryStore()
+        async with candidate(store, "r1", network=Once(Fate(delay_s=delay_s))) as stopping:
+            await asyncio.sleep(0.1)
+            await stopping.retire()
+            await asyncio.sleep(delay_s + 0.1)
+            assert leader_key(store) is None, "the lease that it hangs from is gone"
+            async with candidate(store, "r2") as second:
+                async with asyncio.timeout(1.0):
+                    await second.election.elected()
+
+    scenario()
