@@ -8,13 +8,14 @@ campaign follows the delete at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.view.mirror import Mirror
 from strata.core.deposition import (
     PROBE_EVERY_S,
+    REFUSALS,
     Act,
     Case,
     LinkEnd,
@@ -120,21 +121,24 @@ class Deposition:
         probes: list[Probe] = []
         while True:
             probes.append(await self._probe(case.address))
-            verdict = probed(
-                case,
-                probes,
-                self._mirror.view,
-                self._keys,
-                self._memory,
-                linked=case.instance in self._linked,
-                now_s=self._clock(),
-            )
+            verdict = self._verdict(case, probes)
             if verdict.act is not Act.PROBE:
                 return verdict
             await asyncio.sleep(PROBE_EVERY_S)
 
+    def _verdict(self, case: Case, probes: Sequence[Probe]) -> Verdict:
+        return probed(
+            case,
+            probes,
+            self._mirror.view,
+            self._keys,
+            self._memory,
+            linked=case.instance in self._linked,
+            now_s=self._clock(),
+        )
+
     async def _depose(self, case: Case) -> None:
-        """Delete the key of that epoch; an unknown outcome is asked for again.
+        """Delete the key of that epoch; an unknown outcome is asked for again, if it still seems dead.
 
         If etcd does not answer for longer, the lease ends the epoch.
         """
@@ -145,6 +149,10 @@ class Deposition:
             except Unavailable as error:
                 log.info("deposition_retries", epoch=case.epoch, error=error.message)
                 await asyncio.sleep(RETRY_S)
+                verdict = self._verdict(case, [Probe.REFUSED] * REFUSALS)
+                if verdict.act is not Act.DEPOSE:
+                    log.info("deposition_given_up", epoch=case.epoch, reason=verdict.reason)
+                    return
             except StrataError as error:
                 log.warning("deposition_refused", epoch=case.epoch, error=str(error))
                 return

@@ -219,3 +219,32 @@ async def test_without_a_link_in_this_epoch_the_lease_is_waited_for() -> None:
                 c.heal(old.name, other)
         await leader(c, after=before)
         assert now() - began > 4.0
+
+
+class SlowlyLosing(Losing):
+    """As `Losing`, and its caller hears of each loss after a while."""
+
+    def fate(self, call: Call) -> Fate:
+        fate = super().fate(call)
+        return Fate(lost="request", delay_s=0.3) if fate.lost else fate
+
+
+@in_virtual_time()
+async def test_a_leader_that_shakes_hands_before_a_retry_is_not_deposed_after_all() -> None:
+    async with cluster(1) as c:
+        old = await leader(c)
+        network = SlowlyLosing("execute")
+        c.add("r2", network=network)
+        await c.ready()
+        before = epoch(c)
+        network.losing = True
+        c.board.reject("r2", peer_door(old.name))
+        c.board.reject(old.name, peer_door("r2"))
+        while not network.lost:  # noqa: ASYNC110  # virtual
+            await asyncio.sleep(0.01)
+        c.heal("r2", old.name)
+        while not c["r2"].service.peers.ready():  # noqa: ASYNC110  # virtual
+            await asyncio.sleep(0.01)
+        network.losing = False
+        await asyncio.sleep(10)
+        assert epoch(c) == before
