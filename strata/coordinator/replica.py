@@ -91,7 +91,11 @@ class Replica:
         measured = MeasuredStore(store, measures)
         renewing = measured if renewals is None else MeasuredStore(renewals, measures)
         mirror = Mirror(
-            measured, keys, new_uid=new_uid, answered=lambda: max(measured.revision, renewing.revision)
+            measured,
+            keys,
+            new_uid=new_uid,
+            answered=lambda: max(measured.revision, renewing.revision),
+            clock=clock,
         )
         executor = Executor(measured, mirror, measures)
         heartbeat = Heartbeat(clock)

@@ -74,7 +74,7 @@ class Mirror:
     `uid` is empty until the first list. `differences` counts keys that an audit found wrong, and
     must stay 0. Subscribers are called synchronously, after the view took a batch over, in the
     order in which they subscribed. After a list, `history.floor` is the batch's revision: what
-    lies between is lost to whoever relays events.
+    lies between is lost to whoever relays events. `clock` runs through suspends.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Mirror:
         new_uid: str,
         audit_s: float = AUDIT_S,
         answered: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.view = View()
         self.history = History()
@@ -95,6 +96,7 @@ class Mirror:
         self._new_uid = new_uid
         self._audit_s = audit_s
         self._answered = answered
+        self._clock = clock or asyncio.get_running_loop().time
         self._heard_of = 0
         self._owed = 0
         self._behind_s = 0.0
@@ -175,13 +177,13 @@ class Mirror:
 
     def note_contact(self) -> None:
         """Say that etcd has just answered something."""
-        self._contact_at = asyncio.get_running_loop().time()
+        self._contact_at = self._clock()
 
     def silence_s(self) -> float:
         """Return for how long etcd has answered nothing at all; infinity before its first answer."""
         if self._contact_at is None:
             return float("inf")
-        return asyncio.get_running_loop().time() - self._contact_at
+        return self._clock() - self._contact_at
 
     def note_revision(self, revision: int) -> None:
         """Say that somebody else of this cluster has seen this revision."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from strata.coordinator.view.mirror import Mirror
 from strata.core.records import ClusterUid, encode
 from strata.core.txn import Event, Range, WatchBatch
 from strata.core.view import View
@@ -317,3 +318,13 @@ def test_another_uid_ends_it_whether_the_watch_or_a_read_tells(replacement: byte
     with pytest.raises(ExceptionGroup) as caught:
         virtual_time.run(replace_cluster(replacement, told=told))
     assert caught.group_contains(ClusterReplaced)
+
+
+@in_virtual_time()
+async def test_silence_counts_a_suspend_that_only_the_clock_saw() -> None:
+    skew_s = 0.0
+    loop = asyncio.get_running_loop()
+    mirror = Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=lambda: loop.time() + skew_s)
+    mirror.note_contact()
+    skew_s = 30.0
+    assert mirror.silence_s() == 30.0
