@@ -60,6 +60,10 @@ class Waiter(Protocol):
         ...
 
 
+REMEMBERED_REFUSALS: Final = 256
+"""Of how many rounds it is known that a refusal was logged."""
+
+
 class _Watched:
     """What this replica does about one open round."""
 
@@ -98,6 +102,7 @@ class Barriers:
         self.forwarding = Forwarding(self._book, forward)
         self._counters = Counters(context, self._book, ready)
         self._watched: dict[BarrierKey, _Watched] = {}
+        self._refused: dict[BarrierKey, None] = {}
         self._early: dict[tuple[BarrierKey, tuple[int, ...]], Arrival] = {}
         measures = context.measures
         self._from_members = measures.arrivals.child("member")
@@ -115,7 +120,16 @@ class Barriers:
             if waiter is not None:
                 waiter.refused(arrival.key, arrival.ranks, error)
             else:
-                log.warning("forwarded_arrival_refused", barrier=str(arrival.key), error=str(error))
+                self._note_refused(arrival.key, error)
+
+    def _note_refused(self, key: BarrierKey, error: StrataError) -> None:
+        """Log it once a round: a peer whose view is late sends its arrivals again every second."""
+        if key in self._refused:
+            return
+        self._refused[key] = None
+        if len(self._refused) > REMEMBERED_REFUSALS:
+            del self._refused[next(iter(self._refused))]
+        log.warning("forwarded_arrival_refused", barrier=str(key), error=str(error))
 
     def _arrive(self, arrival: Arrival, waiter: Waiter | None) -> None:
         key = arrival.key

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from strata.core.txn import Txn, WatchBatch
 from strata.errors import QuotaExceeded
 from strata.testing.network import Call, Fate, PromptNetwork
@@ -203,3 +205,17 @@ async def test_a_record_by_hand_spoils_its_own_jobs_barriers_and_no_replica() ->
         assert [node.name for node in c.alive] == ["r1", "r2", "r3"]
         c.put(spoilt, held.value)
         await members[0].outcome()
+
+
+@in_virtual_time()
+async def test_old_rounds_of_a_peer_that_is_behind_are_logged_once() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        members[0].send(rank_exit=RankExit(generation=1, rank=0, code=1, id=1))
+        await meet(members, generation=2)
+        service = c["r3"].service
+        with capture_logs() as logs:
+            for _ in range(5):
+                for name in ("old", "older"):
+                    service._forwarded([Arrival(job="job", name=name, generation=1, round=1, ranks=[0])])
+        assert [line["event"] for line in logs] == ["forwarded_arrival_refused"] * 2
