@@ -131,6 +131,52 @@ async def _follower_pause(c: Cluster, rng: random.Random) -> bool:
     return await _pause(rng, _some_replica(c, rng, leader=False))
 
 
+@fault("all replicas pause")
+async def _all_pause(c: Cluster, rng: random.Random) -> bool:
+    """Every replica stands still at once, as on one host that swaps; they wake one after the other."""
+    down = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
+    held = sum(r.process.held for r in down)
+    for replica in down:
+        replica.process.freeze()
+    await asyncio.sleep(rng.choice((rng.uniform(0.5, 3), rng.uniform(3, 12))))
+    for replica in down:
+        replica.process.thaw()
+        await asyncio.sleep(rng.uniform(0, 0.3))
+    return sum(r.process.held for r in down) > held
+
+
+@fault("suspend")
+async def _suspend(c: Cluster, rng: random.Random) -> bool:
+    """The host of some or all replicas slept, with all that is on it: only the boot clock knows."""
+    there = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
+    slept_s = rng.choice((rng.uniform(1, 5), rng.uniform(5, 600)))
+    for replica in there if rng.random() < 0.5 else there[:1]:
+        replica.skew_s += slept_s
+    return bool(there)
+
+
+@fault("replica cut off from etcd and peers", weight=2)
+async def _etcd_and_peers_cut(c: Cluster, rng: random.Random) -> bool:
+    """Only its members reach it still, and they reach the others."""
+    replica = _some_replica(c, rng)
+    if replica is None:
+        return False
+    others = [name for name in REPLICAS if name != replica.name]
+    replica.client.partition()
+    silent_s = replica.context.mirror.silence_s()
+    for other in others:
+        c.board.cut(replica.name, f"{other}/peers")
+        c.board.cut(other, f"{replica.name}/peers")
+    await asyncio.sleep(rng.choice((rng.uniform(1, 5), rng.uniform(5, 25))))
+    went_silent = replica.context.mirror.silence_s() > silent_s
+    for other in others:
+        c.board.mend(replica.name, f"{other}/peers")
+        c.board.mend(other, f"{replica.name}/peers")
+    if c.replicas[replica.name] is replica and replica.process.alive:
+        replica.client.heal()
+    return went_silent
+
+
 @fault("replica cut off from etcd", weight=2)
 async def _etcd_cut(c: Cluster, rng: random.Random) -> bool:
     replica = _some_replica(c, rng)
@@ -250,7 +296,7 @@ async def _delay(c: Cluster, rng: random.Random) -> bool:
 async def _stale(c: Cluster, rng: random.Random) -> bool:
     line = c.lines[rng.choice(REPLICAS)]
     before = line.counts["stale batch"]
-    line.stale_s = rng.choice((0.1, 0.5, 3.0))
+    line.stale_s = rng.choice((0.1, 0.5, 3.0, 16.0))
     await asyncio.sleep(rng.uniform(1, 8))
     line.stale_s = 0.0
     return line.counts["stale batch"] > before
