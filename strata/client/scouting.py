@@ -57,8 +57,10 @@ class Lookout:
         self._unready_s = unready_s
         self._since: float | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        """The one that looks, and those that hold a connection found."""
+        self._introduced = False
+        """Whether somebody has our hello and has not answered yet."""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """The one that looks, and those that hold a connection found; in order, so that a run can be repeated."""
         self._found: Found | None = None
 
     def connected(self) -> None:
@@ -66,10 +68,15 @@ class Lookout:
         self._since = None
 
     def heard(self, ready: bool) -> None:
-        """Take note of what the replica says of itself."""
+        """Take note of what the replica says of itself.
+
+        Whoever has our hello may have the key by now, and would delete it if we never came: that
+        answer is still waited for, and counts.
+        """
         if ready:
             self._since = None
-            self._stop()
+            if not self._introduced:
+                self._stop()
         elif self._since is None:
             self._since = asyncio.get_running_loop().time()
 
@@ -77,7 +84,7 @@ class Lookout:
         """Begin to look, if it is time; close `link` once another replica has welcomed the session."""
         if self._looking is not None or self._since is None:
             return
-        if asyncio.get_running_loop().time() - self._since < self._unready_s:
+        if asyncio.get_running_loop().time() - self._since < self._unready_s or not self._route.others():
             return
 
         def take(found: Found) -> None:
@@ -85,8 +92,8 @@ class Lookout:
             link.close(Unavailable(f"{self._route.current} is not ready, and {found.endpoint} is"))
 
         task = self._looking = asyncio.create_task(self._scout(take), name="scout")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda over: self._tasks.pop(over, None))
 
     def lost(self) -> None:
         """Take note that the connection is over: if none is found yet, the session looks by itself."""
@@ -102,14 +109,15 @@ class Lookout:
 
     async def end(self) -> None:
         """Stop looking, and let every connection go."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _stop(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-            self._looking = None
+            self._looking, self._introduced = None, False
 
     async def _scout(self, take: Callable[[Found], None]) -> None:
         """Ask the other endpoints, round after round, until one welcomes the session; then hold it."""
@@ -121,7 +129,11 @@ class Lookout:
                     if await self._ask(endpoint, take):
                         return
                 except StrataError:
-                    continue  # whatever it is, the session is served where it is and goes on there
+                    pass  # whatever it is, the session is served where it is and goes on there
+                self._introduced = False
+                if self._since is None:  # the replica that serves is ready again
+                    self._looking = None
+                    return
             await asyncio.sleep(pause_s * rng.uniform(0.5, 1.0))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
@@ -133,10 +145,12 @@ class Lookout:
             async with limit, self._dial(endpoint) as link:
                 limit.reschedule(asyncio.get_running_loop().time() + WELCOME_S)
                 link.send(Up(hello=hello))
+                self._introduced = True
                 down = await link.recv()
                 if down is None or not down.HasField("welcome"):
                     return False
                 limit.reschedule(None)
+                self._introduced = False
                 found = Found(endpoint=endpoint, link=link, welcome=down.welcome)
                 take(found)
                 await found.over.wait()

@@ -42,6 +42,7 @@ class FakeReplica:
         self.hello_times: list[float] = []
         self.heard: list[Up] = []
         self.links: list[MemoryLink] = []
+        self._welcomed: list[MemoryLink] = []
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.up()
@@ -69,6 +70,13 @@ class FakeReplica:
             place = WorldMember(worker_id="w", incarnation=self.incarnation, slots=1, first_rank=rank)
             update.place.CopyFrom(place)
         self.send(Down(world=update))
+
+    def welcome(self, link: MemoryLink) -> None:
+        """Say that the session on `link` is served."""
+        token = Token(uid=self.uid, revision=self.revision)
+        welcome = Welcome(token=token, incarnation=self.incarnation, replica=self.address, detect_s=5)
+        link.send(Down(welcome=welcome))
+        self._welcomed.append(link)
 
     def release(self, arrival: Arrival, **payloads: bytes) -> None:
         """Release the round of an arrival."""
@@ -128,14 +136,7 @@ class FakeReplica:
             if self.refuse_hello is not None:
                 link.close(self.refuse_hello)
             elif self.welcoming:
-                token = Token(uid=self.uid, revision=self.revision)
-                link.send(
-                    Down(
-                        welcome=Welcome(
-                            token=token, incarnation=self.incarnation, replica=self.address, detect_s=5
-                        )
-                    )
-                )
+                self.welcome(link)
             return
         self.heard.append(up)
         answer = self.answer(up)
@@ -145,7 +146,7 @@ class FakeReplica:
     async def _tick(self, link: MemoryLink) -> None:
         while True:
             await asyncio.sleep(1.0)
-            if self.ticking:
+            if self.ticking and link in self._welcomed:
                 link.send(Down(tick=Tick(ready=self.ready, ready_addresses=self.ready_addresses)))
 
 

@@ -86,12 +86,44 @@ async def test_a_replica_that_dies_while_its_member_looks_is_left_as_ever() -> N
         before, [other] = r.serving, r.others
         other.welcoming = False
         await first_unready_tick(r)
-        await other.until(lambda: True)
         await asyncio.sleep(2.5)
         other.welcoming = True
         before.down()
         assert await r.reconnected(2) is other
         assert not other.hellos[-1].if_ready
+
+
+@in_virtual_time()
+async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_is_ready_again() -> None:
+    """The other one may have the key by now: without a transport it would delete it after the grace."""
+    async with rig(3) as r:
+        before = r.serving
+        for other in r.others:
+            other.welcoming = False
+        await first_unready_tick(r)
+        while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
+            await asyncio.sleep(0.01)
+        [asked] = [other for other in r.others if other.hellos]
+        before.ready = True
+        await asyncio.sleep(1.5)
+        asked.welcome(asked.links[-1])
+        assert await r.reconnected(2) is asked
+        await asyncio.sleep(30)
+        assert [len(other.hellos) for other in r.replicas].count(1) == 2, "nobody else was asked"
+
+
+@in_virtual_time()
+async def test_a_look_ends_when_the_first_replica_is_ready_again_and_the_one_asked_says_nothing() -> None:
+    async with rig(3) as r:
+        link = r.serving.links[-1]
+        for other in r.others:
+            other.welcoming = False
+        await first_unready_tick(r)
+        await asyncio.sleep(2.5)
+        r.serving.ready = True
+        await asyncio.sleep(60)
+        assert sum(len(other.hellos) for other in r.others) == 1
+        assert not link.over
 
 
 @in_virtual_time()
