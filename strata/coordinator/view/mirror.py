@@ -10,9 +10,9 @@ again only when that was compacted away (PROTOCOLS 3.2). Three things are more t
 - *Audit.* Every minute such a list is compared with the view. A difference means that etcd or we
   lost an event. It is counted, logged and repaired by a full list.
 
-- *Behind.* `answered` says which revision etcd last named to any call of this replica, and peers say
-  which one they have seen. A view that is behind such a revision for two seconds has a broken watch, by whatever cause; it is opened
-  again, elsewhere, long before silence would show it.
+- *Behind.* `answered` says which revision etcd last named to a read or a transaction of this replica,
+  and peers say which one they have seen. A view that is behind such a revision for two seconds has a
+  broken watch, by whatever cause; it is opened again, elsewhere, long before silence would show it.
 
 The cluster's uid is created here, and watched: when it changes, everything that this process
 knows is about another cluster, and `run` ends with `ClusterReplaced`.
@@ -61,6 +61,8 @@ LOOK_S: Final = 0.25
 """How often the view is compared with what etcd has answered."""
 PROVE_S: Final = 1.0
 """Behind for so long, it is looked whether the newest revisions are only others' keys."""
+PROVE_LIMIT_S: Final = 1.0
+"""How long that list may take; it counts for one step of lateness."""
 AGAIN_S: Final = 16.0
 """After an opening for lateness, the next one: by then silence would have told, and what is merely
 slow, everywhere, must not be made later by it."""
@@ -219,6 +221,7 @@ class Mirror:
                         self._take(batch)
             except Unavailable as error:
                 log.warning("watch_lost", error=error.message)
+                self._following = None
                 await asyncio.sleep(RETRY_S)
             except Compacted as error:
                 log.warning("watch_compacted", error=error.message)
@@ -394,8 +397,9 @@ class Mirror:
 
     def _end_watch(self) -> None:
         """Leave the watch as one that was too late: the next one is opened elsewhere."""
-        if self._following is not None:
-            self._following.reschedule(asyncio.get_running_loop().time())
+        following, self._following = self._following, None  # once: it is ending then
+        if following is not None:
+            following.reschedule(asyncio.get_running_loop().time())
 
     # -- behind
 
@@ -418,7 +422,7 @@ class Mirror:
             if self._behind_s >= PROVE_S and not is_proved:
                 is_proved = True
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(2 * LOOK_S):
+                    async with asyncio.timeout(PROVE_LIMIT_S):
                         await self._prove(self._owed)
             elif self._behind_s > limit_s:
                 log.warning("watch_late", behind_s=round(self._behind_s, 1), revision=self.view.revision)

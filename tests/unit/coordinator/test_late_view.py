@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.measured import MeasuredStore
 from strata.core.txn import WatchBatch
+from strata.errors import Unavailable
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
@@ -18,14 +23,38 @@ class Frozen(PromptNetwork):
 
     def __init__(self) -> None:
         self.delay_s = 0.0
+        self.answer_s = 0.0
         self.reads = 0
 
     def fate(self, call: Call) -> Fate:
         self.reads += call.kind == "read"
-        return Fate()
+        return Fate(answer_delay_s=self.answer_s)
 
     def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
         return self.delay_s
+
+
+class Losing(MeasuredStore):
+    """It opens no watch for as long as it is told so."""
+
+    is_losing = False
+
+    @asynccontextmanager
+    async def watch(
+        self, key: str, range_end: str | None, *, start_revision: int
+    ) -> AsyncIterator[AsyncIterator[WatchBatch]]:
+        async with super().watch(key, range_end, start_revision=start_revision) as batches:
+            yield Lost() if self.is_losing else batches
+
+
+class Lost:
+    """A watch that breaks at once."""
+
+    def __aiter__(self) -> Lost:
+        return self
+
+    async def __anext__(self) -> WatchBatch:
+        raise Unavailable("no watch today")
 
 
 def now() -> float:
@@ -88,6 +117,41 @@ async def test_revisions_of_others_are_no_lag_and_cost_about_a_list_a_second() -
             longest_s = max(longest_s, mirror.behind_s())
         assert longest_s < 2.0
         assert network.reads < 30
+        running.cancel()
+
+
+@in_virtual_time()
+async def test_a_slow_proof_that_revisions_are_of_others_is_waited_for() -> None:
+    store, network = MemoryStore(), Frozen()
+    async with asyncio.TaskGroup() as tasks:
+        mirror, running = await followed(store, network, tasks)
+        await asyncio.sleep(1)
+        network.answer_s, longest_s = 0.8, 0.0
+        put(store, "foreign")
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            longest_s = max(longest_s, mirror.behind_s())
+        assert 1.0 <= longest_s < 2.0
+        running.cancel()
+
+
+@in_virtual_time()
+async def test_a_mirror_that_is_behind_while_it_waits_to_open_its_lost_watch_goes_on() -> None:
+    store = MemoryStore()
+    losing = Losing(store.client("r1"), Measures())
+    async with asyncio.TaskGroup() as tasks:
+        mirror = Mirror(losing, KEYS, new_uid="uid-1", answered=lambda: store.state.head)
+        running = tasks.create_task(mirror.run())
+        await mirror.started()
+        losing.is_losing = True
+        mirror._end_watch()
+        await asyncio.sleep(0.1)
+        revision = put(store, KEYS.root + "a")
+        await asyncio.sleep(60)
+        assert mirror.behind_s() > 2.0
+        losing.is_losing = False
+        async with asyncio.timeout(1.0):
+            await mirror.wait_until(lambda view: view.revision >= revision)
         running.cancel()
 
 
