@@ -8,8 +8,8 @@ Whoever acts as leader asks `epoch` before each act, which reads the clock again
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.view.mirror import Mirror
@@ -125,13 +125,19 @@ class Election:
         if self._standing.epoch is not None:
             self._leave("it resigned", log.info)
         held = leader_of(self._mirror.view, self._keys)
-        try:
+        self._standing = self._standing.stopped()
+        async with asyncio.TaskGroup() as tasks:  # at once: either may wait for what never comes
             if held is not None and held.record.instance == self._standing.instance:
-                await self._executor.execute(resign_txn(self._keys, held.create_revision))
-        finally:
-            self._standing = self._standing.stopped()
+                delete = resign_txn(self._keys, held.create_revision)
+                tasks.create_task(self._part(self._executor.execute(delete)), name="resignation")
             if lease is not None:
-                await self._renewals.revoke(lease.lease_id)
+                tasks.create_task(self._part(self._renewals.revoke(lease.lease_id)), name="lease's end")
+
+    async def _part(self, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        except StrataError as error:  # then the lease runs out
+            log.warning("resignation_failed", error=str(error))
 
     async def run(self, *, address: str) -> None:
         """Campaign whenever nobody leads, and renew while in office; until cancelled.

@@ -464,3 +464,33 @@ def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behind(dela
                     await second.election.elected()
 
     scenario()
+
+
+class Mute(PromptNetwork):
+    """Says nothing to these kinds of calls."""
+
+    def __init__(self) -> None:
+        self.mute: set[str] = set()
+
+    def fate(self, call: Call) -> Fate:
+        return Fate(delay_s=30.0) if call.kind in self.mute else Fate()
+
+
+@pytest.mark.parametrize("mute", [{"execute"}, {"revoke"}, {"execute", "revoke"}])
+def test_resigning_does_what_can_be_done_within_its_callers_limit(mute: set[str]) -> None:
+    @in_virtual_time()
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        store, network = MemoryStore(), Mute()
+        async with candidate(store, "r1", network=network) as only:
+            await only.election.elected()
+            network.mute = mute
+            began = loop.time()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await only.retire()
+            assert loop.time() - began < 0.6
+            assert not only.leads()
+            assert (leader_key(store) is None) is (len(mute) == 1), "by its own end, or by the lease's"
+
+    scenario()
