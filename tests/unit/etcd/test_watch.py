@@ -11,6 +11,7 @@ import pytest
 from strata.core.store import Compacted
 from strata.core.txn import WatchBatch
 from strata.errors import ClusterReplaced, InvalidArgument, Refused, Unavailable
+from strata.etcd.store import EtcdStore
 from tests.unit.etcd.fake_etcd import FakeEtcd, quick, soon, store_on
 
 
@@ -93,6 +94,49 @@ async def test_a_break_resumes_elsewhere_without_gap_or_duplicate(
         assert revisions(await soon(reading)) == [7]
         assert create.start_revision == 6
         assert (watch.endpoint, watch.breaks) == (other.address, 1)
+
+
+async def leave_by(error: type[Exception] | None, store: EtcdStore, one: FakeEtcd) -> None:
+    """Read one revision, then leave the watch: by `error`, or by a deadline that ends a reading."""
+    async with store.watch("k", "l", start_revision=5) as watch, asyncio.timeout(None) as scope:
+        reading = asyncio.ensure_future(anext(watch))
+        session, _ = await one.next_watch()
+        session.send(one.events(5))
+        await soon(reading)
+        if error is not None:
+            raise error
+        scope.reschedule(asyncio.get_running_loop().time())
+        await anext(watch)
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_a_watch_left_for_lateness_is_followed_by_one_elsewhere(
+    one: FakeEtcd, other: FakeEtcd, late: bool
+) -> None:
+    async with store_on(one, other) as store:
+        error = TimeoutError if late else ValueError
+        with pytest.raises(error):
+            await leave_by(error, store, one)
+        next_one, spared = (other, one) if late else (one, other)
+        async with store.watch("k", "l", start_revision=6) as watch:
+            reading = asyncio.ensure_future(anext(watch))
+            session, create = await next_one.next_watch()
+            session.send(next_one.events(6))
+            assert revisions(await soon(reading)) == [6]
+            assert (create.start_revision, watch.endpoint) == (5, next_one.address)
+            assert spared.watches.empty(), "not asked first, and left for its silence"
+
+
+async def test_a_deadline_that_ends_a_reading_is_lateness_too(one: FakeEtcd, other: FakeEtcd) -> None:
+    async with store_on(one, other) as store:
+        with pytest.raises(TimeoutError):
+            await leave_by(None, store, one)
+        async with store.watch("k", "l", start_revision=6) as watch:
+            reading = asyncio.ensure_future(anext(watch))
+            session, _ = await other.next_watch()
+            session.send(other.events(6))
+            assert revisions(await soon(reading)) == [6]
+            assert one.watches.empty(), "not asked first, and left for its silence"
 
 
 async def test_compaction_behind_the_position_is_survived(one: FakeEtcd) -> None:
