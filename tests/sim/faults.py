@@ -147,12 +147,14 @@ async def _all_pause(c: Cluster, rng: random.Random) -> bool:
 
 @fault("suspend")
 async def _suspend(c: Cluster, rng: random.Random) -> bool:
-    """The host of some or all replicas slept, with all that is on it: only the boot clock knows."""
+    """The host of one or all replicas slept, with all that is on it: only the boot clock knows."""
     there = [r for r in c.replicas.values() if r.alive and not r.process.frozen]
+    if not there:
+        return False
     slept_s = rng.choice((rng.uniform(1, 5), rng.uniform(5, 600)))
-    for replica in there if rng.random() < 0.5 else there[:1]:
+    for replica in there if rng.random() < 0.5 else [rng.choice(there)]:
         replica.skew_s += slept_s
-    return bool(there)
+    return True
 
 
 @fault("replica cut off from etcd and peers", weight=2)
