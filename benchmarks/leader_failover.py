@@ -52,7 +52,7 @@ HARMS: dict[str, Callable[[Child], None]] = {
     "frozen": Child.pause,
     "stopped": Child.ask_to_stop,
 }
-ROUNDS = {"killed": 30, "frozen": 6, "stopped": 6}
+ROUNDS = {"killed": 100, "frozen": 6, "stopped": 6}
 LIMIT_S = 60.0
 
 

@@ -78,7 +78,8 @@ class Range:
     """Read `key`, or every key of `[key, range_end)`, in key order.
 
     `revision` 0 means now; `limit` 0 means all. `serializable` reads may be stale and are for
-    display only. `keys_only` leaves values empty.
+    display only. `keys_only` leaves values empty. `min_mod_revision` leaves out, and does not count
+    in `limit`, what was last written before.
     """
 
     key: str
@@ -87,6 +88,7 @@ class Range:
     limit: int = 0
     serializable: bool = False
     keys_only: bool = False
+    min_mod_revision: int = 0
 
 
 Operation = Put | Delete | Range
@@ -106,11 +108,15 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeResult:
-    """The keys read, the store's revision at that time, and whether `limit` cut the answer."""
+    """The keys read, the store's revision at that time, and whether `limit` cut the answer.
+
+    `count` is how many keys the range has, those included that the request left out.
+    """
 
     revision: int
     kvs: tuple[KeyValue, ...]
     more: bool = False
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

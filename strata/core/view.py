@@ -45,6 +45,8 @@ class View:
 
     def __init__(self) -> None:
         self.revision = 0
+        self.size = 0
+        """How many keys there are."""
         self._root = _Node()
         self._derived: dict[str, tuple[int, Any]] = {}
 
@@ -70,7 +72,7 @@ class View:
             )
             for key in sorted(old.keys() - fresh.keys())
         ]
-        self._root = _Node()
+        self._root, self.size = _Node(), 0
         self._derived.clear()
         for kv in fresh.values():
             self._put(kv)
@@ -183,6 +185,7 @@ class View:
         node = self._root
         for part in kv.key.split("/"):
             node = node.children.setdefault(part, _Node())
+        self.size += node.kv is None
         node.kv, node.record = kv, None
 
     def _delete(self, key: str) -> None:
@@ -194,6 +197,7 @@ class View:
             if child is None:
                 return
             path.append(child)
+        self.size -= path[-1].kv is not None
         path[-1].kv = path[-1].record = None
         for parent, part in zip(reversed(path[:-1]), reversed(parts), strict=True):
             node = parent.children[part]

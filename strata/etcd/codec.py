@@ -115,6 +115,7 @@ def _fill_range(message: kv_pb2.RangeRequest, request: Range) -> None:
     message.revision = request.revision
     message.serializable = request.serializable
     message.keys_only = request.keys_only
+    message.min_mod_revision = request.min_mod_revision
 
 
 # -- from etcd ---------------------------------------------------------------------------------
@@ -134,7 +135,10 @@ def decode_kv(kv: mvcc_pb2.KeyValue) -> KeyValue:
 def decode_range(response: kv_pb2.RangeResponse, revision: int) -> RangeResult:
     """Return the keys read; `revision` is the store's at that time, from the outermost header."""
     return RangeResult(
-        revision=revision, kvs=tuple([decode_kv(kv) for kv in response.kvs]), more=response.more
+        revision=revision,
+        kvs=tuple([decode_kv(kv) for kv in response.kvs]),
+        more=response.more,
+        count=response.count,
     )
 
 

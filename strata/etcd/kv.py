@@ -40,13 +40,13 @@ class KeyValues:
                 # the revision of the first page was compacted under us; the newest one never is
 
     async def _pages(self, request: Range) -> RangeResult:
-        page = await self._page(replace(request, limit=PAGE_KEYS))
+        first = page = await self._page(replace(request, limit=PAGE_KEYS))
         revision, kvs = page.revision, list(page.kvs)
         pinned = replace(request, revision=request.revision or revision, limit=PAGE_KEYS)
         while page.more:
             page = await self._page(replace(pinned, key=kvs[-1].key + "\0"))
             kvs.extend(page.kvs)
-        return RangeResult(revision=revision, kvs=tuple(kvs))
+        return RangeResult(revision=revision, kvs=tuple(kvs), count=first.count)
 
     async def _page(self, request: Range) -> RangeResult:
         try:

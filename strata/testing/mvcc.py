@@ -114,12 +114,14 @@ class State:
             found = self._at(request.key, request.range_end, request.revision)
         else:
             found = self._now(request.key, request.range_end)
+        count = len(found)
+        found = [kv for kv in found if kv.mod_revision >= request.min_mod_revision]
         more = 0 < request.limit < len(found)
         if more:
             found = found[: request.limit]
         if request.keys_only:
             found = [replace(kv, value=b"") for kv in found]
-        return RangeResult(revision=self.head, kvs=tuple(found), more=more)
+        return RangeResult(revision=self.head, kvs=tuple(found), more=more, count=count)
 
     def _now(self, key: str, range_end: str | None) -> list[KeyValue]:
         if not range_end:

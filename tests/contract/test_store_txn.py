@@ -148,6 +148,19 @@ async def test_limit_and_keys_only(subject: Subject) -> None:
     assert {kv.version for kv in whole.kvs} == {1}
 
 
+async def test_a_read_of_what_was_written_since_counts_the_rest_too(subject: Subject) -> None:
+    await subject.put("a", "b", value=b"1")
+    since = await subject.put("b", "c", value=b"2")
+    await subject.put("d", value=b"3")
+    newer = replace(read_prefix(subject.prefix), min_mod_revision=since)
+    result = await subject.store.read(newer)
+    assert ([kv.key[-1] for kv in result.kvs], result.count) == (["b", "c", "d"], 4)
+    part = await subject.store.read(replace(newer, limit=1, keys_only=True))
+    assert ([kv.key[-1] for kv in part.kvs], part.more, part.count) == (["b"], True, 4)
+    none = await subject.store.read(replace(newer, min_mod_revision=result.revision + 1, limit=1))
+    assert (none.kvs, none.count) == ((), 4)
+
+
 async def test_the_past_can_be_read(subject: Subject) -> None:
     first = await subject.put("a", value=b"1")
     second = await subject.put("a", "b", value=b"2")

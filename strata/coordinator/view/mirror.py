@@ -25,6 +25,7 @@ import contextlib
 import heapq
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from strata.coordinator.view.history import History
@@ -339,10 +340,12 @@ class Mirror:
                     future.set_result(answer.revision)
 
     async def _prove(self, revision: int) -> None:
-        """Find out by a list whether the view is the state at `revision` though no event told.
+        """Find out whether the view is the state at `revision` though no event told.
 
-        All who ask while one is under way share the next, whatever it finds: a watch that is late
-        makes many ask, and a list for each of them would make it later.
+        It is when no key was written after the view's revision and there are as many keys as in the
+        view: then each key there is one of the view's, as it was. That answer is small however many
+        keys there are. All who ask while one is under way share the next, whatever it finds: a watch
+        that is late makes many ask.
         """
         asked = next(self._ids)
         async with self._proving:
@@ -350,12 +353,13 @@ class Mirror:
                 return
             self._proved = next(self._ids)
             try:
-                listed = await self._store.read(_keys_only(self._keys.root))
+                newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
             except (Unavailable, Compacted):
                 return
             self.note_contact()
-            if listed.revision > self._known and not self._different(listed.kvs, frozenset()):
-                self._reach(listed.revision)
+            # what the view took over meanwhile is newer, or goes missing in the count
+            if newer.revision > self._known and not newer.kvs and newer.count == self.view.size:
+                self._reach(newer.revision)
 
     # -- audit
 
@@ -437,3 +441,8 @@ class Mirror:
 
 def _keys_only(root: str) -> Range:
     return Range(key=root, range_end=prefix_end(root), keys_only=True)
+
+
+def _newer_than(revision: int, root: str) -> Range:
+    """Return the read that finds one key written after `revision`, and counts all."""
+    return replace(_keys_only(root), min_mod_revision=revision + 1, limit=1)

@@ -173,6 +173,22 @@ async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told() -> N
         assert loop.time() == before
 
 
+@in_virtual_time()
+async def test_an_untold_write_or_delete_is_no_foreign_revision() -> None:
+    class Untold(PromptNetwork):
+        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+            return 1.0
+
+    loop = asyncio.get_running_loop()
+    async with rig(network=Untold()) as r:
+        for change in (r.put, r.delete):
+            before, revision = loop.time(), change("a")
+            foreign = put(r.store, "/elsewhere/key")
+            assert await r.mirror.fresh() == foreign
+            assert r.mirror.view.revision >= revision
+            assert loop.time() - before >= 1
+
+
 class Counting(PromptNetwork):
     """Answers reads after 100 ms, and counts them."""
 

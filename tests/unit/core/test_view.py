@@ -19,7 +19,9 @@ def gone(key: str, mod: int) -> Event:
 
 
 def keys(view: View) -> list[str]:
-    return [found.key for found in view.walk("")]
+    found = [found.key for found in view.walk("")]
+    assert len(found) == view.size
+    return found
 
 
 # -- feeding ----------------------------------------------------------------------------------
