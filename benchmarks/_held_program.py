@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from contextlib import AsyncExitStack
@@ -15,8 +16,7 @@ from strata.v1 import members_pb2, session_pb2, worlds_pb2
 from strata.v1.session_pb2_grpc import SessionsStub
 
 AT_ONCE = 16
-"""Sessions that a process opens at a time: with two cores for all of it, 256 in all made replicas lag, turn
-unready and send members on, which these do not follow."""
+"""Sessions that a process opens at a time. 256 in all, on two cores, made replicas lag and send members on."""
 
 
 def say(value: object) -> None:
@@ -34,38 +34,41 @@ async def hold(endpoints: list[str], first: int, count: int, job_size: int, a_ch
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
 
-        async def member(number: int) -> None:
-            nonlocal alive
-            address = endpoints[number % len(endpoints)]
+        async def channel_to(address: str, number: int) -> Any:
             key = (address, number // len(endpoints) // a_channel)
             if key not in channels:
                 options = [("grpc.use_local_subchannel_pool", 1)]
                 channels[key] = await stack.enter_async_context(
                     grpc.aio.insecure_channel(address, options=options)
                 )
-            spec = worlds_pb2.JobSpec(min_workers=job_size, max_workers=job_size)
+            return channels[key]
+
+        async def member(number: int) -> None:
+            nonlocal alive
+            settled = False
             registration = members_pb2.Registration(
                 job=f"job-{number // job_size}",
                 worker_id=f"w-{number}",
                 boot=f"b-{number}",
                 slots=1,
-                spec=spec,
+                spec=worlds_pb2.JobSpec(min_workers=job_size, max_workers=job_size),
             )
-            async with room:
-                call: Any = SessionsStub(channels[key]).Session()
-                await call.write(session_pb2.Up(hello=session_pb2.Hello(member=registration)))
-                await call.read()
-            settled = False
-            said = ""
-            while (down := await call.read()) is not grpc.aio.EOF:
-                if down.WhichOneof("message") in {"moved", "ended"}:
-                    said = str(down)
-                if not settled and down.HasField("world") and down.world.world.size == job_size:
-                    settled = True
-                    alive += 1
-                    if alive == count:
-                        all_in_worlds.set()
-            raise RuntimeError(f"member {number} lost its session: {said} {await call.details()}")
+            for turn in itertools.count(number):  # sent on by a replica that is not well, it goes
+                async with room:
+                    channel = await channel_to(endpoints[turn % len(endpoints)], number)
+                    call: Any = SessionsStub(channel).Session()
+                    await call.write(session_pb2.Up(hello=session_pb2.Hello(member=registration)))
+                    first = await call.read()
+                if first is grpc.aio.EOF or first.HasField("ended"):
+                    raise RuntimeError(f"member {number} is refused: {first} {await call.details()}")
+                registration.incarnation = first.welcome.incarnation
+                while (down := await call.read()) is not grpc.aio.EOF and not down.HasField("moved"):
+                    if not settled and down.HasField("world") and down.world.world.size == job_size:
+                        settled = True
+                        alive += 1
+                        if alive == count:
+                            all_in_worlds.set()
+                call.cancel()
 
         held = [tasks.create_task(member(number)) for number in range(first, first + count)]
         await all_in_worlds.wait()
