@@ -76,6 +76,21 @@ class _GatedTimer(TimerHandle):
         return self._when < other._when  # type: ignore[attr-defined,no-any-return]  # asyncio's own
 
 
+class _DueTimer:
+    """What uvloop hands out for a timer that is due already: a handle that knows no time."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: TimerHandle) -> None:
+        self._timer = timer
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def cancelled(self) -> bool:
+        return self._timer.cancelled()
+
+
 class _NumberedTask(asyncio.Task[Any]):
     """A task whose hash is its number: sets of tasks have one order in every run."""
 
@@ -118,7 +133,7 @@ class VirtualTimeLoop(BaseEventLoop):
         timer = _GatedTimer(when + late, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]  # as BaseEventLoop does
         timer._scheduled = True  # type: ignore[attr-defined]  # so that a cancelled one is swept up
-        return timer
+        return timer if when > self._now else _DueTimer(timer)  # type: ignore[return-value]  # as uvloop's
 
     def _call_soon(
         self, callback: Callable[..., object], args: tuple[object, ...], context: Context | None

@@ -67,13 +67,15 @@ REMEMBERED_REFUSALS: Final = 256
 class _Watched:
     """What this replica does about one open round."""
 
-    __slots__ = ("alarm", "waiters", "writer")
+    __slots__ = ("alarm", "alarm_at_s", "waiters", "writer")
 
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}
         """In the order they came."""
         self.writer: asyncio.Task[None] | None = None
         self.alarm: asyncio.TimerHandle | None = None
+        self.alarm_at_s = 0.0
+        """Kept here: of a timer that is due already, uvloop's handle does not tell when."""
 
 
 class Barriers:
@@ -286,12 +288,13 @@ class Barriers:
         """Look at the round again when its time is over."""
         if open_round.deadline_ms is None or open_round.complete:
             return
-        at = (open_round.deadline_ms + 1) / 1000
+        at_s = (open_round.deadline_ms + 1) / 1000
         if watched.alarm is not None:
-            if watched.alarm.when() <= at and not watched.alarm.cancelled():
+            if watched.alarm_at_s <= at_s:
                 return
             watched.alarm.cancel()
-        watched.alarm = asyncio.get_running_loop().call_at(at, self._ring, open_round.key)
+        watched.alarm = asyncio.get_running_loop().call_at(at_s, self._ring, open_round.key)
+        watched.alarm_at_s = at_s
 
     def _ring(self, key: BarrierKey) -> None:
         watched, open_round = self._watched.get(key), self._book.get(key)

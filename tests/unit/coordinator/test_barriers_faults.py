@@ -12,8 +12,13 @@ from strata.core.txn import Txn, WatchBatch
 from strata.errors import QuotaExceeded
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.barriers_pb2 import BARRIER_RESULT_BROKEN, BARRIER_RESULT_RELEASED, Arrival
-from strata.v1.session_pb2 import RankExit
+from strata.v1.barriers_pb2 import (
+    BARRIER_RESULT_BROKEN,
+    BARRIER_RESULT_RELEASED,
+    BARRIER_RESULT_TIMED_OUT,
+    Arrival,
+)
+from strata.v1.session_pb2 import Arrivals, RankExit
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster
 
 THREE = ("r1", "r2", "r3")
@@ -205,6 +210,16 @@ async def test_a_record_by_hand_spoils_its_own_jobs_barriers_and_no_replica() ->
         assert [node.name for node in c.alive] == ["r1", "r2", "r3"]
         c.put(spoilt, held.value)
         await members[0].outcome()
+
+
+@in_virtual_time()
+async def test_an_arrival_whose_time_was_over_on_the_way_may_come_twice() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        late = Arrival(job="job", name="b", generation=1, round=1, ranks=[0], timeout_ms=100, age_ms=5000)
+        members[0].send(arrivals=Arrivals(arrivals=[late, late]))
+        assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
+        assert not members[0].all("ended")
 
 
 @in_virtual_time()
