@@ -334,11 +334,24 @@ class RankProgress(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    STALLED_MS_FIELD_NUMBER: _builtins.int
+    STACK_FIELD_NUMBER: _builtins.int
+    STEP_US_FIELD_NUMBER: _builtins.int
+    MEDIAN_STEP_US_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     phase: _builtins.str
     age_ms: _builtins.int
     """Milliseconds since the rank said so."""
+    stalled_ms: _builtins.int
+    """Milliseconds since it completed a step or changed its phase, once that is longer than the
+    phase's limit; 0 while it is not stalled.
+    """
+    stack: _builtins.str
+    """Where it is stalled: its threads' Python stacks, shortened."""
+    step_us: _builtins.int
+    """How long its last step took, and the median of its recent ones."""
+    median_step_us: _builtins.int
     def __init__(
         self,
         *,
@@ -346,14 +359,96 @@ class RankProgress(_message.Message):
         step: _builtins.int = ...,
         phase: _builtins.str = ...,
         age_ms: _builtins.int = ...,
+        stalled_ms: _builtins.int = ...,
+        stack: _builtins.str = ...,
+        step_us: _builtins.int = ...,
+        median_step_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "phase", b"phase", "rank", b"rank", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class DeviceStatus(_message.Message):
+    """One accelerator of a member, as its driver tells; absent readings are those it does not offer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    UTILIZATION_PERCENT_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_C_FIELD_NUMBER: _builtins.int
+    POWER_MW_FIELD_NUMBER: _builtins.int
+    ECC_UNCORRECTED_FIELD_NUMBER: _builtins.int
+    XIDS_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    name: _builtins.str
+    uuid: _builtins.str
+    utilization_percent: _builtins.int
+    memory_used_bytes: _builtins.int
+    memory_total_bytes: _builtins.int
+    temperature_c: _builtins.int
+    power_mw: _builtins.int
+    ecc_uncorrected: _builtins.int
+    fault: _builtins.str
+    """Why this device is not to be trained on; empty while it is healthy."""
+    @_builtins.property
+    def xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """XID errors seen since the supervisor started."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+        uuid: _builtins.str = ...,
+        utilization_percent: _builtins.int | None = ...,
+        memory_used_bytes: _builtins.int | None = ...,
+        memory_total_bytes: _builtins.int | None = ...,
+        temperature_c: _builtins.int | None = ...,
+        power_mw: _builtins.int | None = ...,
+        ecc_uncorrected: _builtins.int | None = ...,
+        xids: _abc.Iterable[_builtins.int] | None = ...,
+        fault: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_mw", b"_power_mw", "_temperature_c", b"_temperature_c", "_utilization_percent", b"_utilization_percent", "ecc_uncorrected", b"ecc_uncorrected", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "power_mw", b"power_mw", "temperature_c", b"temperature_c", "utilization_percent", b"utilization_percent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_mw", b"_power_mw", "_temperature_c", b"_temperature_c", "_utilization_percent", b"_utilization_percent", "ecc_uncorrected", b"ecc_uncorrected", "fault", b"fault", "index", b"index", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "name", b"name", "power_mw", b"power_mw", "temperature_c", b"temperature_c", "utilization_percent", b"utilization_percent", "uuid", b"uuid", "xids", b"xids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ecc_uncorrected: _TypeAlias = _typing.Literal["ecc_uncorrected"]  # noqa: Y015
+    _WhichOneofArgType__ecc_uncorrected: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected"]  # noqa: Y015
+    _WhichOneofReturnType__memory_total_bytes: _TypeAlias = _typing.Literal["memory_total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_total_bytes: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__power_mw: _TypeAlias = _typing.Literal["power_mw"]  # noqa: Y015
+    _WhichOneofArgType__power_mw: _TypeAlias = _typing.Literal["_power_mw", b"_power_mw"]  # noqa: Y015
+    _WhichOneofReturnType__temperature_c: _TypeAlias = _typing.Literal["temperature_c"]  # noqa: Y015
+    _WhichOneofArgType__temperature_c: _TypeAlias = _typing.Literal["_temperature_c", b"_temperature_c"]  # noqa: Y015
+    _WhichOneofReturnType__utilization_percent: _TypeAlias = _typing.Literal["utilization_percent"]  # noqa: Y015
+    _WhichOneofArgType__utilization_percent: _TypeAlias = _typing.Literal["_utilization_percent", b"_utilization_percent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ecc_uncorrected) -> _WhichOneofReturnType__ecc_uncorrected | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_total_bytes) -> _WhichOneofReturnType__memory_total_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_used_bytes) -> _WhichOneofReturnType__memory_used_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_mw) -> _WhichOneofReturnType__power_mw | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature_c) -> _WhichOneofReturnType__temperature_c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__utilization_percent) -> _WhichOneofReturnType__utilization_percent | None: ...
+
+Global___DeviceStatus: _TypeAlias = DeviceStatus  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):
@@ -368,6 +463,7 @@ class Member(_message.Message):
     SERVED_BY_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    DEVICE_STATUS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     host: _builtins.str
@@ -379,6 +475,8 @@ class Member(_message.Message):
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
+    @_builtins.property
+    def device_status(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceStatus]: ...
     def __init__(
         self,
         *,
@@ -391,10 +489,11 @@ class Member(_message.Message):
         served_by: _builtins.str = ...,
         standby: _builtins.bool = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
+        device_status: _abc.Iterable[Global___DeviceStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host", b"host", "incarnation", b"incarnation", "pid", b"pid", "ranks", b"ranks", "served_by", b"served_by", "slots", b"slots", "standby", b"standby", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_status", b"device_status", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "pid", b"pid", "ranks", b"ranks", "served_by", b"served_by", "slots", b"slots", "standby", b"standby", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,6 +81,7 @@ class RecoveryResponse(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    RANK_RECOVERIES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     epoch: _builtins.int
     @_builtins.property
@@ -97,6 +98,10 @@ class RecoveryResponse(_message.Message):
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetShards]: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def rank_recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankRecovery]:
+        """What each of `ranks` restores from, in their order."""
+
     def __init__(
         self,
         *,
@@ -107,11 +112,42 @@ class RecoveryResponse(_message.Message):
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         shards: _abc.Iterable[Global___DatasetShards] | None = ...,
         token: _common_pb2.Token | None = ...,
+        rank_recoveries: _abc.Iterable[Global___RankRecovery] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "ranks", b"ranks", "shards", b"shards", "step", b"step", "token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "rank_recoveries", b"rank_recoveries", "ranks", b"ranks", "shards", b"shards", "step", b"step", "token", b"token", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecoveryResponse: _TypeAlias = RecoveryResponse  # noqa: Y015
+
+@_typing.final
+class RankRecovery(_message.Message):
+    """Where one rank's part of the state lies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    manifest: _builtins.str
+    """URI of the rank's manifest, which names its RNG states and data position, and its digest;
+    empty when the checkpoint was taken by fewer ranks.
+    """
+    manifest_digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        manifest: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "manifest_digest", b"manifest_digest", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankRecovery: _TypeAlias = RankRecovery  # noqa: Y015

@@ -208,18 +208,24 @@ class Progress(_message.Message):
 
     GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankProgress]: ...
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.DeviceStatus]:
+        """What the member's accelerators are like, when that was read anew."""
+
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         ranks: _abc.Iterable[_members_pb2.RankProgress] | None = ...,
+        devices: _abc.Iterable[_members_pb2.DeviceStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "generation", b"generation", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -279,6 +285,8 @@ class Call(_message.Message):
     REGISTER_DATASET_FIELD_NUMBER: _builtins.int
     GET_ASSIGNMENT_FIELD_NUMBER: _builtins.int
     GET_RECOVERY_FIELD_NUMBER: _builtins.int
+    STOP_JOB_FIELD_NUMBER: _builtins.int
+    LIST_GENERATIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def begin_checkpoint(self) -> _checkpoints_pb2.BeginCheckpointRequest: ...
@@ -306,6 +314,10 @@ class Call(_message.Message):
     def get_assignment(self) -> _datasets_pb2.GetAssignmentRequest: ...
     @_builtins.property
     def get_recovery(self) -> _recovery_pb2.RecoveryRequest: ...
+    @_builtins.property
+    def stop_job(self) -> _worlds_pb2.StopJobRequest: ...
+    @_builtins.property
+    def list_generations(self) -> _worlds_pb2.ListGenerationsRequest: ...
     def __init__(
         self,
         *,
@@ -323,12 +335,14 @@ class Call(_message.Message):
         register_dataset: _datasets_pb2.RegisterDatasetRequest | None = ...,
         get_assignment: _datasets_pb2.GetAssignmentRequest | None = ...,
         get_recovery: _recovery_pb2.RecoveryRequest | None = ...,
+        stop_job: _worlds_pb2.StopJobRequest | None = ...,
+        list_generations: _worlds_pb2.ListGenerationsRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -478,6 +492,7 @@ class WorldUpdate(_message.Message):
     PHASE_REASON_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     BARRIER_FLOORS_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     phase: _worlds_pb2.JobPhase.ValueType
     phase_reason: _builtins.str
     @_builtins.property
@@ -490,6 +505,10 @@ class WorldUpdate(_message.Message):
     def barrier_floors(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """For each barrier of this generation that has one: its last finished round."""
 
+    @_builtins.property
+    def notice(self) -> _worlds_pb2.StopNotice:
+        """Set while this generation is asked to stop."""
+
     def __init__(
         self,
         *,
@@ -499,10 +518,11 @@ class WorldUpdate(_message.Message):
         phase_reason: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
         barrier_floors: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        notice: _worlds_pb2.StopNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_floors", b"barrier_floors", "phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_floors", b"barrier_floors", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -590,6 +610,8 @@ class Reply(_message.Message):
     GET_ASSIGNMENT_FIELD_NUMBER: _builtins.int
     GET_RECOVERY_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    STOP_JOB_FIELD_NUMBER: _builtins.int
+    LIST_GENERATIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -623,6 +645,10 @@ class Reply(_message.Message):
     def get_recovery(self) -> _recovery_pb2.RecoveryResponse: ...
     @_builtins.property
     def done(self) -> Global___Done: ...
+    @_builtins.property
+    def stop_job(self) -> _worlds_pb2.StopJobResponse: ...
+    @_builtins.property
+    def list_generations(self) -> _worlds_pb2.ListGenerationsResponse: ...
     def __init__(
         self,
         *,
@@ -643,12 +669,14 @@ class Reply(_message.Message):
         get_assignment: _datasets_pb2.GetAssignmentResponse | None = ...,
         get_recovery: _recovery_pb2.RecoveryResponse | None = ...,
         done: Global___Done | None = ...,
+        stop_job: _worlds_pb2.StopJobResponse | None = ...,
+        list_generations: _worlds_pb2.ListGenerationsResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

@@ -41,6 +41,32 @@ JOB_PHASE_DONE: JobPhase.ValueType  # 3
 JOB_PHASE_FAILED: JobPhase.ValueType  # 4
 Global___JobPhase: _TypeAlias = JobPhase  # noqa: Y015
 
+class _StopAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StopActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STOP_ACTION_UNSPECIFIED: _StopAction.ValueType  # 0
+    STOP_ACTION_PREEMPT: _StopAction.ValueType  # 1
+    """All ranks save and leave with exit code 75, and so do the members: requeue the job."""
+    STOP_ACTION_PAUSE: _StopAction.ValueType  # 2
+    """All ranks save and end; the members stay, and wait for the job to be resumed."""
+    STOP_ACTION_DRAIN: _StopAction.ValueType  # 3
+    """All ranks save; the named workers leave with exit code 75, the others go on without them."""
+
+class StopAction(_StopAction, metaclass=_StopActionEnumTypeWrapper):
+    """How the ranks of a generation are to end."""
+
+STOP_ACTION_UNSPECIFIED: StopAction.ValueType  # 0
+STOP_ACTION_PREEMPT: StopAction.ValueType  # 1
+"""All ranks save and leave with exit code 75, and so do the members: requeue the job."""
+STOP_ACTION_PAUSE: StopAction.ValueType  # 2
+"""All ranks save and end; the members stay, and wait for the job to be resumed."""
+STOP_ACTION_DRAIN: StopAction.ValueType  # 3
+"""All ranks save; the named workers leave with exit code 75, the others go on without them."""
+Global___StopAction: _TypeAlias = StopAction  # noqa: Y015
+
 @_typing.final
 class JobSpec(_message.Message):
     """The limits of a job. Zero means the default."""
@@ -51,10 +77,15 @@ class JobSpec(_message.Message):
     MAX_WORKERS_FIELD_NUMBER: _builtins.int
     SETTLE_S_FIELD_NUMBER: _builtins.int
     MAX_FRUITLESS_GENERATIONS_FIELD_NUMBER: _builtins.int
+    MAX_GENERATIONS_FIELD_NUMBER: _builtins.int
     min_workers: _builtins.int
     max_workers: _builtins.int
     settle_s: _builtins.float
     max_fruitless_generations: _builtins.int
+    max_generations: _builtins.int
+    """Generations with members after which the job fails; those of a job taken up again count anew.
+    0: no limit.
+    """
     def __init__(
         self,
         *,
@@ -62,10 +93,11 @@ class JobSpec(_message.Message):
         max_workers: _builtins.int = ...,
         settle_s: _builtins.float = ...,
         max_fruitless_generations: _builtins.int = ...,
+        max_generations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_fruitless_generations", b"max_fruitless_generations", "max_workers", b"max_workers", "min_workers", b"min_workers", "settle_s", b"settle_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_fruitless_generations", b"max_fruitless_generations", "max_generations", b"max_generations", "max_workers", b"max_workers", "min_workers", b"min_workers", "settle_s", b"settle_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +204,77 @@ class WorldMember(_message.Message):
 Global___WorldMember: _TypeAlias = WorldMember  # noqa: Y015
 
 @_typing.final
+class StopNotice(_message.Message):
+    """Asks the ranks of one generation to agree on a step, to save it and to stop there. There is at
+    most one a generation; a second request is answered with the first.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    action: Global___StopAction.ValueType
+    reason: _builtins.str
+    grace_ms: _builtins.int
+    """How long the save may take from the notice on. One that cannot be done in time is skipped."""
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those who leave; empty unless action is DRAIN."""
+
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        action: Global___StopAction.ValueType = ...,
+        reason: _builtins.str = ...,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "generation", b"generation", "grace_ms", b"grace_ms", "reason", b"reason", "worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopNotice: _TypeAlias = StopNotice  # noqa: Y015
+
+@_typing.final
+class Generation(_message.Message):
+    """One generation: its world, and why and when it began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORLD_FIELD_NUMBER: _builtins.int
+    BEGAN_UNIX_MS_FIELD_NUMBER: _builtins.int
+    COMMITTED_STEP_FIELD_NUMBER: _builtins.int
+    HAS_COMMITTED_FIELD_NUMBER: _builtins.int
+    began_unix_ms: _builtins.int
+    committed_step: _builtins.int
+    """The step of the newest checkpoint that it committed, if any."""
+    has_committed: _builtins.bool
+    @_builtins.property
+    def world(self) -> Global___World: ...
+    def __init__(
+        self,
+        *,
+        world: Global___World | None = ...,
+        began_unix_ms: _builtins.int = ...,
+        committed_step: _builtins.int = ...,
+        has_committed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["world", b"world"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_unix_ms", b"began_unix_ms", "committed_step", b"committed_step", "has_committed", b"has_committed", "world", b"world"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Generation: _TypeAlias = Generation  # noqa: Y015
+
+@_typing.final
 class GetWorldRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -235,6 +338,7 @@ class Job(_message.Message):
     STANDBYS_FIELD_NUMBER: _builtins.int
     LATEST_STEP_FIELD_NUMBER: _builtins.int
     HAS_LATEST_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     phase: Global___JobPhase.ValueType
     phase_reason: _builtins.str
@@ -247,6 +351,10 @@ class Job(_message.Message):
     def world(self) -> Global___World: ...
     @_builtins.property
     def standbys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def notice(self) -> Global___StopNotice:
+        """Set while the current generation is asked to stop."""
+
     def __init__(
         self,
         *,
@@ -259,10 +367,11 @@ class Job(_message.Message):
         standbys: _abc.Iterable[_builtins.str] | None = ...,
         latest_step: _builtins.int = ...,
         has_latest: _builtins.bool = ...,
+        notice: Global___StopNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "spec", b"spec", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "workers", b"workers", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "workers", b"workers", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,3 +479,225 @@ class GetJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetJobResponse: _TypeAlias = GetJobResponse  # noqa: Y015
+
+@_typing.final
+class ListGenerationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    limit: _builtins.int
+    """At most so many, the newest; 0 means all that are kept."""
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "limit", b"limit", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGenerationsRequest: _TypeAlias = ListGenerationsRequest  # noqa: Y015
+
+@_typing.final
+class ListGenerationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Generation]: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        generations: _abc.Iterable[Global___Generation] | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListGenerationsResponse: _TypeAlias = ListGenerationsResponse  # noqa: Y015
+
+@_typing.final
+class ScaleJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    MAX_WORKERS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    min_workers: _builtins.int
+    """Zero keeps what it is."""
+    max_workers: _builtins.int
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        min_workers: _builtins.int = ...,
+        max_workers: _builtins.int = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "max_workers", b"max_workers", "min_workers", b"min_workers", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleJobRequest: _TypeAlias = ScaleJobRequest  # noqa: Y015
+
+@_typing.final
+class ScaleJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___Job: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleJobResponse: _TypeAlias = ScaleJobResponse  # noqa: Y015
+
+@_typing.final
+class StopJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    action: Global___StopAction.ValueType
+    reason: _builtins.str
+    grace_ms: _builtins.int
+    generation: _builtins.int
+    """The generation that is meant; 0 is the current one."""
+    now: _builtins.bool
+    """End at once, without a common step and without a save."""
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        action: Global___StopAction.ValueType = ...,
+        reason: _builtins.str = ...,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+        grace_ms: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        now: _builtins.bool = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "generation", b"generation", "grace_ms", b"grace_ms", "job", b"job", "now", b"now", "reason", b"reason", "token", b"token", "worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
+
+@_typing.final
+class StopJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOTICE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def notice(self) -> Global___StopNotice:
+        """The notice that holds: an earlier one if there was one. Absent when there was nobody to ask, or `now`."""
+
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        notice: Global___StopNotice | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobResponse: _TypeAlias = StopJobResponse  # noqa: Y015
+
+@_typing.final
+class ResumeJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeJobRequest: _TypeAlias = ResumeJobRequest  # noqa: Y015
+
+@_typing.final
+class ResumeJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___Job: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeJobResponse: _TypeAlias = ResumeJobResponse  # noqa: Y015

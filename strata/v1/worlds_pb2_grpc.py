@@ -50,6 +50,26 @@ class WorldsStub(object):
                 request_serializer=strata_dot_v1_dot_worlds__pb2.GetJobRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_worlds__pb2.GetJobResponse.FromString,
                 _registered_method=True)
+        self.ListGenerations = channel.unary_unary(
+                '/strata.v1.Worlds/ListGenerations',
+                request_serializer=strata_dot_v1_dot_worlds__pb2.ListGenerationsRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_worlds__pb2.ListGenerationsResponse.FromString,
+                _registered_method=True)
+        self.ScaleJob = channel.unary_unary(
+                '/strata.v1.Worlds/ScaleJob',
+                request_serializer=strata_dot_v1_dot_worlds__pb2.ScaleJobRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_worlds__pb2.ScaleJobResponse.FromString,
+                _registered_method=True)
+        self.StopJob = channel.unary_unary(
+                '/strata.v1.Worlds/StopJob',
+                request_serializer=strata_dot_v1_dot_worlds__pb2.StopJobRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_worlds__pb2.StopJobResponse.FromString,
+                _registered_method=True)
+        self.ResumeJob = channel.unary_unary(
+                '/strata.v1.Worlds/ResumeJob',
+                request_serializer=strata_dot_v1_dot_worlds__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_worlds__pb2.ResumeJobResponse.FromString,
+                _registered_method=True)
 
 
 class WorldsServicer(object):
@@ -75,6 +95,34 @@ class WorldsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGenerations(self, request, context):
+        """Returns why each generation began, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScaleJob(self, request, context):
+        """Changes how many members the job needs and takes. The leader then grows or shrinks its world.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopJob(self, request, context):
+        """Asks the ranks of the current generation to agree on a step, to save it and to stop there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeJob(self, request, context):
+        """Lets a paused job train again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorldsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +140,26 @@ def add_WorldsServicer_to_server(servicer, server):
                     servicer.GetJob,
                     request_deserializer=strata_dot_v1_dot_worlds__pb2.GetJobRequest.FromString,
                     response_serializer=strata_dot_v1_dot_worlds__pb2.GetJobResponse.SerializeToString,
+            ),
+            'ListGenerations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGenerations,
+                    request_deserializer=strata_dot_v1_dot_worlds__pb2.ListGenerationsRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_worlds__pb2.ListGenerationsResponse.SerializeToString,
+            ),
+            'ScaleJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleJob,
+                    request_deserializer=strata_dot_v1_dot_worlds__pb2.ScaleJobRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_worlds__pb2.ScaleJobResponse.SerializeToString,
+            ),
+            'StopJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopJob,
+                    request_deserializer=strata_dot_v1_dot_worlds__pb2.StopJobRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_worlds__pb2.StopJobResponse.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=strata_dot_v1_dot_worlds__pb2.ResumeJobRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_worlds__pb2.ResumeJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +244,114 @@ class Worlds(object):
             '/strata.v1.Worlds/GetJob',
             strata_dot_v1_dot_worlds__pb2.GetJobRequest.SerializeToString,
             strata_dot_v1_dot_worlds__pb2.GetJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGenerations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Worlds/ListGenerations',
+            strata_dot_v1_dot_worlds__pb2.ListGenerationsRequest.SerializeToString,
+            strata_dot_v1_dot_worlds__pb2.ListGenerationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScaleJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Worlds/ScaleJob',
+            strata_dot_v1_dot_worlds__pb2.ScaleJobRequest.SerializeToString,
+            strata_dot_v1_dot_worlds__pb2.ScaleJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Worlds/StopJob',
+            strata_dot_v1_dot_worlds__pb2.StopJobRequest.SerializeToString,
+            strata_dot_v1_dot_worlds__pb2.StopJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Worlds/ResumeJob',
+            strata_dot_v1_dot_worlds__pb2.ResumeJobRequest.SerializeToString,
+            strata_dot_v1_dot_worlds__pb2.ResumeJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

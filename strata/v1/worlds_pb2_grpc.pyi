@@ -37,6 +37,14 @@ class WorldsStub:
     """Returns the current world of a job with its members."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ListJobsRequest, _worlds_pb2.ListJobsResponse]
     GetJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.GetJobRequest, _worlds_pb2.GetJobResponse]
+    ListGenerations: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ListGenerationsRequest, _worlds_pb2.ListGenerationsResponse]
+    """Returns why each generation began, the newest first."""
+    ScaleJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ScaleJobRequest, _worlds_pb2.ScaleJobResponse]
+    """Changes how many members the job needs and takes. The leader then grows or shrinks its world."""
+    StopJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.StopJobRequest, _worlds_pb2.StopJobResponse]
+    """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
+    ResumeJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ResumeJobRequest, _worlds_pb2.ResumeJobResponse]
+    """Lets a paused job train again."""
 
 @_typing.type_check_only
 class WorldsAsyncStub(WorldsStub):
@@ -47,6 +55,14 @@ class WorldsAsyncStub(WorldsStub):
     """Returns the current world of a job with its members."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ListJobsRequest, _worlds_pb2.ListJobsResponse]  # type: ignore[assignment]
     GetJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.GetJobRequest, _worlds_pb2.GetJobResponse]  # type: ignore[assignment]
+    ListGenerations: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ListGenerationsRequest, _worlds_pb2.ListGenerationsResponse]  # type: ignore[assignment]
+    """Returns why each generation began, the newest first."""
+    ScaleJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ScaleJobRequest, _worlds_pb2.ScaleJobResponse]  # type: ignore[assignment]
+    """Changes how many members the job needs and takes. The leader then grows or shrinks its world."""
+    StopJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.StopJobRequest, _worlds_pb2.StopJobResponse]  # type: ignore[assignment]
+    """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
+    ResumeJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ResumeJobRequest, _worlds_pb2.ResumeJobResponse]  # type: ignore[assignment]
+    """Lets a paused job train again."""
 
 class WorldsServicer(metaclass=_abc_1.ABCMeta):
     """Worlds: who trains together."""
@@ -72,5 +88,37 @@ class WorldsServicer(metaclass=_abc_1.ABCMeta):
         request: _worlds_pb2.GetJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worlds_pb2.GetJobResponse, _abc.Awaitable[_worlds_pb2.GetJobResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListGenerations(
+        self,
+        request: _worlds_pb2.ListGenerationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worlds_pb2.ListGenerationsResponse, _abc.Awaitable[_worlds_pb2.ListGenerationsResponse]]:
+        """Returns why each generation began, the newest first."""
+
+    @_abc_1.abstractmethod
+    def ScaleJob(
+        self,
+        request: _worlds_pb2.ScaleJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worlds_pb2.ScaleJobResponse, _abc.Awaitable[_worlds_pb2.ScaleJobResponse]]:
+        """Changes how many members the job needs and takes. The leader then grows or shrinks its world."""
+
+    @_abc_1.abstractmethod
+    def StopJob(
+        self,
+        request: _worlds_pb2.StopJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worlds_pb2.StopJobResponse, _abc.Awaitable[_worlds_pb2.StopJobResponse]]:
+        """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
+
+    @_abc_1.abstractmethod
+    def ResumeJob(
+        self,
+        request: _worlds_pb2.ResumeJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worlds_pb2.ResumeJobResponse, _abc.Awaitable[_worlds_pb2.ResumeJobResponse]]:
+        """Lets a paused job train again."""
 
 def add_WorldsServicer_to_server(servicer: WorldsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
