@@ -6,66 +6,38 @@ and whether somebody asked it to stop. A generation goes through
     world with a place here → end the ranks of the one before → meet at the join barrier
     → start the ranks → they end, or a newer world comes
 
-The join barrier has two uses: its payload carries the address where the ranks meet, and nobody
-passes it before every member has ended its ranks of the generation before.
-
-Losing the coordinators changes nothing here: ranks go on, and what they did is told later.
+`slots` has the ranks, `joining` the barrier, `reports` tells of ranks that ended. Losing the
+coordinators changes nothing here: ranks go on, and what they did is told later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from strata.client.barriers import payloads_of
 from strata.config import RunConfig
-from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError
+from strata.errors import BarrierTimeout
+from strata.launch import exit_status, joining, reports
 from strata.launch.environment import Place
-from strata.launch.ranks import RankGroup, inherited_environment
-from strata.launch.rendezvous import JOIN_BARRIER, Meeting, ReservedPort
+from strata.launch.joining import join_world
+from strata.launch.rendezvous import Meeting
+from strata.launch.reports import ExitReports
+from strata.launch.slots import Slots
+from strata.launch.stopping import StopRequest
 from strata.observe import get_logger
-from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED
 
 log = get_logger()
 
-_SIGNAL_EXIT = 128
 
-
-class Upstream(Protocol):
+class Upstream(joining.Upstream, reports.Upstream, Protocol):
     """What the supervisor needs of its session with the coordinators."""
-
-    def arrive(self, arrival: Arrival) -> Awaitable[BarrierOutcome]:
-        """Arrive and return the round's outcome; `StaleGeneration` when a newer world came."""
-        ...
-
-    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str) -> None:
-        """Return once the end of a rank is durable, or its generation has ended."""
-        ...
 
     async def leave(self, reason: str) -> None:
         """Return once this member is no longer one, or that could not be told in time."""
         ...
-
-
-@dataclass(slots=True)
-class _Stop:
-    """Somebody asked to stop: by which signal, and how often."""
-
-    number: int = 0
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    urgent: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def ask(self, number: int) -> None:
-        if self.asked.is_set():
-            self.urgent.set()
-        self.number = self.number or number
-        self.asked.set()
 
 
 class Supervisor:
@@ -88,23 +60,18 @@ class Supervisor:
         place_changed: Callable[[Place | None], None],
     ) -> None:
         self._config = config
-        self._command = tuple(command)
         self._upstream = upstream
         self._worker_id = worker_id
         self._address = address
         self._socket = socket
         self._detect_s = detect_s
         self._place_changed = place_changed
+        self._reports = ExitReports(upstream)
+        self._slots = Slots(command, on_exit=self._reports.report)
+        self._stop = StopRequest()
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
-        self._stop = _Stop()
-        self._ranks: RankGroup | None = None
-        self._port: ReservedPort | None = None
         self._handled = 0
-        self._starts = 0
-        self._failed = 0
-        self._last_code = 0
-        self._reports: set[asyncio.Task[None]] = set()
 
     # -- what others tell it
 
@@ -122,8 +89,9 @@ class Supervisor:
 
     def rank_is_silent(self, rank: int, generation: int) -> None:
         """Kill a rank whose process lives but whose transport answers no more."""
-        if self._ranks is not None and self._ranks.place.generation == generation:
-            self._ranks.doom(rank, f"frozen: it did not answer for {self._detect_s:g} s")
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.doom(rank, f"frozen: it did not answer for {self._detect_s:g} s")
 
     # -- its life
 
@@ -142,12 +110,11 @@ class Supervisor:
                     return await self._finish(update)
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
-                    await self._end_ranks()
+                    await self._end_ranks(self._config.restart_grace_s)
                     if not self._stop.asked.is_set():
                         await self._begin(update)
         finally:
-            if self._ranks is not None:
-                self._ranks.kill()
+            self._slots.kill()
             self._place_changed(None)
 
     async def _begin(self, update: WorldUpdate) -> None:
@@ -165,7 +132,6 @@ class Supervisor:
             first_rank=update.place.first_rank,
             reason=world.reason,
         )
-        self._port = ReservedPort() if update.place.first_rank == 0 else None
         meeting = await self._meet(update)
         if meeting is not None:
             place = Place(
@@ -180,91 +146,44 @@ class Supervisor:
                 detect_s=self._detect_s,
             )
             self._place_changed(place)
-            self._ranks = RankGroup(place, on_exit=self._rank_ended)
-            self._ranks.start(self._command, inherited=inherited_environment(), restarts=self._starts)
-            self._starts += 1
+            self._slots.start(place)
 
     async def _meet(self, update: WorldUpdate) -> Meeting | None:
         """Return where ranks meet, once every member is there; None when the world has ended."""
-        first, slots = update.place.first_rank, update.place.slots
-        offer = Meeting(self._address, self._port.port).encode() if self._port else b""
-        arrival = Arrival(
-            job=self._config.job,
-            name=JOIN_BARRIER,
-            generation=update.world.generation,
-            round=1,
-            ranks=range(first, first + slots),
-            payloads=[offer] + [b""] * (slots - 1),
-            phases=["join"] * slots,
-            timeout_ms=round(1000 * self._config.join_timeout_s),
-        )
-        met = asyncio.ensure_future(self._upstream.arrive(arrival))
+        first_rank = update.place.first_rank
         try:
-            while not met.done():
-                news = asyncio.create_task(self._news.wait())
-                await asyncio.wait({met, news}, return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-                if self._outdated(update):
-                    return None
-                if not met.done():
-                    self._news.clear()
-            return Meeting.decode(payloads_of(met.result()).get(0, b""))
+            return await join_world(
+                self._upstream,
+                update,
+                job=self._config.job,
+                offer=self._slots.offer(self._address) if first_rank == 0 else None,
+                timeout_s=self._config.join_timeout_s,
+                superseded=self._superseded(update),
+            )
         except BarrierTimeout as error:
             # a member is there and does not join: this world comes to nothing, and must say so
             log.warning("world.not_joined", generation=update.world.generation, reason=error.message)
-            self._rank_ended(update.world.generation, first, 1, f"the world was not joined: {error.message}")
-            return None
-        except (StaleGeneration, BarrierBroken) as error:
-            log.info("world.ended_early", generation=update.world.generation, reason=error.message)
+            reason = f"the world was not joined: {error.message}"
+            self._reports.report(update.world.generation, first_rank, 1, reason)
             return None
         finally:
-            met.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StrataError):
-                await met
             self._news.set()
+
+    async def _superseded(self, update: WorldUpdate) -> None:
+        """Return once `update` is not what this member is to do any more."""
+        while not self._stop.asked.is_set() and not self._outdated(update):
+            self._news.clear()
+            await self._news.wait()
 
     def _outdated(self, update: WorldUpdate) -> bool:
         newest = self._update
-        return self._stop.asked.is_set() or (
-            newest is not None
-            and (newest.world.generation != update.world.generation or newest.phase != update.phase)
+        return newest is not None and (
+            newest.world.generation != update.world.generation or newest.phase != update.phase
         )
 
-    def _rank_ended(self, generation: int, rank: int, code: int, reason: str) -> None:
-        if code != 0 and generation != self._failed:
-            # the first that fails is the cause; others fail because their collectives broke
-            self._failed, self._last_code = generation, code
-        task = asyncio.create_task(
-            self._upstream.rank_exit(generation=generation, rank=rank, code=code, reason=reason),
-            name=f"report the end of rank {rank}",
-        )
-        self._reports.add(task)
-        task.add_done_callback(self._reported)
-
-    def _reported(self, task: asyncio.Task[None]) -> None:
-        self._reports.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # a newer world has ended the generation, or the session's own end is raised elsewhere
-            log.info("rank.report_dropped", task=task.get_name(), reason=str(error))
-
-    async def _end_ranks(self) -> None:
-        ranks, self._ranks = self._ranks, None
+    async def _end_ranks(self, grace_s: float) -> None:
         self._place_changed(None)
-        if ranks is not None:
-            await self._stop_ranks(ranks, self._config.restart_grace_s)
-        if self._port is not None:
-            self._port.close()
-            self._port = None
-
-    async def _stop_ranks(self, ranks: RankGroup, grace_s: float) -> None:
-        """End ranks within the grace, or at once when a second signal says so."""
-        stopping = asyncio.create_task(ranks.stop(grace_s))
-        urgent = asyncio.create_task(self._stop.urgent.wait())
-        await asyncio.wait({stopping, urgent}, return_when=asyncio.FIRST_COMPLETED)
-        urgent.cancel()
-        if not stopping.done():
-            ranks.kill()
-        await stopping
+        await self._slots.end(grace_s, urgent=self._stop.urgent)
 
     # -- the end
 
@@ -272,21 +191,13 @@ class Supervisor:
         """The job has ended: end what still runs, and leave."""
         done = update.phase == JOB_PHASE_DONE
         log.info("job.ended", phase="done" if done else "failed", reason=update.phase_reason)
-        await self._end_ranks()
+        await self._end_ranks(self._config.restart_grace_s)
         await self._upstream.leave("the job has ended")
-        return 0 if done else exit_status(self._last_code) or 1
+        return 0 if done else exit_status.of_failed_job(self._reports.first_code)
 
     async def _stop_now(self) -> int:
         """Hand the signal on, give the ranks their time, and leave."""
-        number = self._stop.number
-        log.info("run.stopping", signal=signal.Signals(number).name)
-        ranks, self._ranks = self._ranks, None
-        if ranks is not None:
-            await self._stop_ranks(ranks, self._config.stop_grace_s)
-        await self._upstream.leave(f"stopped by {signal.Signals(number).name}")
-        return _SIGNAL_EXIT + number
-
-
-def exit_status(code: int) -> int:
-    """Return what a shell would: an exit code as it is, a signal as 128 and its number."""
-    return _SIGNAL_EXIT - code if code < 0 else code
+        log.info("run.stopping", signal=self._stop.signal_name)
+        await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
+        await self._upstream.leave(f"stopped by {self._stop.signal_name}")
+        return exit_status.of_signal(self._stop.number)

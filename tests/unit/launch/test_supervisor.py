@@ -14,8 +14,9 @@ import pytest
 from strata.config import RunConfig
 from strata.errors import ConfigError, StaleGeneration
 from strata.launch.environment import Place
+from strata.launch.exit_status import exit_status
 from strata.launch.rendezvous import JOIN_BARRIER, Meeting
-from strata.launch.supervisor import Supervisor, exit_status
+from strata.launch.supervisor import Supervisor
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
@@ -303,16 +304,16 @@ async def test_a_job_that_failed_ends_with_the_rank_s_code(script: str, status: 
 
 async def test_the_code_is_that_of_the_rank_that_failed_first() -> None:
     async with stage("true") as it:
-        it.supervisor._rank_ended(1, 0, 7, "exited with 7")
-        it.supervisor._rank_ended(1, 1, 1, "exited with 1")
+        it.supervisor._reports.report(1, 0, 7, "exited with 7")
+        it.supervisor._reports.report(1, 1, 1, "exited with 1")
         it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED))
         assert await it.done == 7
 
 
 async def test_the_code_is_that_of_the_last_generation() -> None:
     async with stage("true") as it:
-        it.supervisor._rank_ended(1, 0, 7, "exited with 7")
-        it.supervisor._rank_ended(2, 0, 8, "exited with 8")
+        it.supervisor._reports.report(1, 0, 7, "exited with 7")
+        it.supervisor._reports.report(2, 0, 8, "exited with 8")
         it.supervisor.on_world(update(3, phase=JOB_PHASE_FAILED))
         assert await it.done == 8
 

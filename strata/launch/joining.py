@@ -1,0 +1,73 @@
+"""The join barrier: the members of a world meet before any of them starts a rank.
+
+It has two uses. Its payload carries the address where the ranks meet, and nobody passes it before
+every member has ended its ranks of the generation before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Protocol
+
+from strata.client.barriers import payloads_of
+from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, StrataError
+from strata.launch.rendezvous import JOIN_BARRIER, Meeting
+from strata.observe import get_logger
+from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.v1.session_pb2 import WorldUpdate
+
+log = get_logger()
+
+
+class Upstream(Protocol):
+    """What the join barrier needs of the session with the coordinators."""
+
+    def arrive(self, arrival: Arrival) -> Awaitable[BarrierOutcome]:
+        """Arrive and return the round's outcome; `StaleGeneration` when a newer world came."""
+        ...
+
+
+async def join_world(
+    upstream: Upstream,
+    update: WorldUpdate,
+    *,
+    job: str,
+    offer: Meeting | None,
+    timeout_s: float,
+    superseded: Awaitable[None],
+) -> Meeting | None:
+    """Return where the ranks of `update`'s world meet, once every member is there.
+
+    None when the world has ended before, or `superseded` returned. `offer`: where they are to
+    meet, from the member of rank 0. `BarrierTimeout` names who did not come within `timeout_s`.
+    """
+    first, slots = update.place.first_rank, update.place.slots
+    arrival = Arrival(
+        job=job,
+        name=JOIN_BARRIER,
+        generation=update.world.generation,
+        round=1,
+        ranks=range(first, first + slots),
+        payloads=[offer.encode() if offer is not None else b""] + [b""] * (slots - 1),
+        phases=["join"] * slots,
+        timeout_ms=round(1000 * timeout_s),
+    )
+    met = asyncio.ensure_future(upstream.arrive(arrival))
+    over = asyncio.ensure_future(superseded)
+    try:
+        await asyncio.wait({met, over}, return_when=asyncio.FIRST_COMPLETED)
+        if over.done():
+            return None
+        return Meeting.decode(payloads_of(met.result()).get(0, b""))
+    except BarrierTimeout:
+        raise  # a kind of broken barrier that the caller has to act on
+    except (StaleGeneration, BarrierBroken) as error:
+        log.info("world.ended_early", generation=update.world.generation, reason=error.message)
+        return None
+    finally:
+        met.cancel()
+        over.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StrataError):
+            await met
