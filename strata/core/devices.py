@@ -1,0 +1,110 @@
+"""When an accelerator is not to be trained on: rules on what its driver says.
+
+A rule looks at one device's reading and at the first one taken of it: counters of a driver outlive
+processes, so only what grew since counts. What a fault means for the member is one thing always: it
+is drained, because a device that corrupts memory or has left the bus fails every generation again.
+
+The list of XIDs holds those after which NVIDIA's catalog wants the GPU reset or the host restarted.
+Those of an application (13, 31, 43, 45), of memory that was contained or remapped (63, 92, 94), and
+unknown ones drain nobody: they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+FATAL_XIDS: Final[Mapping[int, str]] = {
+    46: "the GPU stopped processing",
+    48: "an uncorrectable double bit ECC error",
+    62: "the internal micro-controller halted",
+    64: "a memory row could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "an uncontained memory error",
+    109: "a context switch timed out",
+    110: "a security fault",
+    119: "the GPU's system processor did not answer",
+    120: "the GPU's system processor failed",
+    140: "an unrecovered ECC error",
+    143: "the GPU could not be initialised",
+}
+MAX_XIDS: Final = 32
+"""How many of a device's XIDs are kept, the newest: a broken one may report without end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReading:
+    """What a driver says of one device at one moment; None for what it does not offer."""
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    utilization_percent: int | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_c: int | None = None
+    power_mw: int | None = None
+    ecc_uncorrected: int | None = None
+    """Since the driver was loaded."""
+    remap_failed: bool | None = None
+    """A memory row is broken and could not be replaced."""
+    lost: bool = False
+    """The driver does not reach the device any more."""
+    needs_reset: bool = False
+    """The driver wants the device reset before it is used again."""
+    xids: tuple[int, ...] = ()
+    """Errors reported since the supervisor started, in their order, the last `MAX_XIDS`."""
+
+
+def fault(
+    first: DeviceReading,
+    now: DeviceReading,
+    *,
+    fatal: Iterable[int] = FATAL_XIDS,
+    ignored: Iterable[int] = (),
+) -> str:
+    """Return why a device is not to be trained on, or "" while it is healthy."""
+    if now.lost:
+        return "its driver does not reach it any more: it has fallen off the bus"
+    if now.needs_reset:
+        return "its driver wants it reset"
+    passed = frozenset(ignored)
+    for xid in now.xids:
+        if xid in fatal and xid not in passed:
+            return f"XID {xid}: {FATAL_XIDS.get(xid, 'named fatal by the configuration')}"
+    if now.remap_failed:
+        return "a broken row of its memory could not be replaced"
+    grown = (now.ecc_uncorrected or 0) - (first.ecc_uncorrected or 0)
+    if grown > 0 and now.ecc_uncorrected is not None:
+        return f"{grown} uncorrectable ECC errors since this run began"
+    return ""
+
+
+def visible(
+    devices: Iterable[DeviceReading], cuda_visible_devices: str | None
+) -> tuple[tuple[DeviceReading, ...], str]:
+    """Return the devices that a process with this CUDA_VISIBLE_DEVICES uses, and what was not understood.
+
+    As CUDA reads it: numbers or (unique beginnings of) UUIDs by commas, and the first that names no
+    device ends the list. A part of a device (`MIG-…`) cannot be told from here whose it is, so all
+    devices are watched then.
+    """
+    every = tuple(devices)
+    if cuda_visible_devices is None:
+        return every, ""
+    chosen: list[DeviceReading] = []
+    for name in (part.strip() for part in cuda_visible_devices.split(",")):
+        if name.startswith("MIG-"):
+            return every, f"{name} is a part of a device; all of this host are watched"
+        if name.lstrip("-").isdigit():
+            found = [each for each in every if each.index == int(name)]
+        else:
+            found = [each for each in every if name and each.uuid.startswith(name)]
+        if len(found) != 1:
+            return tuple(chosen), f"{name!r} names no device" if name else ""
+        if found[0] in chosen:
+            return (), f"{name} is named twice: CUDA sees no device then"
+        chosen.append(found[0])
+    return tuple(chosen), ""

@@ -1,0 +1,253 @@
+"""Which ranks stand still, which are slow, and whose fault it is: rules on what ranks say of themselves.
+
+A process that lives and answers pings may still do nothing: a deadlock, a lost collective, a loader
+that waits for a dead disk. Only its own words tell: a rank says (step, phase), and a *movement* is a
+change of either. It stands still when it has not moved for longer than the limit of its phase:
+
+- the limit that somebody set for this phase, else
+- `factor` times the median of what the phase usually takes (a step, or a whole stay in another
+  phase), but never less than `least_s`, once it was seen often enough to have a median, else
+- a generous first limit: the first step and a compilation have nothing to be compared with.
+
+In synchronous training one rank that stands still holds up all the others at the same step, so all
+of them stand still by this rule. `suspects` says who is to blame, as far as it shows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+STEP: Final = "step"
+"""The phase in which a rank does nothing but training steps; "train" is understood as the same."""
+_STEP_WORDS: Final = frozenset({"step", "train", "training", ""})
+
+FIRST_S: Final[Mapping[str, float]] = {STEP: 600.0}
+"""How long a phase may take while nothing is known of it; `FIRST_OTHER_S` for all others."""
+FIRST_OTHER_S: Final = 1800.0
+MIN_SAMPLES: Final = 3
+"""So many durations make a median: the first step of a generation is longer than all others."""
+KEPT: Final = 64
+
+SLOW_FACTOR: Final = 1.5
+"""A rank whose steps take so many times the median of all ranks is a straggler."""
+OUTLIER_FACTOR: Final = 3.0
+"""A step that took so many times the median of the rank's own is an outlier."""
+MIN_RANKS: Final = 3
+"""Of two ranks nobody can say which one is slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallLimits:
+    """How long ranks may stay where they are."""
+
+    least_s: float
+    """The shortest limit that follows from a median."""
+    factor: float = 10.0
+    fixed_s: Mapping[str, float] = field(default_factory=dict)
+    """By phase: limits that somebody set."""
+
+    @classmethod
+    def derive(
+        cls, detect_s: float, *, factor: float = 10.0, fixed_s: Mapping[str, float] | None = None
+    ) -> StallLimits:
+        """Return the limits that follow from the one knob: at least twice `detect_s`."""
+        return cls(least_s=2 * detect_s, factor=factor, fixed_s=dict(fixed_s or {}))
+
+    def limit_s(self, kind: str, usual_s: float | None) -> tuple[float, str]:
+        """Return the limit of a phase that usually takes `usual_s`, and where it comes from."""
+        fixed_s = self.fixed_s.get(kind)
+        if fixed_s is not None:
+            return fixed_s, "as it was set"
+        if usual_s is None:
+            first_s = FIRST_S.get(kind, FIRST_OTHER_S)
+            return max(first_s, self.least_s), "nothing is known yet of how long it takes"
+        limit_s = self.factor * usual_s
+        if limit_s < self.least_s:
+            return self.least_s, f"the least; it usually takes {_span(usual_s)}"
+        return limit_s, f"{self.factor:g} times the usual {_span(usual_s)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A rank that has stood still for longer than its phase may take."""
+
+    step: int
+    phase: str
+    still_s: float
+    limit_s: float
+    reason: str
+
+
+def kind_of(phase: str) -> str:
+    """Return which phase is meant by what a rank says: `eval 3/10` is `eval`."""
+    word = phase.replace(":", " ").split(" ", 1)[0].strip().lower()
+    return STEP if word in _STEP_WORDS else word
+
+
+class RankPace:
+    """What one rank of one generation said, and how long it usually takes. All times are arguments."""
+
+    __slots__ = ("_durations", "_entered_s", "_moved_s", "_said", "_step_s", "phase", "step")
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.phase = ""
+        self._said = False
+        self._moved_s = 0.0
+        self._entered_s = 0.0
+        self._step_s: float | None = None
+        self._durations: dict[str, deque[float]] = {}
+
+    def hear(self, step: int, phase: str, now_s: float) -> bool:
+        """Take note of where the rank said it was at `now_s`; tell whether it moved."""
+        if self._said and (step, phase) == (self.step, self.phase):
+            return False
+        before, now = kind_of(self.phase), kind_of(phase)
+        if self._said:
+            if before == now == STEP and step > self.step:
+                self._step_s = max(0.0, now_s - self._moved_s) / (step - self.step)
+                self._note(STEP, self._step_s)
+            elif before not in {STEP, now}:
+                self._note(before, max(0.0, now_s - self._entered_s))
+        if before != now or not self._said:
+            self._entered_s = now_s
+        self.step, self.phase, self._moved_s, self._said = step, phase, now_s, True
+        return True
+
+    def forgive(self, seconds: float) -> None:
+        """Count `seconds` less: whoever listens did not run meanwhile."""
+        self._moved_s += seconds
+        self._entered_s += seconds
+
+    def usual_s(self, kind: str = STEP) -> float | None:
+        """Return the median of what a step, or a stay in another phase, took; None before it is known."""
+        known = self._durations.get(kind, ())
+        return median(known) if len(known) >= (MIN_SAMPLES if kind == STEP else 1) else None
+
+    @property
+    def last_step_s(self) -> float | None:
+        """How long the last step took, as far as it could be told."""
+        return self._step_s
+
+    def stall(self, now_s: float, limits: StallLimits) -> Stall | None:
+        """Return how the rank stands still at `now_s`, or None while it may still be at work."""
+        if not self._said:
+            return None
+        kind = kind_of(self.phase)
+        limit_s, why = limits.limit_s(kind, self.usual_s(kind))
+        still_s = now_s - self._moved_s
+        if still_s <= limit_s:
+            return None
+        where = f"step {self.step}" + (f" ({self.phase})" if self.phase else "")
+        reason = f"no progress at {where} for {_span(still_s)}; its limit is {_span(limit_s)}: {why}"
+        return Stall(step=self.step, phase=self.phase, still_s=still_s, limit_s=limit_s, reason=reason)
+
+    def _note(self, kind: str, seconds: float) -> None:
+        self._durations.setdefault(kind, deque(maxlen=KEPT)).append(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One rank that stands still, as everybody sees it."""
+
+    rank: int
+    step: int
+    phase: str
+    waits: bool = False
+    """It waits for others at a barrier: it is held up, whatever else it says."""
+
+
+def suspects(standing: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
+    """Return which of the ranks that stand still hold up the others, and how that shows.
+
+    Who waits at a barrier is held up; who is at an earlier step than others is not; of ranks at the
+    same step those are that do something else than most. When nothing tells them apart, all are
+    named: then their stacks have to.
+    """
+    left = [each for each in standing if not each.waits] or list(standing)
+    if len(left) < len(standing):
+        how = "the others wait for them at a barrier"
+    elif len(left) == 1 or not left:
+        return tuple(each.rank for each in left), ""
+    else:
+        how = ""
+    least = min(each.step for each in left)
+    behind = [each for each in left if each.step == least]
+    if len(behind) < len(left):
+        how = f"the others got beyond step {least}"
+    by_kind: dict[str, list[int]] = {}
+    for each in behind:
+        by_kind.setdefault(kind_of(each.phase), []).append(each.rank)
+    if len(by_kind) > 1:
+        few = min(len(ranks) for ranks in by_kind.values())
+        if few < max(len(ranks) for ranks in by_kind.values()):
+            named = [rank for ranks in by_kind.values() if len(ranks) == few for rank in ranks]
+            return tuple(sorted(named)), "most others do something else at the same step"
+    return tuple(sorted(each.rank for each in behind)), how or "nothing tells them apart but their stacks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A rank whose steps take longer than those of the others."""
+
+    rank: int
+    step_s: float
+    times: float
+    """How many times the median of all ranks."""
+
+
+def stragglers(usual_s: Mapping[int, float], *, factor: float = SLOW_FACTOR) -> list[Slow]:
+    """Return the ranks whose usual step takes `factor` times the median of all, the slowest first.
+
+    In synchronous training every rank waits for the slowest, so their steps are equally long; what
+    shows here is a rank that says how long its own part took, or one that trains by itself.
+    """
+    known = {rank: seconds for rank, seconds in usual_s.items() if seconds > 0}
+    if len(known) < MIN_RANKS:
+        return []
+    middle = median(known.values())
+    slow = [
+        Slow(rank=rank, step_s=seconds, times=seconds / middle)
+        for rank, seconds in known.items()
+        if seconds > factor * middle
+    ]
+    return sorted(slow, key=lambda each: (-each.times, each.rank))
+
+
+def is_outlier(step_s: float, usual_s: float, *, factor: float = OUTLIER_FACTOR) -> bool:
+    """Tell whether a step took far longer than this rank's steps usually do."""
+    return usual_s > 0 and step_s > factor * usual_s
+
+
+def shortened(stack: str, limit: int) -> str:
+    """Return a dump of stacks in at most `limit` characters: the first and the last lines of it.
+
+    faulthandler writes the thread that it found first at the top and the main thread last, each with
+    its innermost call first: both ends say more than the middle.
+    """
+    if len(stack) <= limit:
+        return stack
+    lines, cut = stack.splitlines(), "  …"
+    head, tail = _fitting(lines, limit // 3), _fitting(reversed(lines), limit - limit // 3 - len(cut) - 2)
+    return "\n".join([*head, cut, *reversed(tail)])
+
+
+def _fitting(lines: Iterable[str], limit: int) -> list[str]:
+    taken: list[str] = []
+    for line in lines:
+        limit -= len(line) + 1
+        if limit < 0:
+            break
+        taken.append(line)
+    return taken
+
+
+def _span(seconds: float) -> str:
+    """Return a time as people read it; finer than a second while it is short."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
