@@ -338,6 +338,8 @@ class RankProgress(_message.Message):
     STACK_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
     MEDIAN_STEP_US_FIELD_NUMBER: _builtins.int
+    TRACE_FILE_FIELD_NUMBER: _builtins.int
+    TRACE_BYTES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     phase: _builtins.str
@@ -345,13 +347,18 @@ class RankProgress(_message.Message):
     """Milliseconds since the rank said so."""
     stalled_ms: _builtins.int
     """Milliseconds since it completed a step or changed its phase, once that is longer than the
-    phase's limit; 0 while it is not stalled.
+    phase's limit; 0 while it is not stalled. Only a new step or phase ends it.
     """
     stack: _builtins.str
     """Where it is stalled: its threads' Python stacks, shortened."""
     step_us: _builtins.int
     """How long its last step took, and the median of its recent ones."""
     median_step_us: _builtins.int
+    trace_file: _builtins.str
+    """Where its host keeps what its communication library recorded when it stalled (NCCL's flight
+    recorder), and how large that is; empty when there is none.
+    """
+    trace_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -363,10 +370,12 @@ class RankProgress(_message.Message):
         stack: _builtins.str = ...,
         step_us: _builtins.int = ...,
         median_step_us: _builtins.int = ...,
+        trace_file: _builtins.str = ...,
+        trace_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -449,6 +458,34 @@ class DeviceStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__utilization_percent) -> _WhichOneofReturnType__utilization_percent | None: ...
 
 Global___DeviceStatus: _TypeAlias = DeviceStatus  # noqa: Y015
+
+@_typing.final
+class MemberDevices(_message.Message):
+    """What the accelerators of one member were like when they were last read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceStatus]: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        devices: _abc.Iterable[Global___DeviceStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "incarnation", b"incarnation", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberDevices: _TypeAlias = MemberDevices  # noqa: Y015
 
 @_typing.final
 class Member(_message.Message):

@@ -116,20 +116,26 @@ class PeerProgress(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankProgress]: ...
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberDevices]:
+        """The accelerators of the sender's members, when they were read anew."""
+
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         generation: _builtins.int = ...,
         ranks: _abc.Iterable[_members_pb2.RankProgress] | None = ...,
+        devices: _abc.Iterable[_members_pb2.MemberDevices] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "generation", b"generation", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
