@@ -32,7 +32,11 @@ _HOME = {
     "DatasetRegistry": "client.datasets",
     "RankClient": "client.rank",
     "RecoveryResponse": "v1.recovery_pb2",
+    "TrainingConfig": "config.training",
+    "TrainingWorld": "training.world",
+    "Run": "training.run",
     "connect": "client.joining",
+    "init": "training.starting",
     **dict.fromkeys(
         (
             "BarrierBroken",
@@ -71,7 +75,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if home in {"client.coordinator", "client.datasets", "client.joining", "client.rank"}:
+    if home in {"client.coordinator", "client.datasets", "client.joining", "client.rank", "training.run"}:
         import_module("strata.client.fork").check_import_order()
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value

@@ -9,6 +9,7 @@ from strata.client.coordinator import CoordinatorClient as CoordinatorClient
 from strata.client.datasets import DatasetRegistry as DatasetRegistry
 from strata.client.joining import connect as connect
 from strata.client.rank import RankClient as RankClient
+from strata.config.training import TrainingConfig as TrainingConfig
 from strata.core.records import CheckpointType as CheckpointType
 from strata.errors import BarrierBroken as BarrierBroken
 from strata.errors import BarrierTimeout as BarrierTimeout
@@ -33,4 +34,7 @@ from strata.errors import StorageError as StorageError
 from strata.errors import StrataError as StrataError
 from strata.errors import Unauthenticated as Unauthenticated
 from strata.errors import Unavailable as Unavailable
+from strata.training.run import Run as Run
+from strata.training.starting import init as init
+from strata.training.world import TrainingWorld as TrainingWorld
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse

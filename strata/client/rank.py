@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from google.protobuf.message import Message
 
@@ -31,6 +31,8 @@ LOCAL_SLACK_S: Final = 10.0
 """How much later than a barrier's own time its outcome may come: reconnects take a while."""
 
 log: Final = logging.getLogger("strata.client")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Watcher:
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
+        self.world_callbacks: list[Callable[[WorldUpdate], None]] = []
         self._told: set[type[StrataError]] = set()
         """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
 
@@ -85,6 +88,11 @@ class Watcher:
 
     def on_world(self, update: WorldUpdate) -> None:
         self.changed.set()
+        for callback in tuple(self.world_callbacks):
+            try:
+                callback(update)
+            except Exception:
+                log.exception("an observer of the world failed")  # as with checkpoints
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         pass  # whoever arrived has its future
@@ -282,13 +290,17 @@ class RankClient:
 
         It must not block. Returns the function that ends this.
         """
-        callbacks = self._seat.watcher.checkpoint_callbacks
-        callbacks.append(callback)
+        return _observe(self._seat.watcher.checkpoint_callbacks, callback)
 
-        def stop() -> None:
-            with contextlib.suppress(ValueError):
-                callbacks.remove(callback)
+    def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        """Hand the world as it is known, and every update of it, to `callback`, in the background thread.
 
+        It must not block. Returns the function that ends this.
+        """
+        stop = _observe(self._seat.watcher.world_callbacks, callback)
+        if self._session.world is not None:
+            known = self._session.world
+            self._loop.soon(lambda: callback(known))
         return stop
 
     def check(self) -> None:
@@ -395,3 +407,14 @@ class RankClient:
         if not self._closed:
             self._closed = True
             await self._close(1, "the process ends")
+
+
+def _observe(callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:
+    """Have `callback` called as well; return the function that ends this."""
+    callbacks.append(callback)
+
+    def stop() -> None:
+        with contextlib.suppress(ValueError):
+            callbacks.remove(callback)
+
+    return stop

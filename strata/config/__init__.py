@@ -5,6 +5,7 @@ from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, 
 from strata.config.credentials import Credentials
 from strata.config.loading import Setting, load, read_file, setting, settings
 from strata.config.run import RunConfig
+from strata.config.training import TrainingConfig
 
 __all__ = [
     "ClientConfig",
@@ -15,6 +16,7 @@ __all__ = [
     "LogConfig",
     "RunConfig",
     "Setting",
+    "TrainingConfig",
     "is_loopback",
     "load",
     "read_file",

@@ -10,11 +10,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from strata.config.training import TRAINING_VARIABLES
 from strata.v1.worlds_pb2 import World, WorldMember
 
 OURS = "STRATA_"
 PUBLIC = frozenset({"STRATA_INSECURE", "STRATA_TLS_CA_FILE"})
 """What a rank inherits of the supervisor's credentials: nothing that proves who it is."""
+
+
+def is_inherited(name: str) -> bool:
+    """Tell whether a rank inherits this variable: all but ours, save a few."""
+    return not name.startswith(OURS) or name in PUBLIC or name.startswith(TRAINING_VARIABLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ def rank_environment(
     `restarts` counts the generations that this supervisor started before. Thread pools are held
     to one thread unless the user set them, because the ranks of a node share its cores.
     """
-    environment = {k: v for k, v in inherited.items() if not k.startswith(OURS) or k in PUBLIC}
+    environment = {k: v for k, v in inherited.items() if is_inherited(k)}
     environment.setdefault("OMP_NUM_THREADS", "1")
     rank = place.member.first_rank + local_rank
     environment |= {

@@ -56,6 +56,7 @@ def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
         "STRATA_AUTH_TOKEN_FILE": "t",
         "STRATA_INSECURE": "1",
         "STRATAGEM": "x",
+        "STRATA_TRAIN_STORAGE": "/shared",
     }
     found = rank_environment(place(), local_rank=0, inherited=inherited, restarts=0)
     assert "STRATA_RUN_SLOTS" not in found
@@ -63,6 +64,7 @@ def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
     assert "STRATA_AUTH_TOKEN_FILE" not in found  # a rank's supervisor speaks for it
     assert found["STRATA_INSECURE"] == "1"
     assert found["STRATAGEM"] == "x"
+    assert found["STRATA_TRAIN_STORAGE"] == "/shared"  # the training's own settings
 
 
 def test_the_user_s_thread_count_stands() -> None:

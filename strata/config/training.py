@@ -1,0 +1,61 @@
+"""What a training that uses `strata.init` can be told."""
+
+# `setting` returns a dataclass field, as `dataclasses.field` does
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from strata.config.loading import load, read_file, setting
+from strata.errors import ConfigError
+
+TRAINING_VARIABLES: Final = "STRATA_TRAIN_"
+"""What the variables of these settings begin with: `strata run` hands them on to its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Where a training saves, and when. Of `save_every_steps` and `save_every_s` at most one is set."""
+
+    storage: str = setting(
+        "train.storage",
+        default=".strata/checkpoints",
+        doc="the folder of the checkpoints, shared by all hosts",
+    )
+    save_every_steps: int = setting(
+        "train.save_every_steps", default=0, doc="save after so many steps; 0: another rule decides"
+    )
+    save_every_s: float = setting(
+        "train.save_every_s",
+        default=0.0,
+        doc="save after so many seconds; 0: by what a save costs and how often the job fails",
+    )
+    keep_count: int = setting(
+        "train.keep_count", default=3, doc="committed checkpoints that stay; 0: all of them"
+    )
+    save_wait_s: float = setting(
+        "train.save_wait_s", default=60.0, doc="how long a due save waits while no coordinator answers"
+    )
+
+    def __post_init__(self) -> None:
+        if self.save_every_steps < 0 or self.save_every_s < 0:
+            raise ConfigError("train.save_every_steps and train.save_every_s cannot be negative")
+        if self.save_every_steps and self.save_every_s:
+            raise ConfigError(
+                "train.save_every_steps and train.save_every_s are two rules for one thing",
+                hint="set one of them, or neither",
+            )
+        if self.keep_count < 0:
+            raise ConfigError("train.keep_count cannot be negative", hint="0 keeps all checkpoints")
+        if self.save_wait_s <= 0:
+            raise ConfigError("train.save_wait_s must be above 0")
+
+    @classmethod
+    def load(
+        cls, *, flags: Mapping[str, Any] | None = None, env: Mapping[str, str], path: Path | None = None
+    ) -> TrainingConfig:
+        """Return what the arguments, the environment and the file at `path` or its default say."""
+        body, name = read_file(path)
+        return load(cls, flags=flags, env=env, file=body, file_name=name)

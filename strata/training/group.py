@@ -1,0 +1,84 @@
+"""The process group of torch, initialised where the program has torch and has not done it.
+
+Under `strata run` and torchrun the environment says where the ranks meet (`env://`). A lone member
+has nothing there: rank 0 opens a store on a free port, and its address rides in the payload of a
+barrier. Each generation has a fresh store, since a used one holds stale keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from datetime import timedelta
+from typing import Any, Final
+
+from strata.errors import Unavailable
+from strata.training.peers import Peers
+
+MEETING: Final = "strata.group"
+MEETING_S: Final = 300.0
+
+
+def ensure_group(peers: Peers) -> bool:
+    """Initialise torch's process group unless there is one, or torch is not imported.
+
+    Returns whether it did, so that the caller ends what it began.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or torch.distributed.is_initialized():
+        return False
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        torch.distributed.init_process_group(backend)
+        return True
+    torch.distributed.init_process_group(
+        backend, store=_store(torch, peers), rank=peers.rank, world_size=peers.world_size
+    )
+    return True
+
+
+def end_group() -> None:
+    """Take down the process group, if there is one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _store(torch: Any, peers: Peers) -> Any:
+    """Return the store that all ranks of this generation share."""
+    if peers.world_size == 1:
+        return torch.distributed.HashStore()
+    limit = timedelta(seconds=MEETING_S)
+    store, offer = None, b""
+    if peers.rank == 0:
+        address = _own_address()
+        store = torch.distributed.TCPStore(
+            address, 0, peers.world_size, is_master=True, wait_for_workers=False, timeout=limit
+        )
+        offer = json.dumps([address, store.port]).encode()
+    told = peers.barrier(MEETING, offer, timeout_s=MEETING_S).get(0)
+    if told is None:
+        raise Unavailable("rank 0 did not say where the ranks meet")
+    if store is None:
+        address, port = json.loads(told)
+        store = torch.distributed.TCPStore(
+            address, port, peers.world_size, is_master=False, wait_for_workers=False, timeout=limit
+        )
+    return store
+
+
+def _own_address() -> str:
+    """Return an address of this host that others reach: the one its route out has."""
+    endpoint = os.environ.get("STRATA_ENDPOINTS", "").split(",")[0]
+    host = endpoint.rpartition("://")[2].rpartition(":")[0].strip("[]")
+    try:
+        where = socket.getaddrinfo(host or "localhost", 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(where[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(where[4])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

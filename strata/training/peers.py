@@ -1,0 +1,92 @@
+"""The other ranks of a training, as one of them sees them: `Peers`.
+
+Two implementations: `RankClient`, over its session, and `Alone`, for a process that trains without
+any coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from strata.errors import ConfigError
+from strata.v1.session_pb2 import WorldUpdate
+
+
+class Peers(Protocol):
+    """One rank of one generation."""
+
+    @property
+    def job(self) -> str: ...
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        """Return once every rank is here, with what each brought."""
+        ...
+
+    def progress(self, step: int, phase: str = "") -> None:
+        """Say how far this rank is; raises once its generation or session has ended."""
+        ...
+
+    def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        """Hand every update of the world to `callback`, in a background thread; return the way out."""
+        ...
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        """Leave; with a code other than 0 this rank has failed."""
+        ...
+
+
+class Alone:
+    """The only rank of a training that no coordinator knows."""
+
+    job = "default"
+    worker_id = "alone"
+    generation = 0
+    rank = 0
+    world_size = 1
+
+    def __init__(self, *, world_size: int) -> None:
+        """Refuse to be one of several: they could not agree on anything."""
+        if world_size > 1:
+            raise ConfigError(
+                f"{world_size} processes train together, and no coordinator is known to them",
+                hint="start them with `strata run`, or set STRATA_ENDPOINTS",
+            )
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        return {0: payload} if payload else {}
+
+    def progress(self, step: int, phase: str = "") -> None:
+        pass  # nobody listens
+
+    def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        return lambda: None  # it never changes
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        pass  # nobody to tell

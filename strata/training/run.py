@@ -1,0 +1,273 @@
+"""`Run`: the training loop's other half.
+
+    run.steps(loader)      begins → batches of one optimizer step → complete → save if due → begins …
+    run.step_done(n)       the same for a loop of one's own: the step that was under way is complete
+
+A step is complete when the body of the loop has returned from its last batch, because the caller's
+`optim.step()` stands in it. All ranks count alike, so they decide alike whether a save is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, MutableMapping
+from dataclasses import replace
+from typing import Any, Final, Self
+
+from strata.checkpoint.handle import CheckpointInfo
+from strata.client.arguments import integer
+from strata.client.checkpoints import CheckpointManager
+from strata.config import TrainingConfig
+from strata.errors import BarrierTimeout, InvalidArgument, StrataError
+from strata.training.group import end_group
+from strata.training.hooks import StepHook
+from strata.training.peers import Peers
+from strata.training.state import OWN_KEY, Position, saved_position
+from strata.training.world import TrainingWorld, world_of
+
+SAVE_BARRIER: Final = "strata.save"
+STEP: Final = "step"
+SAVE: Final = "save"
+RESTORE: Final = "restore"
+EVAL: Final = "eval"
+"""Phases that a run reports; limits for a stalled rank go by them."""
+
+log: Final = logging.getLogger("strata.training")
+
+
+class Run:
+    """One rank's part in a training; `strata.init` makes it. For the trainer's thread.
+
+    `hooks` take part in every step. A `with` block, or `close()`, ends the run: the last state is
+    saved, and saves in flight are waited for.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        *,
+        checkpoints: CheckpointManager,
+        state: MutableMapping[str, Any],
+        position: Position,
+        config: TrainingConfig,
+        owns_group: bool,
+    ) -> None:
+        self.peers = peers
+        self.checkpoints = checkpoints
+        self.hooks: list[StepHook] = []
+        self.position = position
+        self._state = state
+        self._config = config
+        self._owns_group = owns_group
+        self._begun = position.step
+        self._restored = position
+        self._saved_step = position.step
+        self._epochs_called = 0
+        self._closed = False
+        self._phase = ""
+
+    # -- where this rank is
+
+    @property
+    def world(self) -> TrainingWorld:
+        """This rank's place, and where the ranks of its generation meet."""
+        return world_of(self.peers)
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps are complete, over all generations."""
+        return self.position.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the last complete step belongs to."""
+        return self.position.epoch
+
+    @property
+    def begun(self) -> int:
+        """The number of the newest step that has begun here: `step`, or one more."""
+        return self._begun
+
+    # -- the loop
+
+    def steps(self, loader: Iterable[Any], *, accumulate: int = 1, epoch: int | None = None) -> Iterator[Any]:
+        """Yield the batches of one epoch that are left, and count each complete optimizer step.
+
+        `accumulate` batches make one step. Each call is an epoch, counted from 0 unless `epoch`
+        says which: one that was finished before this generation began has no batches left.
+        """
+        accumulate = integer("accumulate", accumulate, below=2**31, hint="batches an optimizer step")
+        if accumulate == 0:
+            raise InvalidArgument("accumulate is 0", hint="an optimizer step has at least one batch")
+        if epoch is None:
+            epoch = self._epochs_called
+        self._epochs_called = epoch + 1
+        return self._steps(loader, accumulate, epoch)
+
+    def _steps(self, loader: Iterable[Any], accumulate: int, epoch: int) -> Iterator[Any]:
+        if epoch < self.position.epoch:
+            return
+        if epoch > self.position.epoch:
+            self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
+        batches = iter(loader)
+        self._pass_over(batches, self.position.epoch_batches)
+        drawn = samples = 0
+        for batch in batches:
+            if drawn == 0:
+                self._begin()
+            drawn += 1
+            samples += _samples_of(batch)
+            yield batch
+            if drawn == accumulate:
+                self._complete(samples * self.peers.world_size, batches=drawn)
+                drawn = samples = 0
+
+    def _pass_over(self, batches: Iterator[Any], count: int) -> None:
+        if count:
+            log.warning("passing over the %d batches that were trained on before", count)
+        for _ in range(count):
+            next(batches, None)
+
+    def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
+        """Say that an optimizer step is complete in which all ranks used `samples` samples together.
+
+        For loops of one's own. It belongs behind `optim.step()`, on every rank.
+        """
+        samples = integer("samples", samples, below=2**63)
+        if epoch is not None and epoch != self.position.epoch:
+            self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
+        if self._begun == self.position.step:
+            self._begin()
+        self._complete(samples, batches=1)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the step after the last complete one, unless it has."""
+        if self._begun > self.position.step:
+            return
+        number = self.position.step + 1
+        for hook in self.hooks:
+            hook.begins(number)
+        self._begun = number
+        self._tell(STEP)
+
+    def _complete(self, samples: int, *, batches: int) -> None:
+        before = self.position
+        self.position = Position(
+            step=before.step + 1,
+            epoch=before.epoch,
+            epoch_samples=before.epoch_samples + samples,
+            epoch_batches=before.epoch_batches + batches,
+            samples=before.samples + samples,
+        )
+        self._tell(STEP)
+        for hook in self.hooks:
+            hook.completed(self.position.step)
+        if self._due():
+            self.save()
+
+    def _due(self) -> bool:
+        every = self._config.save_every_steps
+        return every > 0 and self.position.step % every == 0
+
+    # -- phases
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Report that this rank is in phase `name` ("eval", "compile"…) inside of the block."""
+        before = self._phase
+        self._tell(name)
+        try:
+            yield
+        finally:
+            self._tell(before)
+
+    def _tell(self, phase: str) -> None:
+        self._phase = phase
+        self.peers.progress(self.position.step, phase)
+
+    # -- saving
+
+    def save(self, *, wait: bool = False, patient: bool = True) -> CheckpointInfo | None:
+        """Save this step together with all ranks; every rank calls it at the same step.
+
+        Returns once the state is copied, or with `wait` once it is committed; None when this step
+        is saved already. Other ranks are waited for; unless `patient`, `BarrierTimeout` is raised
+        when some are not here within `save_wait_s`.
+        """
+        step = self.position.step
+        if step == self._saved_step:
+            return None
+        with self.phase(SAVE):
+            self._meet(SAVE_BARRIER, patient=patient)
+            self._state[OWN_KEY] = saved_position(self.position)
+            info = self.checkpoints.save_state(self._state, step=step, epoch=self.position.epoch)
+            self._saved_step = step
+            if wait:
+                info.wait()
+        return info
+
+    def _meet(self, name: str, *, patient: bool) -> dict[int, bytes]:
+        """Return once every rank is here; those that are late are named."""
+        while True:
+            try:
+                return self.peers.barrier(name, timeout_s=self._config.save_wait_s)
+            except BarrierTimeout as late:
+                if not patient:
+                    raise
+                # the round is over for all alike, so all come again
+                log.warning("waiting on for a save: %s", late.message)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Save the last step unless that was done, wait for the saves in flight, and leave. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.save(patient=False)
+            self.checkpoints.close()
+        finally:
+            self._leave(0, "the training is done")
+
+    def abandon(self, reason: str) -> None:
+        """End the run after a failure: what is in flight may finish, nothing more is saved. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.checkpoints.close()
+        except StrataError as error:
+            log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is told
+        finally:
+            self._leave(1, reason)
+
+    def _leave(self, code: int, reason: str) -> None:
+        for hook in self.hooks:
+            hook.closed()
+        if self._owns_group and code == 0:
+            end_group()
+        self.peers.close(code=code, reason=reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon(f"{type(error).__name__}: {error}")
+
+
+def _samples_of(batch: Any) -> int:
+    """Return how many samples a batch has, as far as it shows that; else 1."""
+    if isinstance(batch, dict):
+        batch = next(iter(batch.values()), None)
+    elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):
+        batch = batch[0]
+    try:
+        return len(batch)
+    except TypeError:
+        return 1

@@ -1,0 +1,146 @@
+"""`strata.init()`: from a process to a run, which is where its world begins.
+
+join the world → initialise the process group → restore → all ranks are here → Run
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Final
+
+from strata.client.checkpoints import CheckpointManager
+from strata.config import Credentials, TrainingConfig
+from strata.training.group import ensure_group
+from strata.training.peers import Alone, Peers
+from strata.training.run import RESTORE, Run
+from strata.training.state import OWN_KEY, Position, position_of, state_of
+
+log: Final = logging.getLogger("strata.training")
+
+
+def init(
+    *,
+    model: object = None,
+    optim: object = None,
+    sched: object = None,
+    data: object = None,
+    state: MutableMapping[str, Any] | None = None,
+    storage_path: str | os.PathLike[str] | None = None,
+    endpoints: str | Iterable[str] | None = None,
+    job: str | None = None,
+    worker_id: str | None = None,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    save_every_steps: int | None = None,
+    save_every_s: float | None = None,
+    keep_count: int | None = None,
+    credentials: Credentials | None = None,
+) -> Run:
+    """Join the world, initialise torch's process group if there is none, restore, and return the run.
+
+    Under `strata run` this process is the rank of the environment; with `endpoints` (or
+    STRATA_ENDPOINTS) it is a member of its own, and the job is created with `min_workers` and
+    `max_workers`; with neither it trains alone. `model`, `optim` and `sched` are saved and
+    restored, as is what `state` holds under names of its own; `data` is the loader whose position
+    is. The other arguments win over STRATA_TRAIN_* and the table [train] of strata.toml.
+
+    The checkpoints lie in `storage_path`, a folder that all hosts share. `ConfigError` when
+    several processes train together without a coordinator; else what `strata.connect` and
+    `CheckpointManager.restore` raise.
+    """
+    flags = {
+        "storage": None if storage_path is None else os.fspath(storage_path),
+        "save_every_steps": save_every_steps,
+        "save_every_s": save_every_s,
+        "keep_count": keep_count,
+    }
+    config = TrainingConfig.load(flags=flags, env=os.environ)
+    saved = state_of(model=model, optim=optim, sched=sched, extra=state)
+    peers = _join(
+        endpoints,
+        job=job,
+        worker_id=worker_id,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        credentials=credentials,
+    )
+    try:
+        run = _begin(peers, saved, config)
+    except BaseException as error:
+        peers.close(code=1, reason=f"{type(error).__name__}: {error}")
+        raise
+    _close_at_exit(run)
+    return run
+
+
+def _join(
+    endpoints: str | Iterable[str] | None,
+    *,
+    job: str | None,
+    worker_id: str | None,
+    min_workers: int,
+    max_workers: int | None,
+    credentials: Credentials | None,
+) -> Peers:
+    env = os.environ
+    if endpoints is None and "STRATA_SOCKET" not in env and not env.get("STRATA_ENDPOINTS"):
+        size = env.get("WORLD_SIZE", "1")
+        return Alone(world_size=int(size) if size.isdigit() else 1)
+    from strata.client.fork import check_import_order  # noqa: PLC0415  # before grpc is imported
+    from strata.client.joining import connect  # noqa: PLC0415  # imports grpc
+
+    check_import_order()
+    return connect(
+        endpoints,
+        job=job,
+        worker_id=worker_id,
+        min_workers=min_workers,
+        max_workers=max_workers,
+        credentials=credentials,
+    )
+
+
+def _begin(peers: Peers, state: dict[str, Any], config: TrainingConfig) -> Run:
+    peers.progress(0, "join")
+    owns_group = ensure_group(peers)
+    checkpoints = CheckpointManager(
+        config.storage,
+        client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
+        keep_count=config.keep_count or None,
+        save_wait_s=config.save_wait_s,
+    )
+    peers.progress(0, RESTORE)
+    state[OWN_KEY] = {}
+    restored = checkpoints.restore(state)
+    position = Position() if restored is None else position_of(state[OWN_KEY])
+    return Run(
+        peers,
+        checkpoints=checkpoints,
+        state=state,
+        position=position,
+        config=config,
+        owns_group=owns_group,
+    )
+
+
+def _close_at_exit(run: Run) -> None:
+    """End the run with the program: as a success unless an exception ends it."""
+    failed: list[str] = []
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        failed.append(f"{kind.__name__}: {error}")
+        before(kind, error, trace)
+
+    def end() -> None:
+        if failed:
+            run.abandon(failed[0])
+        else:
+            run.close()
+
+    sys.excepthook = hook
+    atexit.register(end)

@@ -1,0 +1,154 @@
+"""`Run`: what is counted, saved and gone on from, in a process that trains alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strata
+from strata.errors import ConfigError, InvalidArgument
+from strata.training.state import Position
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STRATA_SOCKET", "STRATA_ENDPOINTS", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Recorder:
+    """A hook that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def begins(self, step: int) -> None:
+        self.told.append(("begins", step))
+
+    def completed(self, step: int) -> None:
+        self.told.append(("completed", step))
+
+    def closed(self) -> None:
+        self.told.append(("closed", 0))
+
+
+def batches(count: int = 6, size: int = 2) -> list[np.ndarray[Any, Any]]:
+    return [np.arange(i * size, (i + 1) * size) for i in range(count)]
+
+
+def started(root: Path, **state: Any) -> strata.Run:
+    return strata.init(state=state, storage_path=root, save_every_steps=2)
+
+
+def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    recorder = Recorder()
+    run.hooks.append(recorder)
+    with run:
+        seen = [(run.begun, run.step, batch.tolist()) for batch in run.steps(batches(3))]
+    assert seen == [(1, 0, [0, 1]), (2, 1, [2, 3]), (3, 2, [4, 5])]
+    told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
+    assert recorder.told == [*told, ("begins", 3), ("completed", 3), ("closed", 0)]
+    assert run.position == Position(step=3, epoch_samples=6, epoch_batches=3, samples=6)
+
+
+def test_several_batches_may_make_one_step(tmp_path: Path) -> None:
+    with started(tmp_path) as run:
+        seen = [run.step for _ in run.steps(batches(6), accumulate=3)]
+        assert seen == [0, 0, 0, 1, 1, 1]
+        assert (run.step, run.position.epoch_batches, run.position.samples) == (2, 6, 12)
+
+
+def test_it_goes_on_from_the_step_that_was_saved(tmp_path: Path) -> None:
+    weights = np.zeros(1)
+    first = started(tmp_path, weights=weights)
+    for batch in first.steps(batches(6)):
+        weights += batch.sum()
+        if first.step == 4:
+            break  # in the fifth step: its body did not return
+    first.abandon("the test kills it")
+
+    weights = np.zeros(1)
+    with started(tmp_path, weights=weights) as again:
+        assert again.step == 4
+        assert weights[0] == sum(range(8))
+        for batch in again.steps(batches(6)):
+            weights += batch.sum()
+        assert again.step == 6
+    assert weights[0] == sum(range(12))
+
+    with started(tmp_path) as after:  # the end was saved as well
+        assert after.step == 6
+        assert list(after.steps(batches(6))) == []
+
+
+def test_epochs_that_were_finished_are_passed_over(tmp_path: Path) -> None:
+    first = started(tmp_path)
+    for epoch in range(3):
+        for _ in first.steps(batches(3)):
+            if epoch == 1 and first.step == 4:
+                break
+        if epoch == 1:
+            break
+    first.abandon("the test kills it")
+    seen = []
+    with started(tmp_path) as again:
+        for epoch in range(3):
+            seen += [(epoch, batch[0].item()) for batch in again.steps(batches(3))]
+        assert (again.step, again.epoch) == (9, 2)
+    assert seen == [(1, 2), (1, 4), (2, 0), (2, 2), (2, 4)]
+
+
+def test_a_loop_of_one_s_own_says_when_a_step_is_done(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with started(tmp_path) as run:
+        run.hooks.append(recorder)
+        run.step_done(samples=10)
+        run.step_done(samples=10)
+        assert (run.step, run.begun, run.position.samples) == (2, 3, 20)
+        told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2), ("begins", 3)]
+        assert recorder.told == told
+    with started(tmp_path) as again:
+        assert (again.step, again.position.samples) == (2, 20)
+
+
+def test_what_a_hook_raises_leaves_the_loop(tmp_path: Path) -> None:
+    class Stop(Recorder):
+        def completed(self, step: int) -> None:
+            raise SystemExit(75)
+
+    run = started(tmp_path)
+    run.hooks.append(Stop())
+    with pytest.raises(SystemExit), run:
+        for _ in run.steps(batches(3)):
+            pass
+    assert run.step == 1
+
+
+def test_several_processes_need_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes train together"):
+        started(tmp_path)
+
+
+@pytest.mark.parametrize("accumulate", [0, -1, 1.5, True])
+def test_accumulate_is_a_number_from_1_on(tmp_path: Path, accumulate: Any) -> None:
+    with started(tmp_path) as run, pytest.raises(InvalidArgument):
+        run.steps(batches(1), accumulate=accumulate)
+
+
+def test_settings_come_from_arguments_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATA_TRAIN_SAVE_EVERY_STEPS", "3")
+    monkeypatch.setenv("STRATA_TRAIN_STORAGE", str(tmp_path / "elsewhere"))
+    with strata.init() as run:
+        for _ in run.steps(batches(4)):
+            pass
+        run.checkpoints.wait_until_finished()
+        assert run.checkpoints.all_steps() == [3]
+    with pytest.raises(ConfigError, match="two rules"):
+        strata.init(save_every_s=3)
