@@ -21,6 +21,7 @@ from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
+from strata.client.stack_dump import answer_stack_dumps
 from strata.config import Credentials, LibraryConfig
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
@@ -160,6 +161,7 @@ async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str
         )
     except ValueError as error:
         raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
+    answer_stack_dumps(environment)
     watcher = Watcher()
     session = RankSession(Endpoint(path=environment["STRATA_SOCKET"]), hello, watcher, rng=random.Random())
     running = background.submit(session.run())

@@ -48,11 +48,12 @@ class Place:
 
 
 def rank_environment(
-    place: Place, *, local_rank: int, inherited: Mapping[str, str], restarts: int
+    place: Place, *, local_rank: int, inherited: Mapping[str, str], restarts: int, stacks: str
 ) -> dict[str, str]:
     """Return the whole environment of one rank's process.
 
-    `restarts` counts the generations that this supervisor started before. Thread pools are held
+    `restarts` counts the generations that this supervisor started before; `stacks` is the file
+    into which the process writes where its threads are, when asked. Thread pools are held
     to one thread unless the user set them, because the ranks of a node share its cores.
     """
     environment = {k: v for k, v in inherited.items() if is_inherited(k)}
@@ -79,6 +80,7 @@ def rank_environment(
         "STRATA_SOCKET": place.socket,
         "STRATA_ENDPOINTS": place.endpoints,
         "STRATA_DETECT_S": str(place.detect_s),
+        "STRATA_STACKS": stacks,
     }
     if place.world.HasField("restore"):
         restore = place.world.restore

@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
+from strata.launch.stack_dump import dump_stacks
 from strata.observe import get_logger
 
 log = get_logger()
 
 Exited = Callable[[int, int, int, str], None]
 """Called with (generation, rank, exit code or minus the signal, reason) when a rank ends itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProcess:
+    """A rank's process, and the file in which it says where its threads are."""
+
+    child: Child
+    stacks: Path
 
 
 class RankGroup:
@@ -24,10 +35,12 @@ class RankGroup:
     a rank is about to be killed, so that its exit carries that reason.
     """
 
-    def __init__(self, place: Place, *, on_exit: Exited) -> None:
+    def __init__(self, place: Place, *, folder: Path, on_exit: Exited) -> None:
+        """`folder` is private to this supervisor, and outlives the group."""
         self.place = place
+        self._folder = folder
         self._on_exit = on_exit
-        self._children: dict[int, Child] = {}
+        self._processes: dict[int, RankProcess] = {}
         self._doomed: dict[int, str] = {}
         self._stopping = False
         self._watchers: list[asyncio.Task[None]] = []
@@ -35,8 +48,13 @@ class RankGroup:
     def start(self, command: Sequence[str], *, inherited: Mapping[str, str], restarts: int) -> None:
         """Start one process a slot; `ConfigError` when the command cannot be run at all."""
         for local_rank, rank in enumerate(self.place.ranks):
+            stacks = self._folder / f"stacks-{self.place.generation}-{rank}.txt"
             environment = rank_environment(
-                self.place, local_rank=local_rank, inherited=inherited, restarts=restarts
+                self.place,
+                local_rank=local_rank,
+                inherited=inherited,
+                restarts=restarts,
+                stacks=str(stacks),
             )
             try:
                 child = Child.start(command, name=f"rank {rank}", env=environment)
@@ -46,53 +64,65 @@ class RankGroup:
                     f"cannot run {command[0]!r}: {error}",
                     hint="the command after -- must be a program on this node",
                 ) from error
-            self._children[rank] = child
+            process = RankProcess(child=child, stacks=stacks)
+            self._processes[rank] = process
             log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation)
-            self._watchers.append(asyncio.create_task(self._watch(rank, child), name=f"watch rank {rank}"))
+            self._watchers.append(asyncio.create_task(self._watch(rank, process), name=f"watch rank {rank}"))
 
     def pid(self, rank: int) -> int | None:
         """Return the process id of a rank, or None when it does not run here."""
-        child = self._children.get(rank)
-        return child.pid if child is not None and child.poll() is None else None
+        process = self._alive(rank)
+        return process.child.pid if process is not None else None
+
+    async def stack(self, rank: int) -> str | None:
+        """Return the Python stacks of a rank's threads; None when it does not run here or cannot tell."""
+        process = self._alive(rank)
+        return await dump_stacks(process.child, process.stacks) if process is not None else None
 
     @property
     def running(self) -> bool:
         """Whether any rank still runs."""
-        return any(child.poll() is None for child in self._children.values())
+        return any(self._alive(rank) is not None for rank in self._processes)
 
     def doom(self, rank: int, reason: str) -> None:
         """Kill one rank that can do nothing more, for `reason`."""
-        child = self._children.get(rank)
-        if child is not None and child.poll() is None and rank not in self._doomed:
+        process = self._alive(rank)
+        if process is not None and rank not in self._doomed:
             self._doomed[rank] = reason
-            log.warning("rank.killed", rank=rank, pid=child.pid, reason=reason)
-            child.kill()
+            log.warning("rank.killed", rank=rank, pid=process.child.pid, reason=reason)
+            process.child.kill()
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank's process."""
-        for child in self._children.values():
-            child.send_signal(number)
+        for process in self._processes.values():
+            process.child.send_signal(number)
 
     def kill(self) -> None:
         """Send SIGKILL to every rank and all it started; does not wait."""
         self._stopping = True
-        for child in self._children.values():
-            child.kill()
+        for process in self._processes.values():
+            process.child.kill()
 
     async def stop(self, grace_s: float) -> None:
         """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL; none is reported."""
         self._stopping = True
         async with asyncio.TaskGroup() as group:
-            for child in self._children.values():
-                group.create_task(child.stop_async(grace_s))
+            for process in self._processes.values():
+                group.create_task(process.child.stop_async(grace_s))
         await asyncio.gather(*self._watchers)
 
     async def join(self) -> None:
         """Return once every rank has ended."""
         await asyncio.gather(*self._watchers)
 
-    async def _watch(self, rank: int, child: Child) -> None:
+    def _alive(self, rank: int) -> RankProcess | None:
+        process = self._processes.get(rank)
+        return process if process is not None and process.child.poll() is None else None
+
+    async def _watch(self, rank: int, process: RankProcess) -> None:
+        child = process.child
         code = await child.join_async()
+        process.stacks.unlink(missing_ok=True)
         if self._stopping:
             return
         reason = self._doomed.get(rank, child.describe())

@@ -23,7 +23,7 @@ from strata.errors import ConfigError, StrataError
 from strata.launch.environment import Place
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
-from strata.launch.supervisor import Supervisor
+from strata.launch.supervisor import SOCKET, Supervisor
 from strata.observe import configure, get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -104,9 +104,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="strata-") as folder:
             if not await _connected(session, serve_session, asked):
                 return 128 + asked.result()
-            door = Path(folder) / "ranks.sock"
             address = config.address or _address_towards(endpoints[0])
-            run = _run(config, command, session, observer, door, worker_id, address, asked)
+            run = _run(config, command, session, observer, Path(folder), worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +125,7 @@ async def _run(
     command: Sequence[str],
     session: MemberSession,
     observer: _Observer,
-    door: Path,
+    folder: Path,
     worker_id: str,
     address: str,
     asked: asyncio.Future[int],
@@ -143,7 +142,7 @@ async def _run(
         upstream=session,
         worker_id=worker_id,
         address=address,
-        socket=str(door),
+        folder=folder,
         detect_s=timing.detect_s,
         place_changed=place_changed,
     )
@@ -154,7 +153,7 @@ async def _run(
         grace_s=timing.reconnect_grace_s,
         on_silent=supervisor.rank_is_silent,
     )
-    async with serving(relay, door, timing):
+    async with serving(relay, folder / SOCKET, timing):
         observer.relay, observer.supervisor = relay, supervisor
         if asked.done():
             supervisor.ask_to_stop(asked.result())

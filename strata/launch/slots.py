@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from strata.launch.environment import Place
 from strata.launch.ranks import Exited, RankGroup, inherited_environment
@@ -13,11 +14,12 @@ from strata.launch.rendezvous import Meeting, ReservedPort
 class Slots:
     """Runs `command` once a slot for each generation, and holds what lasts as long as one of them.
 
-    `on_exit` hears of every rank that ended by itself.
+    `on_exit` hears of every rank that ended by itself. `folder` is private to this supervisor.
     """
 
-    def __init__(self, command: Sequence[str], *, on_exit: Exited) -> None:
+    def __init__(self, command: Sequence[str], *, folder: Path, on_exit: Exited) -> None:
         self._command = tuple(command)
+        self._folder = folder
         self._on_exit = on_exit
         self._port: ReservedPort | None = None
         self._starts = 0
@@ -31,7 +33,7 @@ class Slots:
 
     def start(self, place: Place) -> None:
         """Start the ranks of `place`; `ConfigError` when the command cannot be run at all."""
-        self.ranks = RankGroup(place, on_exit=self._on_exit)
+        self.ranks = RankGroup(place, folder=self._folder, on_exit=self._on_exit)
         self.ranks.start(self._command, inherited=inherited_environment(), restarts=self._starts)
         self._starts += 1
 

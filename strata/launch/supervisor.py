@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from strata.config import RunConfig
 from strata.errors import BarrierTimeout
@@ -31,6 +32,9 @@ from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED
 
 log = get_logger()
 
+SOCKET: Final = "ranks.sock"
+"""The relay's socket in the supervisor's folder."""
+
 
 class Upstream(joining.Upstream, reports.Upstream, Protocol):
     """What the supervisor needs of its session with the coordinators."""
@@ -44,7 +48,7 @@ class Supervisor:
     """Runs `command` once a slot in every generation that has a place for this member.
 
     `place_changed` is told of the ranks that run here whenever they change (None: none), so that
-    the relay knows whom to let in.
+    the relay knows whom to let in. `folder` is this supervisor's own, and has the relay's socket.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class Supervisor:
         upstream: Upstream,
         worker_id: str,
         address: str,
-        socket: str,
+        folder: Path,
         detect_s: float,
         place_changed: Callable[[Place | None], None],
     ) -> None:
@@ -63,11 +67,11 @@ class Supervisor:
         self._upstream = upstream
         self._worker_id = worker_id
         self._address = address
-        self._socket = socket
+        self._socket = folder / SOCKET
         self._detect_s = detect_s
         self._place_changed = place_changed
         self._reports = ExitReports(upstream)
-        self._slots = Slots(command, on_exit=self._reports.report)
+        self._slots = Slots(command, folder=folder, on_exit=self._reports.report)
         self._stop = StopRequest()
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
@@ -141,7 +145,7 @@ class Supervisor:
                 member=update.place,
                 master_addr=meeting.address,
                 master_port=meeting.port,
-                socket=self._socket,
+                socket=str(self._socket),
                 endpoints=",".join(self._config.endpoints),
                 detect_s=self._detect_s,
             )

@@ -23,7 +23,9 @@ def place(*, restore: RestorePoint | None = None) -> Place:
 
 
 def test_torch_s_names_and_ours() -> None:
-    assert rank_environment(place(), local_rank=3, inherited={"PATH": "/bin"}, restarts=2) == {
+    assert rank_environment(
+        place(), local_rank=3, inherited={"PATH": "/bin"}, restarts=2, stacks="/run/strata/1"
+    ) == {
         "PATH": "/bin",
         "OMP_NUM_THREADS": "1",
         "RANK": "7",
@@ -46,6 +48,7 @@ def test_torch_s_names_and_ours() -> None:
         "STRATA_SOCKET": "/run/strata/s",
         "STRATA_ENDPOINTS": "a:1,b:2",
         "STRATA_DETECT_S": "2.5",
+        "STRATA_STACKS": "/run/strata/1",
     }
 
 
@@ -58,7 +61,7 @@ def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
         "STRATAGEM": "x",
         "STRATA_TRAIN_STORAGE": "/shared",
     }
-    found = rank_environment(place(), local_rank=0, inherited=inherited, restarts=0)
+    found = rank_environment(place(), local_rank=0, inherited=inherited, restarts=0, stacks="")
     assert "STRATA_RUN_SLOTS" not in found
     assert "STRATA_RESTORE" not in found
     assert "STRATA_AUTH_TOKEN_FILE" not in found  # a rank's supervisor speaks for it
@@ -68,13 +71,13 @@ def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
 
 
 def test_the_user_s_thread_count_stands() -> None:
-    found = rank_environment(place(), local_rank=0, inherited={"OMP_NUM_THREADS": "4"}, restarts=0)
+    found = rank_environment(place(), local_rank=0, inherited={"OMP_NUM_THREADS": "4"}, restarts=0, stacks="")
     assert found["OMP_NUM_THREADS"] == "4"
 
 
 def test_the_point_to_restore_from_is_json() -> None:
     point = RestorePoint(step=40, attempt="a1", record_generation=4, path="file:///c/x", manifest_digest="d")
-    found = rank_environment(place(restore=point), local_rank=0, inherited={}, restarts=0)
+    found = rank_environment(place(restore=point), local_rank=0, inherited={}, restarts=0, stacks="")
     assert json.loads(found["STRATA_RESTORE"]) == {
         "step": 40,
         "attempt": "a1",

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from strata.errors import ConfigError
 from strata.launch.environment import Place
 from strata.launch.ranks import RankGroup, inherited_environment
+from strata.launch.stack_dump import dump_stacks
 from strata.v1.worlds_pb2 import World, WorldMember
 
 LIMIT_S = 20.0
@@ -38,14 +41,15 @@ def place(slots: int) -> Place:
 @contextlib.asynccontextmanager
 async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, asyncio.Queue[Ended]]]:
     ended: asyncio.Queue[Ended] = asyncio.Queue()
-    group = RankGroup(place(slots), on_exit=lambda *what: ended.put_nowait(what))
-    async with asyncio.timeout(LIMIT_S):
-        try:
-            group.start(command, inherited=inherited_environment(), restarts=0)
-            yield group, ended
-        finally:
-            group.kill()
-            await group.join()
+    with tempfile.TemporaryDirectory() as folder:
+        group = RankGroup(place(slots), folder=Path(folder), on_exit=lambda *what: ended.put_nowait(what))
+        async with asyncio.timeout(LIMIT_S):
+            try:
+                group.start(command, inherited=inherited_environment(), restarts=0)
+                yield group, ended
+            finally:
+                group.kill()
+                await group.join()
 
 
 async def test_each_exit_is_told_once_with_its_global_rank() -> None:
@@ -111,8 +115,56 @@ async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
-async def test_what_cannot_be_run_is_said_at_once(command: str) -> None:
-    group = RankGroup(place(2), on_exit=lambda *_: None)
+async def test_what_cannot_be_run_is_said_at_once(command: str, tmp_path: Path) -> None:
+    group = RankGroup(place(2), folder=tmp_path, on_exit=lambda *_: None)
     with pytest.raises(ConfigError, match=command) as refused:
         group.start((command,), inherited=inherited_environment(), restarts=0)
     assert "after --" in refused.value.hint
+
+
+HUNG = """
+import os, sys, threading
+from strata.client.stack_dump import answer_stack_dumps
+def stuck_in_a_collective(): threading.Event().wait()
+threading.Thread(target=stuck_in_a_collective, daemon=True).start()
+answer_stack_dumps(os.environ)
+def waits_for_its_peers():
+    open(sys.argv[1], "w").close()
+    threading.Event().wait()
+waits_for_its_peers()
+"""
+
+
+async def test_a_rank_says_where_its_threads_are(tmp_path: Path) -> None:
+    pipe = tmp_path / "up"
+    os.mkfifo(pipe)
+    async with started(1, sys.executable, "-c", HUNG, str(pipe)) as (group, ended):
+        await asyncio.to_thread(pipe.read_text)
+        for _ in range(2):
+            told = await group.stack(2)
+            assert told is not None
+            assert "stuck_in_a_collective" in told
+            assert told.count("waits_for_its_peers") == 1, "each dump is told alone"
+        assert ended.empty(), "and runs on"
+        assert await group.stack(99) is None
+
+
+async def test_who_cannot_tell_is_left_alone() -> None:
+    async with started(1, "sleep", "1000") as (group, ended):
+        pid = group.pid(2)
+        assert pid is not None
+        assert await group.stack(2) is None
+        assert group.pid(2) == pid
+        assert ended.empty(), "the signal would have ended it"
+
+
+async def test_a_stopped_rank_says_nothing(tmp_path: Path) -> None:
+    pipe = tmp_path / "up"
+    os.mkfifo(pipe)
+    async with started(1, sys.executable, "-c", HUNG, str(pipe)) as (group, ended):
+        await asyncio.to_thread(pipe.read_text)
+        process = group._alive(2)
+        assert process is not None
+        process.child.pause()
+        assert await dump_stacks(process.child, process.stacks, limit_s=0.2) is None
+        assert ended.empty()

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -97,7 +99,7 @@ def update(
 class Stage:
     """A supervisor that runs, the session it thinks it has, and the places it told of."""
 
-    def __init__(self, command: tuple[str, ...], *, stop_grace_s: float = 10.0) -> None:
+    def __init__(self, command: tuple[str, ...], folder: Path, *, stop_grace_s: float = 10.0) -> None:
         self.upstream = FakeUpstream()
         self.places: asyncio.Queue[Place | None] = asyncio.Queue()
         self.supervisor = Supervisor(
@@ -106,7 +108,7 @@ class Stage:
             upstream=self.upstream,
             worker_id="w",
             address="192.0.2.1",
-            socket="/run/s",
+            folder=folder,
             detect_s=5.0,
             place_changed=self.places.put_nowait,
         )
@@ -136,14 +138,15 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def stage(*command: str, stop_grace_s: float = 10.0) -> AsyncIterator[Stage]:
-    async with asyncio.timeout(LIMIT_S):
-        it = Stage(command, stop_grace_s=stop_grace_s)
-        try:
-            yield it
-        finally:
-            it.done.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConfigError):
-                await it.done
+    with tempfile.TemporaryDirectory() as folder:
+        async with asyncio.timeout(LIMIT_S):
+            it = Stage(command, Path(folder), stop_grace_s=stop_grace_s)
+            try:
+                yield it
+            finally:
+                it.done.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ConfigError):
+                    await it.done
 
 
 def shell(script: str) -> tuple[str, ...]:
