@@ -17,7 +17,7 @@ from strata.cli.output import (
     print_json,
     print_table,
 )
-from strata.cli.status import job_row, phase_name
+from strata.cli.status import job_row, phase_name, print_troubles
 from strata.config import Credentials
 
 app = typer.Typer(help="List the jobs of the cluster, or show one.", no_args_is_help=True)
@@ -49,6 +49,7 @@ def list_jobs(
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
+    print_troubles(jobs)
 
 
 @app.command("show")
@@ -81,6 +82,7 @@ def show_job(
         ("FIELD", "VALUE"),
         (
             ("why", job.phase_reason or world.reason or "-"),
+            ("trouble", job.trouble or "none is known"),
             ("generation", world.generation or "-"),
             ("ranks", world.size),
             ("members", f"{job.workers} ({len(job.standbys)} standby)"),

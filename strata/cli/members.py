@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
@@ -13,9 +19,14 @@ from strata.cli.output import (
     age,
     print_json,
     print_table,
+    printable,
     ranks,
+    size,
 )
 from strata.config import Credentials
+
+if TYPE_CHECKING:
+    from strata.v1.members_pb2 import DeviceStatus, Member, RankProgress
 
 
 @connecting
@@ -24,6 +35,10 @@ def members(
     job: Job = "default",
     as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show where ranks that stand still do so, too.")
+    ] = False,
+    devices: Annotated[bool, typer.Option("--devices", help="Show the members' accelerators, too.")] = False,
     *,
     credentials: Credentials,
 ) -> None:
@@ -54,7 +69,7 @@ def members(
                 if place is None
                 else ranks(range(place.first_rank, place.first_rank + place.slots)),
                 _span([r.step for r in member.ranks]),
-                ", ".join(sorted({r.phase for r in member.ranks if r.phase})) or "-",
+                _doing(member.ranks),
                 "-" if heard is None else f"{age(heard)} ago",
                 member.incarnation,
             )
@@ -67,6 +82,71 @@ def members(
         rows,
         empty=f"job {job} has no members",
     )
+    if devices:
+        _show_devices(listed)
+    if stacks:
+        _show_stacks(listed)
+
+
+def _doing(said: Iterable[RankProgress]) -> str:
+    """Return what ranks do, those that stand still by name."""
+    phases = sorted({rank.phase for rank in said if rank.phase})
+    still = [rank for rank in said if rank.stalled_ms]
+    if still:
+        longest_ms = max(rank.stalled_ms for rank in still)
+        phases.append(f"STALLED: {ranks(rank.rank for rank in still)} for {age(longest_ms)}")
+    return ", ".join(phases) or "-"
+
+
+def _show_stacks(listed: Iterable[Member]) -> None:
+    """Print the stacks of the ranks that stand still, those furthest behind first."""
+    still = [(rank, member) for member in listed for rank in member.ranks if rank.stalled_ms]
+    if not still:
+        sys.stdout.write("\nno rank stands still\n")
+    for rank, member in sorted(still, key=lambda each: (each[0].step, each[0].rank)):
+        at = f"step {rank.step}" + (f", {printable(rank.phase)}" if rank.phase else "")
+        sys.stdout.write(
+            f"\nrank {rank.rank} of {member.worker_id} stands still at {at} for {age(rank.stalled_ms)}\n"
+        )
+        for line in rank.stack.splitlines() or ["  no stack: it does not use the library"]:
+            sys.stdout.write(printable(line) + "\n")
+        if rank.trace_file:
+            where = f"{printable(rank.trace_file)} ({size(rank.trace_bytes)})"
+            sys.stdout.write(f"its communication was recorded on {printable(member.host)}: {where}\n")
+
+
+def _show_devices(listed: Iterable[Member]) -> None:
+    print_table(
+        "",
+        ("MEMBER", "DEVICE", "NAME", "BUSY", "MEMORY", "TEMPERATURE", "POWER", "ECC", "XIDS", "HEALTH"),
+        [
+            (
+                member.worker_id,
+                device.index,
+                device.name or "-",
+                _given(device, "utilization_percent", lambda value: f"{value} %"),
+                _memory(device),
+                _given(device, "temperature_c", lambda value: f"{value} °C"),
+                _given(device, "power_mw", lambda value: f"{value / 1000:.0f} W"),
+                _given(device, "ecc_uncorrected", str),
+                ", ".join(map(str, device.xids[-5:])) or "-",
+                device.fault or "healthy",
+            )
+            for member in listed
+            for device in member.device_status
+        ],
+        empty="\nno member has told of an accelerator",
+    )
+
+
+def _given(device: DeviceStatus, field: str, words: Callable[[int], str]) -> str:
+    """Return a reading in words, or a dash where its driver does not offer it."""
+    return words(getattr(device, field)) if device.HasField(field) else "-"  # type: ignore[arg-type]  # a field's name
+
+
+def _memory(device: DeviceStatus) -> str:
+    total = _given(device, "memory_total_bytes", size)
+    return _given(device, "memory_used_bytes", lambda used: f"{size(used)} of {total}")
 
 
 def _span(steps: list[int]) -> str:

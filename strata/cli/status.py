@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +19,7 @@ from strata.cli.output import (
     enum_name,
     print_json,
     print_table,
+    printable,
     size,
 )
 from strata.config import Credentials
@@ -102,6 +103,14 @@ def _show(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
         map(job_row, jobs),
         empty="no job yet: start one with strata run -- python train.py",
     )
+    print_troubles(jobs)
+
+
+def print_troubles(jobs: Iterable[Job]) -> None:
+    """Print what is wrong with ranks and devices of jobs, a line for each that has trouble."""
+    for job in jobs:
+        if job.trouble:
+            sys.stdout.write(f"{job.name}: {printable(job.trouble)}\n")
 
 
 def job_row(job: Job) -> tuple[object, ...]:

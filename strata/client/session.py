@@ -30,7 +30,7 @@ from strata.errors import StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.common_pb2 import Token
-from strata.v1.members_pb2 import RankProgress
+from strata.v1.members_pb2 import DeviceStatus, RankProgress
 from strata.v1.session_pb2 import (
     Arrivals,
     Call,
@@ -90,6 +90,8 @@ class Session:
         self._calls = OpenCalls()
         self._progress: dict[int, tuple[RankProgress, float]] = {}
         self._progress_generation = 0
+        self._devices: tuple[DeviceStatus, ...] = ()
+        self._devices_untold = False
         self._link: Link[Down, Up] | None = None
         self._connected = asyncio.Event()
         self._ended = asyncio.Event()
@@ -167,6 +169,12 @@ class Session:
         for one in ranks:
             age_ms = min(max(0, one.age_ms), MAX_TIME_MS)
             self._progress[one.rank] = (one, now - age_ms / 1000)
+        self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
+
+    def devices(self, devices: Iterable[DeviceStatus]) -> None:
+        """Tell what this member's accelerators are like; sent soon, and again after a reconnect."""
+        self._devices = tuple(devices)
+        self._devices_untold = True
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     async def leave(self, reason: str = "") -> None:
@@ -317,6 +325,7 @@ class Session:
             return
         self._flush_calls()
         self._flush_arrivals()
+        self._devices_untold = bool(self._devices)
         self._flush_progress()
 
     def _take_reply(self, reply: Reply) -> None:
@@ -424,8 +433,10 @@ class Session:
                 self._link.send(up)
 
     def _flush_progress(self) -> None:
-        if self._link is None or not self.connected or not self._progress:
+        devices = self._devices if self._devices_untold else ()
+        if self._link is None or not self.connected or not (self._progress or devices):
             return
+        self._devices_untold = False
         now = self._now()
         ranks = []
         for one, since in self._progress.values():
@@ -433,7 +444,8 @@ class Session:
             told.CopyFrom(one)
             told.age_ms = max(0, round(1000 * (now - since)))
             ranks.append(told)
-        self._link.send(Up(progress=Progress(generation=self._progress_generation, ranks=ranks)))
+        progress = Progress(generation=self._progress_generation, ranks=ranks, devices=devices)
+        self._link.send(Up(progress=progress))
 
     # -- the end
 

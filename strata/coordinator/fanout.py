@@ -36,6 +36,8 @@ class _Changes:
     losses: bool = False
     """A worker key or a rank's end: somebody may be gone."""
     workers: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    """Those of them whose key is not there any more."""
     rounds: list[BarrierKey] = field(default_factory=list)
     floors: list[tuple[str, int]] = field(default_factory=list)
     saves: set[tuple[int, int]] = field(default_factory=set)
@@ -92,6 +94,8 @@ class Fanout:
             _guarded(job, partial(self._ranks.wound, job))
         for worker in changes.workers:
             _guarded(job, partial(self._keeper.look, job, worker))
+            if worker in changes.gone:
+                self._board.forget_member(job, worker)
         for key in changes.rounds:
             _guarded(job, partial(self._barriers.on_round, key))
         for name, generation in changes.floors:
@@ -117,6 +121,7 @@ def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> Non
         case ["workers", worker]:
             changes.workers.add(worker)
             changes.losses |= deleted
+            (changes.gone.add if deleted else changes.gone.discard)(worker)
         case ["worlds", _, "failed" | "done", _]:
             changes.losses |= not deleted
         case ["barriers", name, generation, round_, "outcome"]:

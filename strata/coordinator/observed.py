@@ -23,7 +23,7 @@ from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
 from strata.errors import StrataError
 from strata.observe.loop_lag import LoopLag
-from strata.v1.members_pb2 import RankProgress
+from strata.v1.members_pb2 import MemberDevices, RankProgress
 
 STALLED_S: Final = 2.0
 """A loop that was later than this within the last ten seconds is not healthy."""
@@ -51,6 +51,10 @@ class SoftState(Protocol):
 
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
         """Return what is known of these ranks; those that said nothing are absent."""
+        ...
+
+    def devices(self, job: str) -> Iterator[MemberDevices]:
+        """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
         ...
 
 

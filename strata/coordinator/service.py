@@ -154,6 +154,9 @@ class Service:
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
         return self._board.ranks(job, generation, ranks)
 
+    def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
+        return self._board.devices(job)
+
     # -- inside
 
     def _served(self, job: str) -> Iterator[int]:
@@ -181,7 +184,10 @@ class Service:
             self.barriers.arrive(barrier_wire.arrival(message), None)
 
     def _told(self, progress: peers_pb2.PeerProgress) -> None:
-        self._board.note(progress.job, progress.generation, progress.ranks, own=False)
+        if progress.ranks:
+            self._board.note(progress.job, progress.generation, progress.ranks, own=False)
+        for member in progress.devices:
+            self._board.note_devices(progress.job, member, own=False)
 
     def _tell_peers_everything(self) -> None:
         self.barriers.forwarding.again()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
 from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -15,11 +16,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from strata.coordinator.ailments import job_trouble, world_devices
 from strata.core.job import JobView, job_names
+from strata.core.trouble import Trouble
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
 from strata.errors import StrataError
 from strata.observe.metrics import Counter, Family, Histogram
+from strata.v1.members_pb2 import DeviceStatus
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 Read = Callable[[Source, Sequence[str]], Samples]
@@ -93,6 +97,70 @@ def _etcd(read: Callable[..., float]) -> Read:
     return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
 
 
+def _trouble(read: Callable[[Trouble], float]) -> Callable[[Source, JobView], float | None]:
+    def count(source: Source, job: JobView) -> float | None:
+        return None if source.soft is None else read(job_trouble(source.soft, job.keys.name, job.world()))
+
+    return count
+
+
+def _step_s(source: Source, job: JobView) -> float | None:
+    head = job.head()
+    if head is None or source.soft is None:
+        return None
+    said = source.soft.progress(job.keys.name, head.record.generation, range(head.record.size))
+    usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
+    return median(usual_us) / 1e6 if usual_us else None
+
+
+def _devices(read: Callable[[DeviceStatus], float | None]) -> Read:
+    """Return a reader that has one value for each accelerator whose driver offers it."""
+
+    def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+        for name in jobs if source.soft is not None else ():
+            try:
+                world = JobView(source.view, source.keys.job(name)).world()
+            except StrataError:  # written by hand: a record, or the name itself
+                continue
+            if world is None or source.soft is None:
+                continue
+            for worker, device in world_devices(source.soft, name, world):
+                if (value := read(device)) is not None:
+                    yield (name, worker, str(device.index)), float(value)
+
+    return samples
+
+
+def _offered(field: str, *, per: float = 1.0) -> Callable[[DeviceStatus], float | None]:
+    return lambda device: getattr(device, field) / per if device.HasField(field) else None  # type: ignore[arg-type]  # a field's name
+
+
+DEVICE_GAUGES: Final = (
+    (
+        "strata_device_utilization_ratio",
+        "How much of the last moments the accelerator was busy.",
+        _offered("utilization_percent", per=100),
+    ),
+    (
+        "strata_device_memory_used_bytes",
+        "Memory of the accelerator that is in use.",
+        _offered("memory_used_bytes"),
+    ),
+    ("strata_device_memory_bytes", "Memory that the accelerator has.", _offered("memory_total_bytes")),
+    ("strata_device_temperature_celsius", "Temperature of the accelerator.", _offered("temperature_c")),
+    ("strata_device_power_watts", "Power that the accelerator draws.", _offered("power_mw", per=1000)),
+    (
+        "strata_device_ecc_uncorrected",
+        "Uncorrectable memory errors of the accelerator since its driver was loaded.",
+        _offered("ecc_uncorrected"),
+    ),
+    (
+        "strata_device_fault",
+        "1 for an accelerator that is not to be trained on.",
+        lambda device: float(bool(device.fault)),
+    ),
+)
+
 GAUGES: Final = (
     _Gauge(
         "strata_build_info",
@@ -145,6 +213,34 @@ GAUGES: Final = (
         "Step of the job's latest committed checkpoint.",
         _jobs(_latest),
         labels=("job",),
+    ),
+    _Gauge(
+        "strata_job_stalled_ranks",
+        "Ranks of the job that have stood still for longer than their phase may take.",
+        _jobs(_trouble(lambda found: len(found.stalled))),
+        labels=("job",),
+    ),
+    _Gauge(
+        "strata_job_slow_ranks",
+        "Ranks of the job whose steps take 1.5 times the median of all its ranks or more.",
+        _jobs(_trouble(lambda found: len(found.slow))),
+        labels=("job",),
+    ),
+    _Gauge(
+        "strata_job_sick_devices",
+        "Accelerators of the job that are not to be trained on.",
+        _jobs(_trouble(lambda found: len(found.sick))),
+        labels=("job",),
+    ),
+    _Gauge(
+        "strata_job_step_seconds",
+        "How long a step of the job usually takes: the median of its ranks' medians.",
+        _jobs(_step_s),
+        labels=("job",),
+    ),
+    *(
+        _Gauge(name, says, _devices(read), labels=("job", "worker", "device"))
+        for name, says, read in DEVICE_GAUGES
     ),
     _Gauge(
         "strata_view_revision",

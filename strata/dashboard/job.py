@@ -18,6 +18,7 @@ from strata.core.records import CheckpointRecord, CheckpointState, Member
 from strata.core.view import Entry
 from strata.dashboard.source import Source
 from strata.dashboard.status import EventStatus, JobStatus, events, job_line
+from strata.dashboard.troubles import TroubleStatus, trouble_status
 from strata.observe.words import ranks as as_runs
 from strata.v1.members_pb2 import RankProgress
 
@@ -56,6 +57,8 @@ class RankStatus:
     phase: str
     heard_ms: int | None
     """None for a rank that has not said anything yet."""
+    stalled_ms: int = 0
+    """For how long it has stood still, once that is longer than its phase may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,7 @@ class JobDetail:
     checkpoints: tuple[CheckpointStatus, ...]
     checkpoint_count: int
     events: tuple[EventStatus, ...]
+    trouble: TroubleStatus
 
 
 def job_detail(source: Source, name: str, page: int) -> JobDetail | None:
@@ -139,7 +143,7 @@ def job_detail(source: Source, name: str, page: int) -> JobDetail | None:
     shown = slice((page - 1) * PAGE, page * PAGE)
     groups = _groups(said, range(size))
     return JobDetail(
-        job=job_line(source, job, [progress.step for progress in said.values()]),
+        job=job_line(source, job, said.values()),
         settle_s=spec.record.settle_s if spec is not None else 0.0,
         restored_step=world.head.restore.step if world is not None and world.head.restore else None,
         fruitless=world.head.fruitless if world is not None else 0,
@@ -156,6 +160,7 @@ def job_detail(source: Source, name: str, page: int) -> JobDetail | None:
         checkpoints=tuple(_checkpoint(job, entry) for entry in _shown_saves(saves)),
         checkpoint_count=len(saves),
         events=events(source, name),
+        trouble=trouble_status(source, name, world, said),
     )
 
 
@@ -232,6 +237,7 @@ def _rank_rows(
             step=progress.step if progress is not None else None,
             phase=progress.phase if progress is not None else "",
             heard_ms=progress.age_ms if progress is not None else None,
+            stalled_ms=progress.stalled_ms if progress is not None else 0,
         )
 
 

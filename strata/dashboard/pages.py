@@ -24,6 +24,7 @@ from strata.dashboard.layout import (
     table,
 )
 from strata.dashboard.status import ClusterStatus, JobStatus, ReplicaStatus
+from strata.dashboard.trouble_sections import trouble_notes, trouble_sections
 from strata.observe.words import age, size
 
 PHASES = {"running": "good", "done": "idle", "waiting": "warn", "paused": "warn", "failed": "bad"}
@@ -76,6 +77,8 @@ def job_page(status: ClusterStatus, detail: JobDetail) -> str:
             ("began from", NONE if detail.restored_step is None else f"step {detail.restored_step}"),
         ),
         *_job_notes(detail),
+        *trouble_notes(detail.trouble),
+        *trouble_sections(detail.trouble),
         section("Open barriers", _barriers(detail.barriers)),
         section("What the ranks do", _groups(detail)),
         section("Members", _members(detail), aside=_aside(detail)),
@@ -174,7 +177,9 @@ def _jobs(status: ClusterStatus) -> Markup:
                 span(job.step_low, job.step_high),
                 NONE if job.latest_step is None else job.latest_step,
                 job.open_barriers,
-                short(job.unreadable or job.reason or _waits(job)),
+                mark("bad", short(job.trouble))
+                if job.trouble
+                else short(job.unreadable or job.reason or _waits(job)),
             )
             for job in status.jobs
         ),
@@ -397,7 +402,10 @@ def _ranks(ranks: tuple[RankStatus, ...]) -> Markup:
 
 def _rank_row(rank: RankStatus) -> tuple[Child, ...]:
     step = NONE if rank.step is None else rank.step
-    return (rank.rank, rank.worker_id, step, ago(rank.heard_ms), short(rank.phase) or NONE)
+    phase: Child = short(rank.phase) or NONE
+    if rank.stalled_ms:
+        phase = mark("bad", f"{phase}, stands still for {age(rank.stalled_ms)}")
+    return (rank.rank, rank.worker_id, step, ago(rank.heard_ms), phase)
 
 
 def _aside(detail: JobDetail) -> str:

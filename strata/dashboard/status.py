@@ -7,10 +7,11 @@ its members and ranks come in pages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from strata.coordinator.ailments import trouble_of
 from strata.coordinator.context import EtcdMember
 from strata.core.checkpoints import newest
 from strata.core.etcd_version import EtcdVersion, judge
@@ -19,6 +20,7 @@ from strata.core.records import JobPhase, Phase, Standbys
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
 from strata.errors import StrataError
+from strata.v1.members_pb2 import RankProgress
 
 EVENTS: Final = 30
 
@@ -66,6 +68,8 @@ class JobStatus:
     step_low: int | None = None
     step_high: int | None = None
     open_barriers: int = 0
+    trouble: str = ""
+    """What is wrong with its ranks and devices, in a sentence."""
     unreadable: str = ""
 
 
@@ -138,7 +142,7 @@ def job_status(source: Source, name: str) -> JobStatus:
     """Return one job in a line; one that cannot be read says why."""
     try:
         job = JobView(source.view, source.keys.job(name))
-        return job_line(source, job, _steps(source, job))
+        return job_line(source, job, _said(source, job))
     except StrataError as error:  # written by hand: a record, or the name itself
         return JobStatus(name=name, phase="unreadable", unreadable=error.message)
 
@@ -190,17 +194,18 @@ def _etcd(member: EtcdMember) -> EtcdStatus:
     )
 
 
-def _steps(source: Source, job: JobView) -> list[int]:
-    """Return the steps that the ranks of the current generation last said they were at."""
+def _said(source: Source, job: JobView) -> list[RankProgress]:
+    """Return what the ranks of the current generation last said."""
     head = job.head()
     if head is None or source.soft is None:
         return []
-    said = source.soft.progress(job.keys.name, head.record.generation, range(head.record.size))
-    return [progress.step for progress in said]
+    return source.soft.progress(job.keys.name, head.record.generation, range(head.record.size))
 
 
-def job_line(source: Source, job: JobView, steps: Sequence[int]) -> JobStatus:
-    """Return a job in a line, its ranks being at `steps`; `PoisonRecord` if it cannot be read."""
+def job_line(source: Source, job: JobView, said: Collection[RankProgress]) -> JobStatus:
+    """Return a job in a line, its ranks having said `said`; `PoisonRecord` if it cannot be read."""
+    steps = [progress.step for progress in said]
+    world = job.world()
     head, spec, name = job.head(), job.spec(), job.keys.name
     record = job.view.record(job.keys.phase, JobPhase)
     standbys = job.view.record(job.keys.standbys, Standbys)
@@ -223,4 +228,7 @@ def job_line(source: Source, job: JobView, steps: Sequence[int]) -> JobStatus:
         step_low=min(steps, default=None),
         step_high=max(steps, default=None),
         open_barriers=sum(1 for _ in source.soft.open_rounds(name)) if source.soft is not None else 0,
+        trouble=trouble_of(source.soft, name, world.head.generation, said, world).says
+        if source.soft is not None and world is not None
+        else "",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from strata.core.devices import DeviceReading
 from strata.core.ids import BootId, WorkerId
 from strata.core.members import Registration
 from strata.core.records import Worker
@@ -28,9 +29,13 @@ def registration(message: members_pb2.Registration) -> Registration:
 
 
 def member_message(
-    entry: Entry[Worker], *, standby: bool, ranks: Iterable[members_pb2.RankProgress]
+    entry: Entry[Worker],
+    *,
+    standby: bool,
+    ranks: Iterable[members_pb2.RankProgress],
+    devices: Iterable[members_pb2.DeviceStatus],
 ) -> members_pb2.Member:
-    """Return a worker key for display, with what its ranks last said."""
+    """Return a worker key for display, with what its ranks last said and its devices were like."""
     record = entry.record
     return members_pb2.Member(
         worker_id=entry.name,
@@ -42,4 +47,22 @@ def member_message(
         served_by=record.served_by,
         standby=standby,
         ranks=ranks,
+        device_status=devices,
+    )
+
+
+def device_message(reading: DeviceReading, fault: str) -> members_pb2.DeviceStatus:
+    """Return a device's reading with what is wrong with it; what its driver does not offer is absent."""
+    return members_pb2.DeviceStatus(
+        index=reading.index,
+        name=reading.name,
+        uuid=reading.uuid,
+        utilization_percent=reading.utilization_percent,
+        memory_used_bytes=reading.memory_used_bytes,
+        memory_total_bytes=reading.memory_total_bytes,
+        temperature_c=reading.temperature_c,
+        power_mw=reading.power_mw,
+        ecc_uncorrected=reading.ecc_uncorrected,
+        xids=reading.xids,
+        fault=fault,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
+from strata.coordinator.ailments import job_trouble
 from strata.coordinator.calls.datasets import shards_of
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
@@ -12,7 +13,7 @@ from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core.checkpoints import find
 from strata.core.ids import checked_id
-from strata.core.job import World, job_names
+from strata.core.job import JobView, World, job_names
 from strata.v1 import recovery_pb2, worlds_pb2
 from strata.wire import checkpoints as checkpoint_wire
 from strata.wire import worlds as wire
@@ -53,14 +54,21 @@ class WorldCalls:
         jobs, after = page(
             job_names(self._context.mirror.view, self._context.keys),
             key=str,
-            make=lambda name: wire.job_message(job_view(self._context, name)),
+            make=lambda name: self._job(job_view(self._context, name)),
             size=request.page_size,
             token=request.page_token,
         )
         return worlds_pb2.ListJobsResponse(jobs=jobs, next_page_token=after)
 
     async def get_job(self, request: worlds_pb2.GetJobRequest) -> worlds_pb2.GetJobResponse:
-        return worlds_pb2.GetJobResponse(job=wire.job_message(await existing_job(self._context, request.job)))
+        return worlds_pb2.GetJobResponse(job=self._job(await existing_job(self._context, request.job)))
+
+    def _job(self, job: JobView) -> worlds_pb2.Job:
+        """Return a job with what is wrong with its ranks, as far as this replica heard."""
+        message = wire.job_message(job)
+        if (told := self._context.soft.state) is not None:
+            message.trouble = job_trouble(told, job.keys.name, job.world()).says
+        return message
 
     async def get_recovery(self, request: recovery_pb2.RecoveryRequest) -> recovery_pb2.RecoveryResponse:
         checked_id("worker", request.worker_id)

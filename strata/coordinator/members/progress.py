@@ -1,21 +1,52 @@
-"""What ranks last said of themselves: soft, for people, and to name what the missing were doing."""
+"""What ranks and devices last said of themselves: soft, for people, and to name what the missing were doing.
+
+A stall is told by whoever watches the rank (its supervisor), about words that the rank said: it ends
+with the rank's next words, and an older message that comes round by a peer does not end it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
+from strata.observe.words import age
 from strata.v1 import members_pb2, peers_pb2
 
+MAX_STACK_CHARS: Final = 4096
+MAX_STACKS: Final = 64
+"""Stacks kept of one job: of its ranks that are furthest behind."""
+MAX_PATH_CHARS: Final = 512
+MAX_DEVICES: Final = 64
+MAX_XIDS: Final = 32
+NEWS_BYTES: Final = 1 << 20
+"""What one message to a peer may have."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class _Said:
     step: int
     phase: str
     at: float
     """On this loop's clock, as far as the age on the way tells."""
+    stalled: bool = False
+    stack: str = ""
+    step_us: int = 0
+    median_step_us: int = 0
+    trace_file: str = ""
+    trace_bytes: int = 0
+
+    def keeps_of(self, before: _Said) -> None:
+        """Keep what was known of the same words."""
+        self.at = max(self.at, before.at)
+        self.stalled = self.stalled or before.stalled
+        self.stack = self.stack or before.stack
+        self.step_us = self.step_us or before.step_us
+        self.median_step_us = self.median_step_us or before.median_step_us
+        if not self.trace_file:
+            self.trace_file, self.trace_bytes = before.trace_file, before.trace_bytes
 
 
 @dataclass(slots=True)
@@ -28,11 +59,21 @@ class _Generation:
     """Those of them that peers have not been told of."""
 
 
+@dataclass(slots=True)
+class _Devices:
+    """The accelerators of a job's members, by worker; they outlive generations."""
+
+    known: dict[str, members_pb2.MemberDevices] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+    news: set[str] = field(default_factory=set)
+
+
 class ProgressBoard:
-    """The last word of every rank of every job's newest generation."""
+    """The last word of every rank of every job's newest generation, and of its members' devices."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Generation] = {}
+        self._devices: dict[str, _Devices] = {}
 
     def note(
         self, job: str, generation: int, ranks: Iterable[members_pb2.RankProgress], *, own: bool
@@ -45,26 +86,50 @@ class ProgressBoard:
             return
         now = asyncio.get_running_loop().time()
         for rank in ranks:
-            age_ms = min(max(0, rank.age_ms), MAX_TIME_MS)
-            said = _Said(rank.step, rank.phase[:MAX_PHASE_CHARS], now - age_ms / 1000)
+            said = _said(rank, now)
             before = held.said.get(rank.rank)
-            if before is not None and before.at > said.at:
-                continue
+            if before is not None:
+                if (before.step, before.phase) == (said.step, said.phase):
+                    said.keeps_of(before)
+                elif before.at > said.at:
+                    continue
             held.said[rank.rank] = said
+            if said.stack:
+                _keep_few_stacks(held)
             if own:
                 held.own.add(rank.rank)
                 held.news.add(rank.rank)
 
+    def note_devices(self, job: str, member: members_pb2.MemberDevices, *, own: bool) -> None:
+        """Take note of what a member's accelerators are like; an older incarnation is ignored."""
+        held = self._devices.setdefault(job, _Devices())
+        before = held.known.get(member.worker_id)
+        if before is not None and before.incarnation > member.incarnation:
+            return
+        held.known[member.worker_id] = _bounded(member)
+        if own:
+            held.own.add(member.worker_id)
+            held.news.add(member.worker_id)
+
     def forget(self, job: str) -> None:
         """Drop what was said in a job that has ended."""
         self._jobs.pop(job, None)
+        self._devices.pop(job, None)
+
+    def forget_member(self, job: str, worker: str) -> None:
+        """Drop what is known of the devices of a member that is gone."""
+        held = self._devices.get(job)
+        if held is not None and held.known.pop(worker, None) is not None:
+            held.own.discard(worker)
+            held.news.discard(worker)
 
     def phases(self, job: str, generation: int) -> dict[int, str]:
         """Return, by rank, what each was doing when it was last heard."""
         held = self._jobs.get(job)
         if held is None or held.number != generation:
             return {}
-        return {rank: f"{said.phase}, step {said.step}" for rank, said in held.said.items() if said.phase}
+        now = asyncio.get_running_loop().time()
+        return {rank: _words(said, now) for rank, said in held.said.items() if said.phase}
 
     def ranks(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
         """Return what is known of these ranks; those that said nothing are absent."""
@@ -73,24 +138,102 @@ class ProgressBoard:
             return []
         return [_message(rank, held.said[rank]) for rank in ranks if rank in held.said]
 
+    def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
+        """Yield what is known of the accelerators of the job's members."""
+        held = self._devices.get(job)
+        if held is not None:
+            yield from held.known.values()
+
+    def devices_of(self, job: str, worker: str, incarnation: int) -> Iterable[members_pb2.DeviceStatus]:
+        """Return what is known of one member's accelerators."""
+        held = self._devices.get(job)
+        known = held.known.get(worker) if held is not None else None
+        return known.devices if known is not None and known.incarnation == incarnation else ()
+
     def news(self) -> list[peers_pb2.PeerProgress]:
-        """Return what peers have not been told of, and count it as told."""
-        told = []
-        for job, held in self._jobs.items():
-            if held.news:
-                ranks = [_message(rank, held.said[rank]) for rank in sorted(held.news)]
-                told.append(peers_pb2.PeerProgress(job=job, generation=held.number, ranks=ranks))
-                held.news.clear()
+        """Return what peers have not been told of, and count it as told; each of bounded size."""
+        told: list[peers_pb2.PeerProgress] = []
+        for job in sorted(self._jobs.keys() | self._devices.keys()):
+            held = self._jobs.get(job) or _Generation(0)
+            devices = self._devices.get(job) or _Devices()
+            letter = peers_pb2.PeerProgress(job=job, generation=held.number)
+            size = 0
+            for rank in sorted(held.news):
+                said = _message(rank, held.said[rank])
+                if (size := size + said.ByteSize()) > NEWS_BYTES:
+                    told.append(letter)
+                    letter, size = peers_pb2.PeerProgress(job=job, generation=held.number), 0
+                letter.ranks.append(said)
+            for worker in sorted(devices.news):
+                member = devices.known[worker]
+                if (size := size + member.ByteSize()) > NEWS_BYTES:
+                    told.append(letter)
+                    letter, size = peers_pb2.PeerProgress(job=job, generation=held.number), 0
+                letter.devices.append(member)
+            if letter.ranks or letter.devices:
+                told.append(letter)
+            held.news.clear()
+            devices.news.clear()
         return told
 
     def tell_again(self) -> None:
         """Count everything of our own as untold: there is a new peer."""
         for held in self._jobs.values():
             held.news |= held.own
+        for devices in self._devices.values():
+            devices.news |= devices.own
+
+
+def _said(rank: members_pb2.RankProgress, now: float) -> _Said:
+    """Return what a rank said, within bounds: whoever sent it may be of any version, or mad."""
+    age_ms = min(max(0, rank.age_ms), MAX_TIME_MS)
+    return _Said(
+        step=rank.step,
+        phase=rank.phase[:MAX_PHASE_CHARS],
+        at=now - age_ms / 1000,
+        stalled=rank.stalled_ms > 0,
+        stack=rank.stack[:MAX_STACK_CHARS],
+        step_us=max(0, rank.step_us),
+        median_step_us=max(0, rank.median_step_us),
+        trace_file=rank.trace_file[:MAX_PATH_CHARS],
+        trace_bytes=max(0, rank.trace_bytes),
+    )
+
+
+def _keep_few_stacks(held: _Generation) -> None:
+    """Drop the stacks of the ranks that are furthest ahead when there are too many."""
+    with_stack = [(said.step, rank) for rank, said in held.said.items() if said.stack]
+    for _step, rank in sorted(with_stack)[MAX_STACKS:]:
+        held.said[rank].stack = ""
+
+
+def _bounded(member: members_pb2.MemberDevices) -> members_pb2.MemberDevices:
+    kept = members_pb2.MemberDevices(worker_id=member.worker_id, incarnation=member.incarnation)
+    for device in member.devices[:MAX_DEVICES]:
+        copy = kept.devices.add()
+        copy.CopyFrom(device)
+        copy.name, copy.uuid, copy.fault = device.name[:128], device.uuid[:128], device.fault[:256]
+        del copy.xids[:-MAX_XIDS]
+    return kept
+
+
+def _words(said: _Said, now: float) -> str:
+    still = f", stalled for {age((now - said.at) * 1000)}" if said.stalled else ""
+    return f"{said.phase}, step {said.step}{still}"
 
 
 def _message(rank: int, said: _Said) -> members_pb2.RankProgress:
-    age_s = asyncio.get_running_loop().time() - said.at
+    age_ms = max(0, int((asyncio.get_running_loop().time() - said.at) * 1000))
     return members_pb2.RankProgress(
-        rank=rank, step=said.step, phase=said.phase, age_ms=max(0, int(age_s * 1000))
+        rank=rank,
+        step=said.step,
+        phase=said.phase,
+        age_ms=age_ms,
+        # the rank has said nothing since it came to stand still
+        stalled_ms=max(1, age_ms) if said.stalled else 0,
+        stack=said.stack,
+        step_us=said.step_us,
+        median_step_us=said.median_step_us,
+        trace_file=said.trace_file,
+        trace_bytes=said.trace_bytes,
     )

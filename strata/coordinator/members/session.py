@@ -20,7 +20,7 @@ from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import Refused, StaleGeneration, StrataError
 from strata.session.served import End, Session
-from strata.v1 import barriers_pb2, session_pb2
+from strata.v1 import barriers_pb2, members_pb2, session_pb2
 from strata.v1.session_pb2 import Down
 from strata.wire import barriers as wire
 
@@ -139,12 +139,18 @@ class MemberSession:
         return Refused(f"{self.worker} does not run all of these ranks: {ranks}")
 
     def progress(self, progress: session_pb2.Progress) -> None:
+        board = self._house.board
+        if progress.devices:
+            devices = members_pb2.MemberDevices(
+                worker_id=self.worker, incarnation=self.incarnation, devices=progress.devices
+            )
+            board.note_devices(self.job, devices, own=True)
         index = self._house.ranks.of(self.job)
         if index is None or index.head.generation != progress.generation:
             return
         mine = index.ranks(self.worker, self.incarnation)
         ranks = [said for said in progress.ranks if said.rank in mine]
-        self._house.board.note(self.job, progress.generation, ranks, own=True)
+        board.note(self.job, progress.generation, ranks, own=True)
 
     async def rank_exit(self, rank_exit: session_pb2.RankExit) -> session_pb2.Reply:
         ended = rank_exit

@@ -193,7 +193,8 @@ class UnaryMembers:
         def member(entry: Entry[Worker]) -> pb.Member:
             ranks = range(0) if index is None else index.ranks(entry.name, entry.create_revision)
             said = self._board.ranks(request.job, generation, ranks)
-            return wire.member_message(entry, standby=not ranks, ranks=said)
+            devices = self._board.devices_of(request.job, entry.name, entry.create_revision)
+            return wire.member_message(entry, standby=not ranks, ranks=said, devices=devices)
 
         members, after = page(
             job.workers(),

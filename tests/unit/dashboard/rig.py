@@ -29,7 +29,7 @@ from strata.core.records import (
 )
 from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.core.view import Entry, View
-from strata.v1.members_pb2 import RankProgress
+from strata.v1.members_pb2 import MemberDevices, RankProgress
 
 KEYS = ClusterKeys("default")
 EPOCH = 3
@@ -207,3 +207,6 @@ class Shown:
 
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
         return self.board.ranks(job, generation, ranks)
+
+    def devices(self, job: str) -> Iterator[MemberDevices]:
+        return self.board.devices(job)

@@ -1,0 +1,70 @@
+"""What is wrong with a job, from what this replica knows: asked by the status page, GetJob and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from strata.core.arrivals import OpenRound
+from strata.core.job import World
+from strata.core.trouble import RankWord, Trouble, trouble
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
+
+
+class Told(Protocol):
+    """What ranks and members told a replica."""
+
+    def open_rounds(self, job: str) -> Iterator[OpenRound]:
+        """Yield the rounds of a job that are open as far as is known here."""
+        ...
+
+    def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
+        """Return what is known of these ranks; those that said nothing are absent."""
+        ...
+
+    def devices(self, job: str) -> Iterator[MemberDevices]:
+        """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
+        ...
+
+
+def job_trouble(told: Told, name: str, world: World | None) -> Trouble:
+    """Return what is wrong with the ranks and devices of a job's current world."""
+    if world is None:
+        return Trouble()
+    head = world.head
+    return trouble_of(
+        told, name, head.generation, told.progress(name, head.generation, range(head.size)), world
+    )
+
+
+def trouble_of(told: Told, name: str, generation: int, said: Iterable[RankProgress], world: World) -> Trouble:
+    """The same, of what ranks said, when that is known already."""
+    waiting = {
+        rank
+        for round_ in told.open_rounds(name)
+        if round_.key.generation == generation
+        for rank in round_.arrived
+    }
+    words = [
+        RankWord(
+            rank=each.rank,
+            step=each.step,
+            phase=each.phase,
+            age_ms=each.age_ms,
+            stalled_ms=each.stalled_ms,
+            median_step_us=each.median_step_us,
+            waits=each.rank in waiting,
+        )
+        for each in said
+    ]
+    faults = {(worker, device.index): device.fault for worker, device in world_devices(told, name, world)}
+    return trouble(words, faults)
+
+
+def world_devices(told: Told, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:
+    """Yield the devices of the members of this world, with the worker that has them."""
+    here = {(member.worker, member.incarnation) for member in world.members}
+    for member in told.devices(name):
+        if (member.worker_id, member.incarnation) in here:
+            for device in member.devices:
+                yield member.worker_id, device

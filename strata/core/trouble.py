@@ -1,0 +1,99 @@
+"""What is wrong with a job's ranks and devices, in one sentence that everybody shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.core.stalls import Slow, Standing, stragglers, suspects
+
+NAMED: Final = 3
+"""So many of a kind are named; of the others the number is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWord:
+    """What is known of one rank of the current generation."""
+
+    rank: int
+    step: int
+    phase: str
+    age_ms: int
+    stalled_ms: int = 0
+    median_step_us: int = 0
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SickDevice:
+    worker: str
+    index: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What is wrong at this moment; `says` is empty when nothing is known."""
+
+    stalled: tuple[RankWord, ...] = ()
+    suspects: tuple[int, ...] = ()
+    """Those of the stalled ranks that hold up the others, as far as it shows."""
+    how: str = ""
+    """How that shows."""
+    slow: tuple[Slow, ...] = ()
+    sick: tuple[SickDevice, ...] = ()
+    says: str = ""
+
+
+def trouble(words: Sequence[RankWord], faults: Mapping[tuple[str, int], str]) -> Trouble:
+    """Return what is wrong with ranks that said `words`, and with devices by (worker, index)."""
+    stalled = tuple(word for word in words if word.stalled_ms > 0)
+    named, how = suspects([Standing(rank=w.rank, step=w.step, phase=w.phase, waits=w.waits) for w in stalled])
+    slow = tuple(stragglers({w.rank: w.median_step_us / 1e6 for w in words if w.median_step_us > 0}))
+    sick = tuple(
+        SickDevice(worker=worker, index=index, fault=fault)
+        for (worker, index), fault in sorted(faults.items())
+        if fault
+    )
+    parts = [
+        *_stalls(stalled, named),
+        *_few([f"rank {s.rank} takes {s.times:.1f} times the median for a step" for s in slow], "slow ranks"),
+        *_few([f"device {s.index} of {s.worker}: {s.fault}" for s in sick], "sick devices"),
+    ]
+    return Trouble(
+        stalled=stalled,
+        suspects=named,
+        how=how if stalled else "",
+        slow=slow,
+        sick=sick,
+        says="; ".join(parts),
+    )
+
+
+def _stalls(stalled: Sequence[RankWord], named: tuple[int, ...]) -> list[str]:
+    if not stalled:
+        return []
+    blamed = [word for word in stalled if word.rank in named]
+    if len(blamed) == len(stalled) > NAMED:
+        longest_s = max(word.stalled_ms for word in blamed) / 1000
+        step = min(word.step for word in blamed)
+        return [f"{len(blamed)} ranks stand still at step {step} for {longest_s:.0f} s"]
+    parts = _few(
+        [
+            f"rank {w.rank} stands still at step {w.step}"
+            + (f" ({w.phase})" if w.phase else "")
+            + f" for {w.stalled_ms / 1000:.0f} s"
+            for w in sorted(blamed, key=lambda word: word.rank)
+        ],
+        "ranks that stand still",
+    )
+    if held_up := len(stalled) - len(blamed):
+        parts[-1] += f", and {held_up} more with {'it' if len(blamed) == 1 else 'them'}"
+    return parts
+
+
+def _few(sentences: list[str], kind: str) -> list[str]:
+    if len(sentences) <= NAMED:
+        return sentences
+    return [*sentences[:NAMED], f"{len(sentences) - NAMED} more {kind}"]

@@ -1,0 +1,46 @@
+"""What is wrong with a job, in a sentence."""
+
+from __future__ import annotations
+
+from strata.core.trouble import RankWord, trouble
+
+
+def word(
+    rank: int, step: int = 8, phase: str = "step", stalled_s: float = 0, usual_s: float = 1.0
+) -> RankWord:
+    return RankWord(
+        rank=rank,
+        step=step,
+        phase=phase,
+        age_ms=100,
+        stalled_ms=int(stalled_s * 1000),
+        median_step_us=int(usual_s * 1e6),
+    )
+
+
+def test_a_healthy_job_has_no_trouble() -> None:
+    found = trouble([word(0), word(1), word(2)], {("w1", 0): ""})
+    assert (found.says, found.stalled, found.slow, found.sick) == ("", (), (), ())
+    assert trouble([], {}).says == ""
+
+
+def test_the_rank_that_holds_up_the_others_is_named() -> None:
+    found = trouble([word(r, stalled_s=42, phase="data" if r == 2 else "step") for r in range(4)], {})
+    assert found.suspects == (2,)
+    assert found.says == "rank 2 stands still at step 8 (data) for 42 s, and 3 more with it"
+
+
+def test_many_that_cannot_be_told_apart_are_counted() -> None:
+    found = trouble([word(r, stalled_s=40 + r) for r in range(100)], {})
+    assert found.says == "100 ranks stand still at step 8 for 139 s"
+    assert len(found.stalled) == 100
+
+
+def test_slow_ranks_and_sick_devices_are_named_and_then_counted() -> None:
+    words = [word(r, usual_s=3.0 if r < 5 else 1.0) for r in range(16)]
+    found = trouble(words, {("w1", 2): "XID 79: gone", ("w0", 1): ""})
+    assert found.says == (
+        "rank 0 takes 3.0 times the median for a step; rank 1 takes 3.0 times the median for a step;"
+        " rank 2 takes 3.0 times the median for a step; 2 more slow ranks; device 2 of w1: XID 79: gone"
+    )
+    assert [(sick.worker, sick.index) for sick in found.sick] == [("w1", 2)]
