@@ -34,6 +34,7 @@ _HOME = {
     "RecoveryResponse": "v1.recovery_pb2",
     "TrainingConfig": "config.training",
     "TrainingWorld": "training.world",
+    "ElasticSampler": "data.sampler",
     "Run": "training.run",
     "connect": "client.joining",
     "init": "training.starting",

@@ -11,6 +11,7 @@ from strata.client.joining import connect as connect
 from strata.client.rank import RankClient as RankClient
 from strata.config.training import TrainingConfig as TrainingConfig
 from strata.core.records import CheckpointType as CheckpointType
+from strata.data.sampler import ElasticSampler as ElasticSampler
 from strata.errors import BarrierBroken as BarrierBroken
 from strata.errors import BarrierTimeout as BarrierTimeout
 from strata.errors import CheckpointAborted as CheckpointAborted

@@ -20,10 +20,18 @@ from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
 from strata.errors import BarrierTimeout, InvalidArgument, StrataError
+from strata.training.feeds import Feed, Feeding
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
 from strata.training.peers import Peers
-from strata.training.state import OWN_KEY, Position, saved_position
+from strata.training.state import (
+    LOADER_KEY,
+    OWN_KEY,
+    Position,
+    Remembered,
+    on_optimizer_step,
+    saved_position,
+)
 from strata.training.world import TrainingWorld, world_of
 
 SAVE_BARRIER: Final = "strata.save"
@@ -51,19 +59,30 @@ class Run:
         state: MutableMapping[str, Any],
         position: Position,
         config: TrainingConfig,
+        feeding: Feeding,
+        data: Iterable[Any] | None,
         owns_group: bool,
     ) -> None:
+        """`state` is restored to `position`; `data` is the loader that `steps` takes by default."""
         self.peers = peers
         self.checkpoints = checkpoints
         self.hooks: list[StepHook] = []
         self.position = position
         self._state = state
         self._config = config
+        self._feeding = feeding
+        self._data = data
         self._owns_group = owns_group
+        self._remembered = Remembered.of(state)
+        self._feeds: dict[tuple[int, int], tuple[Iterable[Any], Feed]] = {}
+        self._facts: dict[str, Any] = dict(feeding.saved)
+        self._weight, self._last = 1.0, True
+        self._optimizer_steps = 0
+        on_optimizer_step(state, self._optimizer_stepped)
         self._begun = position.step
-        self._restored = position
         self._saved_step = position.step
         self._epochs_called = 0
+        self._passed_over = False
         self._closed = False
         self._phase = ""
 
@@ -89,45 +108,76 @@ class Run:
         """The number of the newest step that has begun here: `step`, or one more."""
         return self._begun
 
+    @property
+    def weight(self) -> float:
+        """What the mean loss of the batch at hand counts in its step: `(loss * run.weight).backward()`.
+
+        1 when a step has one batch and every rank as many samples.
+        """
+        return self._weight
+
+    @property
+    def last_of_step(self) -> bool:
+        """Whether the optimizer is to step after the batch at hand."""
+        return self._last
+
     # -- the loop
 
-    def steps(self, loader: Iterable[Any], *, accumulate: int = 1, epoch: int | None = None) -> Iterator[Any]:
+    def steps(
+        self, loader: Iterable[Any] | None = None, *, accumulate: int = 1, epoch: int | None = None
+    ) -> Iterator[Any]:
         """Yield the batches of one epoch that are left, and count each complete optimizer step.
 
-        `accumulate` batches make one step. Each call is an epoch, counted from 0 unless `epoch`
-        says which: one that was finished before this generation began has no batches left.
+        Without `loader`: of the one that `strata.init` got as `data`. `accumulate` of its batches make
+        one step when the training begins; in a world of another size it may be more or fewer, so that
+        a step has the same samples: `run.last_of_step` and `run.weight` say what to do. With 1, a
+        step stays one batch, which grows and shrinks.
+
+        Each call is an epoch, counted from 0 unless `epoch` says which: one that was finished before
+        this generation began has no batches left.
         """
-        accumulate = integer("accumulate", accumulate, below=2**31, hint="batches an optimizer step")
-        if accumulate == 0:
-            raise InvalidArgument("accumulate is 0", hint="an optimizer step has at least one batch")
+        loader = self._data if loader is None else loader
+        if loader is None:
+            raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
+        feed = self._feed(loader, accumulate)
         if epoch is None:
             epoch = self._epochs_called
         self._epochs_called = epoch + 1
-        return self._steps(loader, accumulate, epoch)
+        return self._steps(feed, epoch)
 
-    def _steps(self, loader: Iterable[Any], accumulate: int, epoch: int) -> Iterator[Any]:
+    def _feed(self, loader: Iterable[Any], accumulate: int) -> Feed:
+        accumulate = integer("accumulate", accumulate, below=2**31, hint="batches an optimizer step")
+        if accumulate == 0:
+            raise InvalidArgument("accumulate is 0", hint="an optimizer step has at least one batch")
+        known = self._feeds.get((id(loader), accumulate))
+        if known is None:
+            feed = self._feeding.feed(loader, accumulate)
+            # the loader is kept with it, so that its id stays its own
+            known = self._feeds[id(loader), accumulate] = (loader, feed)
+        return known[1]
+
+    def _steps(self, feed: Feed, epoch: int) -> Iterator[Any]:
         if epoch < self.position.epoch:
+            self._passed_over = True
             return
+        if self._passed_over:
+            self._remembered.apply()
+            self._passed_over = False
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
-        batches = iter(loader)
-        self._pass_over(batches, self.position.epoch_batches)
-        drawn = samples = 0
-        for batch in batches:
-            if drawn == 0:
-                self._begin()
-            drawn += 1
-            samples += _samples_of(batch)
-            yield batch
-            if drawn == accumulate:
-                self._complete(samples * self.peers.world_size, batches=drawn)
-                drawn = samples = 0
-
-    def _pass_over(self, batches: Iterator[Any], count: int) -> None:
-        if count:
-            log.warning("passing over the %d batches that were trained on before", count)
-        for _ in range(count):
-            next(batches, None)
+        self._facts = feed.facts()
+        for fed in feed.epoch(self.position):
+            self._begin()
+            self._weight, self._last = fed.weight, fed.last
+            stepped = self._optimizer_steps
+            try:
+                yield fed.batch
+            except GeneratorExit:  # the loop was left; its body may have come as far as optim.step()
+                if fed.last and self._optimizer_steps > stepped:
+                    self._count(fed.samples, batches=fed.batches)
+                raise
+            if fed.last:
+                self._complete(fed.samples, batches=fed.batches)
 
     def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
         """Say that an optimizer step is complete in which all ranks used `samples` samples together.
@@ -152,7 +202,7 @@ class Run:
         self._begun = number
         self._tell(STEP)
 
-    def _complete(self, samples: int, *, batches: int) -> None:
+    def _count(self, samples: int, *, batches: int) -> None:
         before = self.position
         self.position = Position(
             step=before.step + 1,
@@ -161,6 +211,9 @@ class Run:
             epoch_batches=before.epoch_batches + batches,
             samples=before.samples + samples,
         )
+
+    def _complete(self, samples: int, *, batches: int) -> None:
+        self._count(samples, batches=batches)
         self._tell(STEP)
         for hook in self.hooks:
             hook.completed(self.position.step)
@@ -170,6 +223,9 @@ class Run:
     def _due(self) -> bool:
         every = self._config.save_every_steps
         return every > 0 and self.position.step % every == 0
+
+    def _optimizer_stepped(self) -> None:
+        self._optimizer_steps += 1
 
     # -- phases
 
@@ -201,7 +257,7 @@ class Run:
             return None
         with self.phase(SAVE):
             self._meet(SAVE_BARRIER, patient=patient)
-            self._state[OWN_KEY] = saved_position(self.position)
+            self._state[OWN_KEY] = {**saved_position(self.position), LOADER_KEY: self._facts}
             info = self.checkpoints.save_state(self._state, step=step, epoch=self.position.epoch)
             self._saved_step = step
             if wait:
@@ -259,15 +315,3 @@ class Run:
             self.close()
         else:
             self.abandon(f"{type(error).__name__}: {error}")
-
-
-def _samples_of(batch: Any) -> int:
-    """Return how many samples a batch has, as far as it shows that; else 1."""
-    if isinstance(batch, dict):
-        batch = next(iter(batch.values()), None)
-    elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):
-        batch = batch[0]
-    try:
-        return len(batch)
-    except TypeError:
-        return 1

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, TrainingConfig
+from strata.training.feeds import Feeding
 from strata.training.group import ensure_group
 from strata.training.peers import Alone, Peers
 from strata.training.run import RESTORE, Run
-from strata.training.state import OWN_KEY, Position, position_of, state_of
+from strata.training.state import LOADER_KEY, OWN_KEY, Position, position_of, state_of
 
 log: Final = logging.getLogger("strata.training")
 
@@ -27,7 +28,7 @@ def init(
     model: object = None,
     optim: object = None,
     sched: object = None,
-    data: object = None,
+    data: Iterable[Any] | None = None,
     state: MutableMapping[str, Any] | None = None,
     storage_path: str | os.PathLike[str] | None = None,
     endpoints: str | Iterable[str] | None = None,
@@ -38,6 +39,9 @@ def init(
     save_every_steps: int | None = None,
     save_every_s: float | None = None,
     keep_count: int | None = None,
+    global_batch: int | None = None,
+    uneven: bool = False,
+    seed: int = 0,
     credentials: Credentials | None = None,
 ) -> Run:
     """Join the world, initialise torch's process group if there is none, restore, and return the run.
@@ -45,8 +49,10 @@ def init(
     Under `strata run` this process is the rank of the environment; with `endpoints` (or
     STRATA_ENDPOINTS) it is a member of its own, and the job is created with `min_workers` and
     `max_workers`; with neither it trains alone. `model`, `optim` and `sched` are saved and
-    restored, as is what `state` holds under names of its own; `data` is the loader whose position
-    is. The other arguments win over STRATA_TRAIN_* and the table [train] of strata.toml.
+    restored, as is what `state` holds under names of its own. `data` is the loader for `run.steps`;
+    its samples are ordered by `seed`. A step has `global_batch` samples (by default those that it has
+    in the first world), whichever world trains; `uneven` allows ranks to have shares that differ.
+    The other arguments win over STRATA_TRAIN_* and the table [train] of strata.toml.
 
     The checkpoints lie in `storage_path`, a folder that all hosts share. `ConfigError` when
     several processes train together without a coordinator; else what `strata.connect` and
@@ -69,7 +75,7 @@ def init(
         credentials=credentials,
     )
     try:
-        run = _begin(peers, saved, config)
+        run = _begin(peers, saved, config, data, global_batch=global_batch, uneven=uneven, seed=seed)
     except BaseException as error:
         peers.close(code=1, reason=f"{type(error).__name__}: {error}")
         raise
@@ -104,7 +110,16 @@ def _join(
     )
 
 
-def _begin(peers: Peers, state: dict[str, Any], config: TrainingConfig) -> Run:
+def _begin(
+    peers: Peers,
+    state: dict[str, Any],
+    config: TrainingConfig,
+    data: Iterable[Any] | None,
+    *,
+    global_batch: int | None,
+    uneven: bool,
+    seed: int,
+) -> Run:
     peers.progress(0, "join")
     owns_group = ensure_group(peers)
     checkpoints = CheckpointManager(
@@ -116,13 +131,23 @@ def _begin(peers: Peers, state: dict[str, Any], config: TrainingConfig) -> Run:
     peers.progress(0, RESTORE)
     state[OWN_KEY] = {}
     restored = checkpoints.restore(state)
-    position = Position() if restored is None else position_of(state[OWN_KEY])
+    own = state[OWN_KEY]
+    feeding = Feeding(
+        rank=peers.rank,
+        world_size=peers.world_size,
+        global_batch=global_batch,
+        seed=seed,
+        uneven=uneven,
+        saved=own.get(LOADER_KEY, {}),
+    )
     return Run(
         peers,
         checkpoints=checkpoints,
         state=state,
-        position=position,
+        position=Position() if restored is None else position_of(own),
         config=config,
+        feeding=feeding,
+        data=data,
         owns_group=owns_group,
     )
 

@@ -6,15 +6,20 @@ all ranks, never what was drawn or prefetched (PROTOCOLS 7.3).
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from strata.checkpoint import rng
+from strata.checkpoint.state import has_state
 from strata.errors import CheckpointError, InvalidArgument
 
 OWN_KEY: Final = "strata"
 """Where the position stands in a checkpoint."""
+LOADER_KEY: Final = "loader"
+"""Beside the position: what must stay as it is for the order of samples to stay."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -70,3 +75,54 @@ def _plain(value: Any) -> Any:
     if type(value).__name__ == "DistributedDataParallel" and hasattr(value, "module"):
         return value.module
     return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """Schedulers, the optimizers' settings and the random states as they were restored.
+
+    A script that runs through the epochs it has done finds no batches in them, but does what comes
+    after the batches: `sched.step()`, an evaluation. That is taken back.
+    """
+
+    schedulers: list[tuple[Any, Any]]
+    settings: list[tuple[Any, list[dict[str, Any]]]]
+    random: dict[str, Any]
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Remembered:
+        """Remember what stands in `state` now."""
+        schedulers = [(one, copy.deepcopy(one.state_dict())) for one in _each(state.get("sched"))]
+        settings = [
+            (one, [_settings(group) for group in one.param_groups])
+            for one in _each(state.get("optim"))
+            if hasattr(one, "param_groups")
+        ]
+        return cls(schedulers=schedulers, settings=settings, random=rng.capture())
+
+    def apply(self) -> None:
+        """Put it back."""
+        for scheduler, state in self.schedulers:
+            scheduler.load_state_dict(copy.deepcopy(state))
+        for optimizer, groups in self.settings:
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(copy.deepcopy(settings))
+        rng.restore(self.random)
+
+
+def on_optimizer_step(state: Mapping[str, Any], callback: Callable[[], None]) -> None:
+    """Have `callback` called after each step of the (first) optimizer, if it is one of torch's."""
+    for one in _each(state.get("optim")):
+        if hasattr(one, "register_step_post_hook"):
+            one.register_step_post_hook(lambda *_: callback())
+            return
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _each(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [one for one in (value if isinstance(value, list) else [value]) if has_state(one)]

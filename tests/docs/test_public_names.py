@@ -35,6 +35,7 @@ EXISTING = [
     "QuotaExceeded",
     "Unavailable",
     "init",
+    "ElasticSampler",
     "Run",
     "TrainingConfig",
     "TrainingWorld",

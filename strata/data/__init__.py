@@ -1,0 +1,1 @@
+"""Samples: their order, and which rank takes which of them. Needs neither torch nor NumPy."""

@@ -1,0 +1,116 @@
+"""The order of an epoch: a permutation of its samples that is computed, not stored.
+
+`Order(length, seed, epoch)[i]` is the sample at place `i`, found in constant time, so a training
+that goes on in the middle of an epoch needs neither the epoch's beginning nor a list of it, and
+any world finds the same order. The definition, for other languages and for good:
+
+    a = ceil(sqrt(length)),  b = ceil(length / a),  all arithmetic on 64 bits without sign
+    mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
+    key = mix(mix(seed + G) + epoch + G),  key_r = mix(key + (r + 1) * G),  G = 0x9E3779B97F4A7C15
+    i -> (l, h) = (i mod a, i div a)
+    for r = 0 … 7:  r even:  l = (l + mix(key_r + h * G)) mod a
+                    r odd:   h = (h + mix(key_r + l * G)) mod b
+    -> h * a + l; while that is not below length, the same again from there
+
+That is an alternating Feistel network over a times b places, a bijection, walked until it is inside.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+ROUNDS: Final = 8
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
+_FIRST: Final = 0xBF58476D1CE4E5B9
+_SECOND: Final = 0x94D049BB133111EB
+_WORTH_AN_ARRAY: Final = 64
+
+
+def mix(z: int) -> int:
+    """Return splitmix64's finaliser of 64 bits."""
+    z &= _MASK
+    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    return z ^ (z >> 31)
+
+
+class Order:
+    """The samples of one epoch in the order in which they are trained on."""
+
+    def __init__(self, length: int, *, seed: int, epoch: int, shuffle: bool = True) -> None:
+        self.length = length
+        self._shuffle = shuffle
+        self._a = math.isqrt(max(length - 1, 0)) + 1
+        self._b = -(-length // self._a) if length else 1
+        key = mix(mix(seed + _GOLDEN) + epoch + _GOLDEN)
+        self._keys = tuple(mix(key + (r + 1) * _GOLDEN) for r in range(ROUNDS))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, place: int) -> int:
+        """Return the sample at `place`; `IndexError` outside of the epoch."""
+        if not 0 <= place < self.length:
+            raise IndexError(f"place {place} of an epoch of {self.length} samples")
+        if not self._shuffle:
+            return place
+        at = self._permute(place)
+        while at >= self.length:
+            at = self._permute(at)
+        return at
+
+    def take(self, begin: int, end: int) -> list[int]:
+        """Return the samples at the places from `begin` to before `end`."""
+        if not self._shuffle:
+            return list(range(begin, end))
+        numpy = sys.modules.get("numpy")
+        if numpy is None or end - begin < _WORTH_AN_ARRAY:
+            return [self[place] for place in range(begin, end)]
+        if not 0 <= begin <= end <= self.length:
+            raise IndexError(f"places {begin} to {end} of an epoch of {self.length} samples")
+        return self._take_array(numpy, begin, end)
+
+    def _permute(self, place: int) -> int:
+        a, b, keys = self._a, self._b, self._keys
+        high, low = divmod(place, a)
+        for r in range(0, ROUNDS, 2):
+            low = (low + mix(keys[r] + high * _GOLDEN)) % a
+            high = (high + mix(keys[r + 1] + low * _GOLDEN)) % b
+        return high * a + low
+
+    def _take_array(self, numpy: Any, begin: int, end: int) -> list[int]:
+        """Do the same for many places at once: NumPy's 64 bits wrap around as the definition says."""
+        u64 = numpy.uint64
+        at = numpy.arange(begin, end, dtype=u64)
+        outside = numpy.ones(len(at), dtype=bool)
+        while outside.any():
+            at[outside] = self._permute_array(numpy, at[outside])
+            outside = at >= u64(self.length)
+        found: list[int] = at.tolist()
+        return found
+
+    def _permute_array(self, numpy: Any, places: Any) -> Any:
+        u64 = numpy.uint64
+        a, b, golden = u64(self._a), u64(self._b), u64(_GOLDEN)
+
+        def mixed(z: Any) -> Any:
+            z = (z ^ (z >> u64(30))) * u64(_FIRST)
+            z = (z ^ (z >> u64(27))) * u64(_SECOND)
+            return z ^ (z >> u64(31))
+
+        low, high = places % a, places // a
+        for r in range(0, ROUNDS, 2):
+            # reduced before they are added: the sum of 64 bits must not wrap around
+            low = (low + mixed(u64(self._keys[r]) + high * golden) % a) % a
+            high = (high + mixed(u64(self._keys[r + 1]) + low * golden) % b) % b
+        return high * a + low
+
+
+def shares(total: int, parts: int) -> Sequence[int]:
+    """Return `total` divided into `parts` numbers that differ by at most 1, the larger ones first."""
+    each, more = divmod(total, parts)
+    return [each + 1] * more + [each] * (parts - more)

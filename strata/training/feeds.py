@@ -1,0 +1,254 @@
+"""How a loader becomes the batches of steps: `Feed`.
+
+An `ElasticSampler`, and a torch DataLoader over a dataset that knows its length, whose sampler is
+one of torch's own, are *elastic*: what a step trains on is the same in any world, and a training
+goes on with the very next sample. The DataLoader itself is not used but made again, over the same
+dataset and with the same workers, and takes its indices from an `ElasticSampler`.
+
+Any other loader is *ordinary*: what was trained on before is drawn again and passed over, which is
+right if it gives the same batches in the same order in each run, and the world has its old size.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from strata.data.order import mix
+from strata.data.sampler import ElasticSampler, check_split
+from strata.errors import InvalidArgument
+from strata.training.state import Position
+
+log: Final = logging.getLogger("strata.training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fed:
+    """One batch of this rank's. When it is the step's `last`, the step used `samples` over all ranks.
+
+    `batches` counts those of the step so far; `weight` is what its mean loss counts in the step.
+    """
+
+    batch: Any
+    last: bool
+    samples: int
+    batches: int
+    weight: float
+
+
+class Feed(Protocol):
+    """The batches of one loader, epoch by epoch."""
+
+    def epoch(self, position: Position) -> Iterator[Fed]:
+        """Yield what is left of the epoch that `position` is in."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint says of the loader, alike on every rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feeding:
+    """What decides on feeds: this rank's world, what was asked for, what the checkpoint says."""
+
+    rank: int
+    world_size: int
+    global_batch: int | None
+    seed: int
+    uneven: bool
+    saved: Mapping[str, Any]
+
+    def feed(self, loader: Iterable[Any], accumulate: int) -> Feed:
+        """Return the feed of `loader`; `ConfigError` when its batches cannot be split here."""
+        if isinstance(loader, ElasticSampler):
+            if accumulate != 1:
+                raise InvalidArgument(
+                    "an ElasticSampler says itself how many batches make a step",
+                    hint="leave accumulate out, and give the sampler `most`",
+                )
+            return self._elastic(loader, None, per_rank=0)
+        torch = sys.modules.get("torch")
+        if torch is not None and (shuffle := _shuffles(torch, loader)) is not None:
+            return self._torch(torch, loader, accumulate, shuffle=shuffle)
+        return OrdinaryFeed(loader, accumulate, self.world_size)
+
+    def _torch(self, torch: Any, loader: Any, accumulate: int, *, shuffle: bool) -> Feed:
+        per_rank = int(loader.batch_size) * accumulate
+        sampler = ElasticSampler(
+            len(loader.dataset),
+            global_batch=self._global_batch(per_rank),
+            most=None if accumulate == 1 else int(loader.batch_size),
+            seed=int(getattr(loader.sampler, "seed", self.seed)),
+            shuffle=shuffle,
+            drop_last=bool(loader.drop_last),
+            uneven=self.uneven,
+        )
+        return self._elastic(sampler, (torch, loader), per_rank=per_rank)
+
+    def _elastic(self, sampler: ElasticSampler, made_of: tuple[Any, Any] | None, *, per_rank: int) -> Feed:
+        check_split(sampler.global_batch, self.world_size, uneven=sampler.uneven)
+        before, now = self.saved.get("length"), sampler.length
+        if before is not None and before != now:
+            log.warning("the dataset has %d samples, and had %d when this was saved", now, before)
+        return ElasticFeed(sampler, self.rank, self.world_size, made_of=made_of, per_rank=per_rank)
+
+    def _global_batch(self, per_rank: int) -> int:
+        """Return the samples of a step: as before, whatever the world is, unless a rank's were changed."""
+        if self.global_batch is not None:
+            return self.global_batch
+        if self.saved.get("per_rank") == per_rank:
+            return int(self.saved["global_batch"])
+        return per_rank * self.world_size
+
+
+class ElasticFeed:
+    """Steps of an `ElasticSampler`; see the module."""
+
+    def __init__(
+        self,
+        sampler: ElasticSampler,
+        rank: int,
+        world_size: int,
+        *,
+        made_of: tuple[Any, Any] | None,
+        per_rank: int,
+    ) -> None:
+        """`made_of`: torch and the loader to load as; None yields the indices themselves."""
+        self.sampler = sampler
+        self._rank = rank
+        self._world_size = world_size
+        self._per_rank = per_rank
+        self._indices = _Indices()
+        self._loader: Any = None
+        if made_of is not None:
+            torch, loader = made_of
+            self._loader = _rebuilt(torch, loader, self._indices)
+
+    def epoch(self, position: Position) -> Iterator[Fed]:
+        epoch, done = position.epoch, position.epoch_samples
+        rank, size = self._rank, self._world_size
+        self._indices.now = lambda: self.sampler.indices(epoch, rank, size, done=done)
+        batches: Iterable[Any] = self._indices
+        if self._loader is not None:
+            # the workers' seed: its own in each epoch, and drawn from no generator of the trainer's
+            seed = mix(mix(mix(self.sampler.seed) + epoch) + (rank << 40) + done)
+            self._loader.generator.manual_seed(seed >> 1)
+            batches = self._loader
+        count = 0
+        for batch, piece in zip(batches, self.sampler.pieces(rank, size, done=done), strict=True):
+            count += 1
+            yield Fed(
+                batch=batch,
+                last=piece.last,
+                samples=piece.step_samples,
+                batches=count,
+                weight=piece.weight,
+            )
+            if piece.last:
+                count = 0
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.sampler.facts(), "per_rank": self._per_rank}
+
+
+class OrdinaryFeed:
+    """Steps of a loader that is only iterated over."""
+
+    def __init__(self, loader: Iterable[Any], accumulate: int, world_size: int) -> None:
+        self._loader = loader
+        self._accumulate = accumulate
+        self._world_size = world_size
+
+    def epoch(self, position: Position) -> Iterator[Fed]:
+        batches = iter(self._loader)
+        if position.epoch_batches:
+            log.warning(
+                "passing over %d batches of epoch %d that were trained on before: right only for a loader"
+                " that gives the same ones in each run",
+                position.epoch_batches,
+                position.epoch,
+            )
+        for _ in range(position.epoch_batches):
+            next(batches, None)
+        count = samples = 0
+        for batch in batches:
+            count += 1
+            samples += samples_of(batch)
+            yield Fed(
+                batch=batch,
+                last=count == self._accumulate,
+                samples=samples * self._world_size,
+                batches=count,
+                weight=1 / self._accumulate,
+            )
+            if count == self._accumulate:
+                count = samples = 0
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+def samples_of(batch: Any) -> int:
+    """Return how many samples a batch has, as far as it shows that; else 1."""
+    if isinstance(batch, Mapping):
+        batch = next(iter(batch.values()), None)
+    elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):
+        batch = batch[0]
+    try:
+        return len(batch)
+    except TypeError:  # a number, or a tensor of no dimension
+        return 1
+
+
+class _Indices:
+    """The batch sampler of a DataLoader that stays, with its workers, from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.now: Any = lambda: iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices: Iterator[list[int]] = self.now()
+        return indices
+
+
+def _shuffles(torch: Any, loader: Any) -> bool | None:
+    """Tell whether a DataLoader of torch's own samplers shuffles; None when it is no such loader."""
+    data = torch.utils.data
+    if type(loader) is not data.DataLoader or type(loader.batch_sampler) is not data.BatchSampler:
+        return None
+    if isinstance(loader.dataset, data.IterableDataset) or not isinstance(loader.dataset, Sized):
+        return None
+    sampler = loader.sampler
+    if type(sampler) is data.SequentialSampler:
+        return False
+    if type(sampler) is data.RandomSampler:
+        whole = not sampler.replacement and sampler.num_samples == len(loader.dataset)
+        return True if whole else None
+    if type(sampler) is data.distributed.DistributedSampler:
+        return bool(sampler.shuffle)
+    return None
+
+
+_CARRIED: Final = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "pin_memory_device",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+def _rebuilt(torch: Any, loader: Any, indices: _Indices) -> Any:
+    """Return a DataLoader like `loader` that takes its samples from `indices`."""
+    settings = {name: getattr(loader, name) for name in _CARRIED if getattr(loader, name, None)}
+    return torch.utils.data.DataLoader(
+        loader.dataset, batch_sampler=indices, generator=torch.Generator(), **settings
+    )

@@ -1,0 +1,112 @@
+"""The elastic sampler: the same global batches for any world, each sample once, no padding."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.data.sampler import ElasticSampler, Piece, check_split, piece_sizes
+from strata.errors import ConfigError, InvalidArgument
+
+
+def steps(sampler: ElasticSampler, world_size: int, *, epoch: int = 0, done: int = 0) -> list[list[int]]:
+    """Return each step's samples over all ranks, in the order of the ranks and their pieces."""
+    by_rank = []
+    for rank in range(world_size):
+        taken: list[list[int]] = [[]]
+        pieces = sampler.pieces(rank, world_size, done=done)
+        for piece, indices in zip(pieces, sampler.indices(epoch, rank, world_size, done=done), strict=True):
+            taken[-1] += indices
+            if piece.last:
+                taken.append([])
+        by_rank.append(taken[:-1])
+    return [list(chain(*parts)) for parts in zip(*by_rank, strict=True)]
+
+
+@given(
+    length=st.integers(1, 300),
+    share=st.integers(1, 6),
+    one=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    other=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    most=st.sampled_from([None, 1, 2, 3, 5]),
+)
+def test_any_world_has_the_same_global_batches(
+    length: int, share: int, one: int, other: int, most: int | None
+) -> None:
+    sampler = ElasticSampler(length, global_batch=12 * share, most=most, seed=5, drop_last=True)
+    assert steps(sampler, one) == steps(sampler, other)
+
+
+@given(length=st.integers(12, 300), world=st.sampled_from([1, 2, 3, 4]), cut=st.integers(0, 20))
+def test_each_sample_comes_once_also_when_it_goes_on_in_another_world(
+    length: int, world: int, cut: int
+) -> None:
+    sampler = ElasticSampler(length, global_batch=12, most=4)
+    first = steps(sampler, 3)[:cut]
+    done = sum(map(len, first))
+    rest = steps(sampler, world, done=done)
+    seen = [i for step in first + rest for i in step]
+    assert len(seen) == len(set(seen))
+    assert length - len(seen) < max(world, 3)  # at most a batch too small for the world is left out
+
+
+def test_the_weights_of_a_step_are_those_of_its_samples() -> None:
+    sampler = ElasticSampler(31, global_batch=10, most=3, uneven=True)
+    for world in (1, 2, 3, 4):
+        weights: dict[int, float] = {}
+        for rank in range(world):
+            number = 0
+            for piece in sampler.pieces(rank, world):
+                one = piece.weight / (piece.end - piece.begin) / world  # of each sample, after the mean
+                for place in range(piece.begin, piece.end):
+                    weights[place] = one * piece.step_samples
+                number += piece.last
+        assert weights.keys() == set(range(30)) | ({30} if world == 1 else set())
+        assert all(abs(weight - 1) < 1e-9 for weight in weights.values())
+
+
+def test_accumulation_follows_the_world() -> None:
+    sampler = ElasticSampler(48, global_batch=48, most=16)
+    sizes = {w: [p.end - p.begin for p in sampler.pieces(0, w)] for w in (1, 2, 3, 4)}
+    assert sizes == {1: [16, 16, 16], 2: [12, 12], 3: [16], 4: [12]}
+    assert [p.last for p in sampler.pieces(0, 1)] == [False, False, True]
+    assert [p.weight for p in sampler.pieces(0, 2)] == [0.5, 0.5]
+
+
+def test_the_rest_of_an_epoch_is_divided_or_dropped_or_left_out() -> None:
+    def last(**settings: Any) -> list[Piece]:
+        return list(ElasticSampler(11, global_batch=8, **settings).pieces(0, 2))[1:]
+
+    assert last() == [Piece(begin=8, end=10, last=True, step_samples=3, weight=4 / 3)]
+    assert last(drop_last=True) == []
+    assert list(ElasticSampler(9, global_batch=8).pieces(0, 2, done=8)) == []
+    assert ElasticSampler(11, global_batch=8).steps_left(2) == 2
+    assert ElasticSampler(11, global_batch=8).steps_left(2, done=11) == 0
+
+
+def test_an_impossible_split_is_refused_with_the_nearest_legal_ones() -> None:
+    with pytest.raises(ConfigError) as refused:
+        next(ElasticSampler(100, global_batch=48).pieces(0, 5))
+    assert "48 samples cannot be split evenly over 5 ranks" in refused.value.message
+    assert "4 or 6 ranks" in refused.value.hint
+    assert "45 or 50" in refused.value.hint
+    check_split(48, 5, uneven=True)
+    with pytest.raises(ConfigError):
+        check_split(4, 5, uneven=True)
+
+
+def test_pieces_are_alike_unless_they_may_differ() -> None:
+    assert piece_sizes(7, 4, uneven=False) == [1] * 7
+    assert piece_sizes(7, 4, uneven=True) == [4, 3]
+    assert piece_sizes(12, 5, uneven=False) == [4, 4, 4]
+    assert piece_sizes(3, None, uneven=False) == [3]
+
+
+@pytest.mark.parametrize("bad", [{"length": 0}, {"global_batch": 0}, {"most": 0}, {"length": 2.5}])
+def test_numbers_are_checked(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        ElasticSampler(**{"length": 10, "global_batch": 2, **bad})
