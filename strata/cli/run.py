@@ -42,6 +42,10 @@ def run(
             help="Generations in a row without a checkpoint that fail the job. [3]",
         ),
     ] = None,
+    max_generations: Annotated[
+        int | None,
+        typer.Option("--max-generations", help="Generations after which the job fails. [0: no limit]"),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option("--address", help="Where other nodes reach this one. (found by the route)"),
@@ -49,6 +53,20 @@ def run(
     stop_grace_s: Annotated[
         float | None,
         typer.Option("--stop-grace-s", help="Seconds from SIGTERM to SIGKILL at the end. [30]"),
+    ] = None,
+    restart_grace_s: Annotated[
+        float | None,
+        typer.Option(
+            "--restart-grace-s", help="Seconds from SIGTERM to SIGKILL when a generation has ended. [2]"
+        ),
+    ] = None,
+    warm: Annotated[
+        bool | None,
+        typer.Option("--warm/--no-warm", help="Keep a process a slot that has done the imports. (yes)"),
+    ] = None,
+    warm_import: Annotated[
+        str | None,
+        typer.Option("--warm-import", help="Modules for it besides those found in the script, by commas."),
     ] = None,
     resume: Annotated[
         bool | None,
@@ -81,6 +99,10 @@ def run(
         "max_fruitless_generations": max_fruitless_generations,
         "address": address,
         "stop_grace_s": stop_grace_s,
+        "max_generations": max_generations,
+        "restart_grace_s": restart_grace_s,
+        "warm": warm,
+        "warm_imports": warm_import,
         "resume": resume,
         "credentials.ca_file": ca_file,
         "credentials.cert_file": cert_file,

@@ -41,6 +41,11 @@ class RunConfig:
         default=3,
         doc="generations in a row without a committed checkpoint after which the job fails",
     )
+    max_generations: int = setting(
+        "run.max_generations",
+        default=0,
+        doc="generations with members after which the job fails; 0: no limit",
+    )
     address: str = setting(
         "run.address",
         default="",
@@ -60,6 +65,19 @@ class RunConfig:
         default=300.0,
         doc="how long members of a new world wait for each other before it counts as failed",
     )
+    warm: bool = setting(
+        "run.warm",
+        default=True,
+        doc="keep a process a slot that has done the imports of a Python script",
+    )
+    warm_imports: tuple[str, ...] = setting(
+        "run.warm_imports", default=(), doc="modules it imports besides those found in the script"
+    )
+    warm_after_s: float = setting(
+        "run.warm_after_s",
+        default=5.0,
+        doc="how long new ranks have the node to themselves before the next warm processes start",
+    )
     resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
     credentials: Credentials = field(default_factory=Credentials)
     log: LogConfig = field(default_factory=LogConfig)
@@ -73,13 +91,15 @@ class RunConfig:
             raise ConfigError("--min-workers must be at least 1")
         if self.max_workers and self.max_workers < self.min_workers:
             raise ConfigError(f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}")
-        for name in ("settle_s", "stop_grace_s", "restart_grace_s"):
+        for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
         if self.join_timeout_s < 1:
             raise ConfigError("run.join_timeout_s must be at least 1 second")
         if self.max_fruitless_generations < 1:
             raise ConfigError("--max-fruitless-generations must be at least 1")
+        if self.max_generations < 0:
+            raise ConfigError("--max-generations cannot be negative")
 
     @classmethod
     def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:

@@ -47,6 +47,18 @@ class Place:
         return range(self.member.first_rank, self.member.first_rank + self.member.slots)
 
 
+def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environments of all ranks of all generations have in common.
+
+    Thread pools are held to one thread unless the user set them, because the ranks of a node share
+    its cores.
+    """
+    environment = {k: v for k, v in inherited.items() if not k.startswith(OURS) or k in PUBLIC}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    return environment
+
+
 def rank_environment(
     place: Place, *, local_rank: int, inherited: Mapping[str, str], restarts: int, stacks: str
 ) -> dict[str, str]:
@@ -72,7 +84,6 @@ def rank_environment(
         "MASTER_PORT": str(place.master_port),
         "TORCHELASTIC_RUN_ID": place.job,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "GRPC_ENABLE_FORK_SUPPORT": "0",
         "STRATA_JOB": place.job,
         "STRATA_WORKER_ID": place.worker_id,
         "STRATA_INCARNATION": str(place.member.incarnation),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
 from strata.launch.stack_dump import dump_stacks
+from strata.launch.starting import Starter
 from strata.observe import get_logger
 
 log = get_logger()
@@ -45,7 +46,7 @@ class RankGroup:
         self._stopping = False
         self._watchers: list[asyncio.Task[None]] = []
 
-    def start(self, command: Sequence[str], *, inherited: Mapping[str, str], restarts: int) -> None:
+    def start(self, starter: Starter, *, inherited: Mapping[str, str], restarts: int) -> None:
         """Start one process a slot; `ConfigError` when the command cannot be run at all."""
         for local_rank, rank in enumerate(self.place.ranks):
             stacks = self._folder / f"stacks-{self.place.generation}-{rank}.txt"
@@ -57,11 +58,11 @@ class RankGroup:
                 stacks=str(stacks),
             )
             try:
-                child = Child.start(command, name=f"rank {rank}", env=environment)
+                child = starter.start(environment, name=f"rank {rank}")
             except OSError as error:
                 self.kill()
                 raise ConfigError(
-                    f"cannot run {command[0]!r}: {error}",
+                    f"cannot run the command: {error}",
                     hint="the command after -- must be a program on this node",
                 ) from error
             process = RankProcess(child=child, stacks=stacks)

@@ -23,7 +23,9 @@ from strata.errors import ConfigError, StrataError
 from strata.launch.environment import Place
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
+from strata.launch.starting import ColdStarter, Starter
 from strata.launch.supervisor import SOCKET, Supervisor
+from strata.launch.warm import WarmStarter
 from strata.observe import configure, get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -91,6 +93,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             max_workers=config.max_workers or config.min_workers,
             settle_s=config.settle_s,
             max_fruitless_generations=config.max_fruitless_generations,
+            max_generations=config.max_generations,
         ),
     )
     observer = _Observer()
@@ -138,7 +141,7 @@ async def _run(
 
     supervisor = Supervisor(
         config,
-        command,
+        _starter(config, command),
         upstream=session,
         worker_id=worker_id,
         address=address,
@@ -160,6 +163,11 @@ async def _run(
         if session.world is not None:
             supervisor.on_world(session.world)
         return await supervisor.run()
+
+
+def _starter(config: RunConfig, command: Sequence[str]) -> Starter:
+    warm = WarmStarter.of(command, modules=config.warm_imports, inherited=os.environ) if config.warm else None
+    return warm or ColdStarter(command)
 
 
 async def _connected(

@@ -13,7 +13,7 @@ coordinators changes nothing here: ranks go on, and what they did is told later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from strata.launch.joining import join_world
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
+from strata.launch.starting import Starter
 from strata.launch.stopping import StopRequest
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
@@ -45,7 +46,7 @@ class Upstream(joining.Upstream, reports.Upstream, Protocol):
 
 
 class Supervisor:
-    """Runs `command` once a slot in every generation that has a place for this member.
+    """Has `starter` start the command once a slot in every generation that has a place for this member.
 
     `place_changed` is told of the ranks that run here whenever they change (None: none), so that
     the relay knows whom to let in. `folder` is this supervisor's own, and has the relay's socket.
@@ -54,7 +55,7 @@ class Supervisor:
     def __init__(
         self,
         config: RunConfig,
-        command: Sequence[str],
+        starter: Starter,
         *,
         upstream: Upstream,
         worker_id: str,
@@ -71,7 +72,13 @@ class Supervisor:
         self._detect_s = detect_s
         self._place_changed = place_changed
         self._reports = ExitReports(upstream)
-        self._slots = Slots(command, folder=folder, on_exit=self._reports.report)
+        self._slots = Slots(
+            starter,
+            count=config.slots,
+            prepare_after_s=config.warm_after_s,
+            folder=folder,
+            on_exit=self._reports.report,
+        )
         self._stop = StopRequest()
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
@@ -128,6 +135,7 @@ class Supervisor:
             full = f"the job has the {world.members} members it takes; this one stands by"
             reason = world.reason if world.forming else full
             log.info("world.waiting", generation=world.generation, reason=reason)
+            self._slots.prepare()
             return
         log.info(
             "world.joining",

@@ -49,6 +49,27 @@ def test_a_rank_killed_begins_a_generation_in_which_everybody_keeps_its_place(
     finish(until, a, b)
 
 
+def test_the_next_generation_runs_in_processes_that_have_imported_already(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    node = nodes.run(
+        cluster.endpoints,
+        *("steps", "--until", str(until)),
+        options=("--slots", "2", "--warm-import", "tests.ranks.warm", *QUICK),
+        env={"STRATA_RUN_WARM_AFTER_S": "0"},
+    )
+    first = started(record, 1, 2)
+    warm = {e["pid"] for e in record.wait("warm", count=2)}
+    assert not warm & {e["pid"] for e in first.values()}
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    second = started(record, 2, 2)
+    assert {e["pid"] for e in second.values()} == warm
+    record.wait("warm", count=4)
+    record.wait("step", count=2, step=1, generation=2)
+    finish(until, node)
+
+
 def test_a_rank_that_exits_with_an_error_begins_a_generation_too(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ def test_every_option_is_on_the_page(name: str) -> None:
 def test_no_option_is_on_the_page_that_does_not_exist() -> None:
     groups = [getattr(command, "commands", {}).values() for command in COMMANDS.values()]
     every = [*COMMANDS.values(), *(command for group in groups for command in group)]
-    known = {opt for command in every for p in command.params for opt in p.opts}
+    known = {opt for command in every for p in command.params for opt in (*p.opts, *p.secondary_opts)}
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
     named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
     assert named - known == set()

@@ -17,6 +17,7 @@ from strata.errors import ConfigError
 from strata.launch.environment import Place
 from strata.launch.ranks import RankGroup, inherited_environment
 from strata.launch.stack_dump import dump_stacks
+from strata.launch.starting import ColdStarter
 from strata.v1.worlds_pb2 import World, WorldMember
 
 LIMIT_S = 20.0
@@ -45,7 +46,7 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
         group = RankGroup(place(slots), folder=Path(folder), on_exit=lambda *what: ended.put_nowait(what))
         async with asyncio.timeout(LIMIT_S):
             try:
-                group.start(command, inherited=inherited_environment(), restarts=0)
+                group.start(ColdStarter(command), inherited=inherited_environment(), restarts=0)
                 yield group, ended
             finally:
                 group.kill()
@@ -118,7 +119,7 @@ async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
 async def test_what_cannot_be_run_is_said_at_once(command: str, tmp_path: Path) -> None:
     group = RankGroup(place(2), folder=tmp_path, on_exit=lambda *_: None)
     with pytest.raises(ConfigError, match=command) as refused:
-        group.start((command,), inherited=inherited_environment(), restarts=0)
+        group.start(ColdStarter((command,)), inherited=inherited_environment(), restarts=0)
     assert "after --" in refused.value.hint
 
 

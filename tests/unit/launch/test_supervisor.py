@@ -18,6 +18,7 @@ from strata.errors import ConfigError, StaleGeneration
 from strata.launch.environment import Place
 from strata.launch.exit_status import exit_status
 from strata.launch.rendezvous import JOIN_BARRIER, Meeting
+from strata.launch.starting import ColdStarter
 from strata.launch.supervisor import Supervisor
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
@@ -104,7 +105,7 @@ class Stage:
         self.places: asyncio.Queue[Place | None] = asyncio.Queue()
         self.supervisor = Supervisor(
             RunConfig(job="j", stop_grace_s=stop_grace_s, restart_grace_s=10.0),
-            command,
+            ColdStarter(command),
             upstream=self.upstream,
             worker_id="w",
             address="192.0.2.1",

@@ -1,0 +1,40 @@
+"""How a rank's process comes to be: started from nothing, or (`launch.warm`) from one that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from strata.launch.children import Child
+
+
+class Starter(Protocol):
+    """Starts the command of a run, once for each rank."""
+
+    def start(self, environment: Mapping[str, str], *, name: str) -> Child:
+        """Return the process that runs the command; `OSError` when it cannot be run at all."""
+        ...
+
+    def prepare(self, count: int) -> None:
+        """Get ready to start so many processes soon."""
+        ...
+
+    def close(self) -> None:
+        """End what was prepared and not used."""
+        ...
+
+
+class ColdStarter:
+    """Starts each process from nothing."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = tuple(command)
+
+    def start(self, environment: Mapping[str, str], *, name: str) -> Child:
+        return Child.start(self._command, name=name, env=environment)
+
+    def prepare(self, count: int) -> None:
+        """Nothing can be prepared."""
+
+    def close(self) -> None:
+        """Nothing was prepared."""

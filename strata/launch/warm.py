@@ -1,0 +1,147 @@
+"""Warm processes: interpreters that have done the script's large imports and wait to be a rank.
+
+Importing torch takes seconds, and a restart would pay them while the others wait. So a node keeps
+one such process for each of its slots, on a standby too. Each is used once. What it was started
+with is what every generation has in common (program, flags, arguments, inherited environment);
+what differs, it is told when its rank starts. `launch.warm_program` is what runs in it.
+
+A process that is not there, has ended, or has not said hello (it is no Python) is not waited for:
+the rank starts from nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from strata.launch import warm_program
+from strata.launch.children import Child
+from strata.launch.environment import common_environment
+from strata.launch.python_command import PythonCommand, python_command
+from strata.launch.script_imports import libraries_of
+from strata.launch.starting import ColdStarter
+from strata.observe import get_logger
+
+log = get_logger()
+
+_STRATA = ("strata.client.joining", "strata.client.checkpoints", "strata.training.starting")
+"""What `import strata` leaves for later, and a rank needs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    child: Child
+    link: socket.socket
+
+    def becomes(self, line: bytes) -> bool:
+        """Tell it its place; False, and it is ended, unless it lives and is our program."""
+        with self.link:
+            try:
+                # however far its imports are; a line that does not fit into the socket is not waited for
+                lives = self.child.poll() is None and self.link.recv(1) == warm_program.HELLO
+                if lives and self.link.send(line) == len(line):
+                    return True
+            except OSError:
+                pass  # it has said nothing yet, or is gone
+        self.child.kill()
+        return False
+
+    def close(self) -> None:
+        self.link.close()
+        self.child.kill()
+
+
+class WarmStarter:
+    """Starts ranks from processes that wait, and from nothing when there is none."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        python: PythonCommand,
+        modules: Sequence[str],
+        *,
+        inherited: Mapping[str, str],
+    ) -> None:
+        self._cold = ColdStarter(command)
+        self._argv = (
+            *(python.program, *python.flags, warm_program.__file__, "{fd}", ",".join(modules)),
+            *(*python.target, *python.arguments),
+        )
+        self._environment = common_environment(inherited)
+        self._spares: list[_Spare] = []
+
+    @classmethod
+    def of(
+        cls, command: Sequence[str], *, modules: Sequence[str], inherited: Mapping[str, str]
+    ) -> Self | None:
+        """Return a starter for `command`; None when it is not a Python script or module.
+
+        `modules` are imported besides those that the script is found to import.
+        """
+        python = python_command(command)
+        if python is None:
+            return None
+        file = _source(python)
+        if python.script is not None and (file is None or zipfile.is_zipfile(file)):
+            return None
+        found = libraries_of(file, _root(python, file)) if file is not None else []
+        if any(name.partition(".")[0] == "strata" for name in (*found, *modules)):
+            found += _STRATA
+        return cls(command, python, [*found, *modules], inherited=inherited)
+
+    def start(self, environment: Mapping[str, str], *, name: str) -> Child:
+        """Return a process that becomes the command in this environment."""
+        order = {"environment": dict(environment), "folder": str(Path.cwd())}
+        line = json.dumps(order).encode() + b"\n"
+        while self._spares:
+            spare = self._spares.pop(0)
+            if spare.becomes(line):
+                spare.child.name = name
+                return spare.child
+        return self._cold.start(environment, name=name)
+
+    def prepare(self, count: int) -> None:
+        """See to it that `count` processes wait; one that cannot be started is done without."""
+        self._spares = [spare for spare in self._spares if spare.child.poll() is None]
+        with contextlib.suppress(OSError):
+            while len(self._spares) < count:
+                self._spares.append(self._spare())
+
+    def close(self) -> None:
+        """End the processes that wait."""
+        for spare in self._spares:
+            spare.close()
+        self._spares.clear()
+
+    def _spare(self) -> _Spare:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            descriptor = theirs.fileno()
+            argv = [str(descriptor) if word == "{fd}" else word for word in self._argv]
+            try:
+                child = Child.start(argv, name="warm", env=self._environment, pass_fds=[descriptor])
+            except OSError:
+                ours.close()
+                raise
+        log.debug("warm.started", pid=child.pid)
+        return _Spare(child, ours)
+
+
+def _source(python: PythonCommand) -> Path | None:
+    """Return the file that the command runs, where it can be found without importing anything."""
+    if python.script is not None:
+        script = Path(python.script)
+        return script if script.is_file() and script.suffix != ".pyc" else None
+    base = Path(*(python.module or "").split("."))
+    return next((p for p in (base.with_suffix(".py"), base / "__main__.py") if p.is_file()), None)
+
+
+def _root(python: PythonCommand, file: Path) -> Path:
+    return file.resolve().parent if python.script is not None else Path()

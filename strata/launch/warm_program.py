@@ -1,0 +1,150 @@
+"""A process that has done a script's large imports, and becomes the script when it is told its place.
+
+`strata.launch.warm` runs this file as a script, by path, with the interpreter and the flags of the
+rank's own command:
+
+    python FLAGS warm_program.py FD MODULES SCRIPT|-m MODULE ARGUMENTS...
+
+It imports MODULES (by commas), waits on the socket FD for one line, a JSON object with the
+environment and the folder, and then runs the script as `__main__`, as Python itself does: argv,
+path, flags, exit codes and tracebacks are what they would have been. What differs is only that
+some modules are there already. Standard library only, for any Python that a command may name.
+"""
+
+import importlib
+import json
+import os
+import socket
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+HELLO = b"+"
+
+
+def first_path(target: list[str]) -> str:
+    """Return what Python puts first on its path for this command."""
+    if target[0] == "-m":
+        return os.getcwd()  # noqa: PTH109  # as Python has it; and pathlib is not imported for it
+    return os.path.dirname(os.path.realpath(target[0]))  # noqa: PTH120
+
+
+def import_early(modules: list[str]) -> None:
+    """Import what the script will import anyway."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001, S112  # the script's own import says what is wrong
+            continue
+
+
+def wait_for_place(link: socket.socket) -> None:
+    """Take the environment and the folder that come as one line."""
+    with link, link.makefile("rb") as lines:
+        line = lines.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError
+    place = json.loads(line)
+    coerced = os.environ.get("LC_CTYPE")  # PEP 538: Python's own, if it is not among those given
+    os.environ.clear()
+    if coerced is not None:
+        os.environ["LC_CTYPE"] = coerced
+    os.environ.update(place["environment"])
+    os.chdir(place["folder"])
+
+
+def answer_stack_dumps() -> None:
+    """Write the threads' stacks into STRATA_STACKS on SIGUSR2, as `strata.client.stack_dump` would."""
+    import faulthandler  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    name = os.environ.get("STRATA_STACKS")
+    if name:
+        file = open(name + ".part", "ab")  # noqa: SIM115, PTH123  # open as long as the process lives
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+        _files.append(file)
+        os.rename(name + ".part", name)  # noqa: PTH104
+
+
+_files: list[Any] = []
+
+
+def fresh_main() -> types.ModuleType:
+    """Put a new `__main__` in place of this program's."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, __annotations__={})
+    sys.modules["__main__"] = module
+    return module
+
+
+def run_script(script: str) -> None:
+    """Run a file in a fresh `__main__`."""
+    from importlib.machinery import SourceFileLoader  # noqa: PLC0415
+
+    path = os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118  # not normalised: neither does Python
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
+        sys.exit(2)
+    main = fresh_main().__dict__
+    main.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(compile(source, path, "exec", dont_inherit=True), main)  # noqa: S102  # what it is here for
+
+
+def run_module(name: str) -> None:
+    """Run a module as `python -m` does."""
+    import runpy  # noqa: PLC0415
+
+    fresh_main()
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # what the interpreter itself calls
+
+
+def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an excepthook that shows a traceback without the frames of this file."""
+
+    def hook(kind: Any, error: Any, trace: Any) -> Any:
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.last_traceback = trace
+        return show(kind, error.with_traceback(trace), trace)
+
+    return hook
+
+
+def main(words: list[str]) -> None:
+    """Be warm, then be the script."""
+    descriptor, modules, *target = words
+    link = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(link.fileno(), False)
+    if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+        sys.path[0] = first_path(target)
+    try:
+        link.sendall(HELLO)
+        import_early([name for name in modules.split(",") if name])
+        wait_for_place(link)
+    except ConnectionError:
+        os._exit(0)  # nobody needs it any more
+    answer_stack_dumps()
+    if hasattr(sys, "orig_argv"):
+        at = len(sys.orig_argv) - len(sys.argv)
+        sys.orig_argv[at : at + 3] = []
+    try:
+        if target[0] == "-m":
+            sys.argv[:] = ["-m", *target[2:]]
+            run_module(target[1])
+        else:
+            sys.argv[:] = target
+            run_script(target[0])
+    except BaseException:
+        # Python itself ends the process, as for any script; only its traceback begins with the script
+        sys.excepthook = hide_this_file(sys.excepthook)
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,9 @@
+"""Says that it was imported, in which process, and whether that had a place yet."""
+
+from __future__ import annotations
+
+import os
+
+from tests.ranks.saying import say
+
+say("warm", pid=os.getpid(), placed="RANK" in os.environ)
