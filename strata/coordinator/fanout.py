@@ -33,6 +33,8 @@ class _Changes:
 
     world: bool = False
     """The head or the phase."""
+    notice: bool = False
+    """What asks a generation's ranks to stop."""
     losses: bool = False
     """A worker key or a rank's end: somebody may be gone."""
     workers: set[str] = field(default_factory=set)
@@ -100,8 +102,9 @@ class Fanout:
             _guarded(job, partial(self._barriers.on_round, key))
         for name, generation in changes.floors:
             _guarded(job, partial(self._barriers.on_floor, job, name, generation))
-        if changes.world:
+        if changes.world or changes.notice:
             _guarded(job, partial(self._sessions.on_world, job))
+        if changes.world:
             _guarded(job, partial(self._prune, job))
         if changes.world or changes.losses:
             _guarded(job, partial(self._barriers.on_change, job))
@@ -122,8 +125,10 @@ def _sort(changes: _Changes, job: str, rest: list[str], *, deleted: bool) -> Non
             changes.workers.add(worker)
             changes.losses |= deleted
             (changes.gone.add if deleted else changes.gone.discard)(worker)
-        case ["worlds", _, "failed" | "done", _]:
+        case ["worlds", _, "failed" | "done" | "stopped", _]:
             changes.losses |= not deleted
+        case ["worlds", _, "notice"]:
+            changes.notice |= not deleted
         case ["barriers", name, generation, round_, "outcome"]:
             if not deleted:
                 changes.rounds.append(BarrierKey(job, name, int(generation), int(round_)))

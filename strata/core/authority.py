@@ -134,6 +134,7 @@ _READ: Final = Rule(roles=frozenset({_C, _M, _O, _V}))
 _OWN: Final = Rule(roles=frozenset({_C, _M}), own_worker=True)
 _OWN_OR_OPERATE: Final = Rule(roles=frozenset({_C, _M, _O}), own_worker=True)
 _JOB_OR_OPERATE: Final = Rule(roles=frozenset({_C, _M, _O}))
+_OPERATE: Final = Rule(roles=frozenset({_C, _O}))
 _PEERS: Final = Rule(roles=frozenset({_C}))
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -163,7 +164,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "Watch.Watch": _READ,
     "Worlds.GetJob": _READ,
     "Worlds.GetWorld": _READ,
+    "Worlds.ListGenerations": _READ,
     "Worlds.ListJobs": _READ,
+    "Worlds.ResumeJob": _OPERATE,
+    "Worlds.ScaleJob": _OPERATE,
+    "Worlds.StopJob": _JOB_OR_OPERATE,
 }
 """Every method of `strata.v1`; a test compares it with the protos. What is absent, nobody may."""
 

@@ -286,7 +286,7 @@ def _break(
 def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str]:
     """Return those of `missing` that cannot arrive any more, with the reason.
 
-    No transaction compares these facts: a `failed` or `done` key stays while the head does, and
+    No transaction compares these facts: a `failed`, `done` or `stopped` key stays while the head does, and
     an incarnation that is gone never returns.
     """
     generation, dead = world.head.generation, {}
@@ -296,6 +296,8 @@ def _dead(job: JobView, world: World, missing: Collection[int]) -> dict[int, str
         dead[rank] = f"rank {rank} of {failed[rank].worker} failed ({failed[rank].reason[:200]})"
     for rank in sorted(waited_for & done):
         dead[rank] = f"rank {rank} is done and will not arrive"
+    for rank in sorted(waited_for & job.stopped(generation)):
+        dead[rank] = f"rank {rank} has stopped, as asked, and will not arrive"
     for member in world.members:
         ranks = range(member.first_rank, member.first_rank + member.slots)
         if waited_for.isdisjoint(ranks):

@@ -99,8 +99,9 @@ def plan_ended_generations(
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
         if supersedes_any(job, generation):
-            # what sorts before it: chunks (digits), done, failed
+            # what sorts before it: chunks (digits), done, failed, notice
             deletes.append(Delete(key=folder, range_end=restored))
+            deletes.append(delete_prefix(job.keys.stopped(generation)))
         else:
             deletes.append(delete_prefix(folder))
     for barrier in job.view.names(job.keys.barriers):

@@ -23,8 +23,10 @@ from strata.core.records import (
     Phase,
     PoisonRecord,
     Standbys,
+    StopAction,
 )
 from strata.core.ring import bound
+from strata.core.stopping import means
 from strata.core.view import View
 
 _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
@@ -35,7 +37,7 @@ def check(view: View, keys: ClusterKeys) -> list[str]:
     found: list[str] = []
     for name in job_names(view, keys):
         job = JobView(view, keys.job(name))
-        for rule in (_worlds, _ends, _barriers, _latest, _catalog, _datasets, _epochs):
+        for rule in (_worlds, _ends, _notices, _history, _barriers, _latest, _catalog, _datasets, _epochs):
             try:
                 found += [f"job {name}: {problem}" for problem in rule(job)]
             except PoisonRecord as error:
@@ -66,7 +68,7 @@ def _worlds(job: JobView) -> Iterator[str]:
     world = job.world_as_written()
     if world is None:
         for name in job.view.names(job.keys.worlds):
-            for ended in ("done", "failed", "restored"):
+            for ended in ("done", "failed", "stopped", "notice", "restored"):
                 if ended in job.view.names(job.keys.generation(int(name))):
                     yield f"generation {name} has {ended} keys, and there is no head"
         return
@@ -108,11 +110,13 @@ def _ends(job: JobView) -> Iterator[str]:
     if world is None:
         return
     generation, size = world.head.generation, world.head.size
-    done, failed = job.done(generation), job.failed(generation)
-    if both := done & failed.keys():
-        yield f"generation {generation}: ranks {sorted(both)} are done and failed"
-    if outside := {rank for rank in done | failed.keys() if rank >= size}:
+    done, failed, stopped = job.done(generation), job.failed(generation), job.stopped(generation)
+    if both := (done & failed.keys()) | (stopped & (done | failed.keys())):
+        yield f"generation {generation}: ranks {sorted(both)} ended in two ways"
+    if outside := {rank for rank in done | failed.keys() | stopped if rank >= size}:
         yield f"generation {generation}: ranks {sorted(outside)} ended, of {size}"
+    if stopped and job.notice(generation) is None:
+        yield f"generation {generation}: ranks {sorted(stopped)} stopped, and nobody asked them to"
     if job.phase() is Phase.DONE and len(done) != size:
         yield f"the job is done with {len(done)} of {size} ranks"
     standbys = job.view.record(job.keys.standbys, Standbys)
@@ -124,6 +128,44 @@ def _ends(job: JobView) -> Iterator[str]:
     }
     if inside := waiting & alive:
         yield f"members {sorted(inside)} of the world stand by"
+
+
+def _notices(job: JobView) -> Iterator[str]:
+    """Who was asked to leave gets no place; only ranks that run are asked to stop."""
+    world = job.world_as_written()
+    if world is None:
+        return
+    head = world.head
+    notice = job.notice(head.generation)
+    if notice is not None and head.forming:
+        yield f"generation {head.generation} is forming and is asked to stop"
+    if notice is not None:
+        named = set(notice.record.workers)
+        if strangers := named - {member.worker for member in world.members}:
+            yield f"generation {head.generation} shall drain {sorted(strangers)}, which are not in it"
+    for asked in head.asked:
+        if asked.notice.action is StopAction.PAUSE:
+            yield f"generation {head.generation} has members that were asked to leave by a pause"
+        placed = [m.worker for m in world.members if means(asked, m.worker, m.incarnation)]
+        if placed:
+            yield f"generation {head.generation} has a place for {placed[:4]}, which were asked to leave"
+
+
+def _history(job: JobView) -> Iterator[str]:
+    """The history ends with the head, and says of it what the head says."""
+    head = job.head()
+    entries = job.history()
+    current = head.record.generation if head is not None else 0
+    for entry in entries:
+        if int(entry.name) > current:
+            yield f"generation {entry.name} has a history, and the head is {current}"
+    if head is None or not entries or int(entries[-1].name) != current:
+        return
+    said, record = entries[-1].record, head.record
+    if (said.members, said.size, said.reason, said.epoch, said.restore) != (
+        record.members, record.size, record.reason, record.epoch, record.restore,
+    ):  # fmt: skip
+        yield f"the history of generation {current} is not what its head says"
 
 
 # -- barriers ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from strata.core.ids import WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import (
     CheckpointRecord,
+    GenerationRecord,
     JobPhase,
     JobSpec,
     Latest,
@@ -16,7 +17,9 @@ from strata.core.records import (
     Phase,
     RankDone,
     RankFailed,
+    RankStopped,
     Restored,
+    StopNotice,
     Worker,
     WorldHead,
 )
@@ -105,6 +108,18 @@ class JobView:
     def done(self, generation: int) -> set[int]:
         """Return the ranks of `generation` that finished."""
         return {int(e.name) for e in self.view.entries(self.keys.done(generation), RankDone)}
+
+    def stopped(self, generation: int) -> set[int]:
+        """Return the ranks of `generation` that ended as its notice asked them to."""
+        return {int(e.name) for e in self.view.entries(self.keys.stopped(generation), RankStopped)}
+
+    def notice(self, generation: int) -> Entry[StopNotice] | None:
+        """Return what asks the ranks of `generation` to stop, or None."""
+        return self.view.entry(self.keys.notice(generation), StopNotice)
+
+    def history(self) -> list[Entry[GenerationRecord]]:
+        """Return what is kept of the generations so far, in their order."""
+        return list(self.view.entries(self.keys.history, GenerationRecord))
 
     def restored(self, generation: int) -> int | None:
         """Return the step that `generation` began from, or None when from none."""

@@ -152,6 +152,23 @@ class JobKeys:
     def done_rank(self, generation: int, rank: int) -> str:
         return self.done(generation) + number(rank)
 
+    def stopped(self, generation: int) -> str:
+        return f"{self.generation(generation)}stopped/"
+
+    def stopped_rank(self, generation: int, rank: int) -> str:
+        return self.stopped(generation) + number(rank)
+
+    def notice(self, generation: int) -> str:
+        """What asks the ranks of a generation to stop."""
+        return f"{self.generation(generation)}notice"
+
+    @property
+    def history(self) -> str:
+        return f"{self.root}history/"
+
+    def history_of(self, generation: int) -> str:
+        return self.history + number(generation)
+
     def restored(self, generation: int) -> str:
         return f"{self.generation(generation)}restored"
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
-from strata.core.records import JobPhase, JobSpec, Phase, RankDone, RankFailed, Worker, encode
-from strata.core.txn import Decision, Delete, Put, Txn, absent, created_at, unchanged
+from strata.core.records import JobPhase, JobSpec, Phase, RankDone, RankFailed, RankStopped, Worker, encode
+from strata.core.txn import Compare, Decision, Delete, Put, Txn, absent, created_at, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     Conflict,
@@ -35,6 +35,8 @@ MAX_SLOTS = 1024
 MAX_WORKERS = 10_000
 MAX_JOBS = 10_000
 """Of a cluster: each has keys that every replica holds, and whoever may register may make one."""
+STOPPED_CODE = 75
+"""The exit code of a rank that ended because a notice asked it to: sysexits' "try again later"."""
 MAX_REASON_CHARS = 2000
 """Of a reason that a process gave: a stack's last lines, not a log."""
 
@@ -83,6 +85,11 @@ def check_spec(spec: JobSpec) -> None:
         raise InvalidArgument(f"settle_s = {spec.settle_s:g} is not in 0 .. 3600")
     if spec.max_fruitless_generations < 1:
         raise InvalidArgument(f"max_fruitless_generations = {spec.max_fruitless_generations} is below 1")
+    if spec.max_generations < 0:
+        raise InvalidArgument(
+            f"max_generations = {spec.max_generations} is below 0",
+            hint="0 sets no limit, 1 allows no restart",
+        )
 
 
 def decide_register(
@@ -249,6 +256,8 @@ def decide_rank_exit(
 ) -> Decision:
     """Record that `rank` ended: as done for code 0, else as failed. The first report counts.
 
+    Code 75 of a rank whose generation is asked to stop is what was asked for: it has stopped.
+
     Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
     member, `Refused` for a rank that this member does not run.
     """
@@ -256,11 +265,14 @@ def decide_rank_exit(
     if rank < 0 or generation < 0:
         raise InvalidArgument(f"no rank {rank} of generation {generation} can exist")
     failed_key, done_key = keys.failed_rank(generation, rank), keys.done_rank(generation, rank)
+    stopped_key, notice_key = keys.stopped_rank(generation, rank), keys.notice(generation)
     who = f"rank {rank} of generation {generation} ({worker})"
     if job.view.get(failed_key) is not None:
         return Decision(reason=f"{who} is recorded as failed")
     if job.view.get(done_key) is not None:
         return Decision(reason=f"{who} is recorded as done")
+    if job.view.get(stopped_key) is not None:
+        return Decision(reason=f"{who} is recorded as stopped")
     head = job.head()
     if head is None or head.record.generation < generation:
         why = f"job {keys.name} has no generation {generation} yet"
@@ -279,15 +291,23 @@ def decide_rank_exit(
     if member is None or not member.first_rank <= rank < member.first_rank + member.slots:
         why = f"{worker} does not run rank {rank} in generation {generation}"
         return Decision(reason=why, refusal=Refused(why))
-    compares = (
+    compares: tuple[Compare, ...] = (
         created_at(held.key, incarnation),
         unchanged(head.key, head.mod_revision),  # the members' chunks never change below it
         absent(failed_key),
         absent(done_key),
+        absent(stopped_key),
     )
     if code == 0:
         put = Put(key=done_key, value=encode(RankDone(worker=worker)))
         return Decision(reason=f"{who} is done", txn=Txn(compares=compares, success=(put,)))
+    if code == STOPPED_CODE:
+        if job.notice(generation) is not None:  # it stays as long as the head, which is compared
+            put = Put(key=stopped_key, value=encode(RankStopped(worker=worker)))
+            return Decision(
+                reason=f"{who} stopped as it was asked to", txn=Txn(compares=compares, success=(put,))
+            )
+        compares = (*compares, absent(notice_key))
     record = RankFailed(reason=(reason or describe_exit(code))[:MAX_REASON_CHARS], worker=worker, code=code)
     put = Put(key=failed_key, value=encode(record))
     return Decision(reason=f"{who} failed: {record.reason}", txn=Txn(compares=compares, success=(put,)))

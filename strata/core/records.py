@@ -41,6 +41,14 @@ class Phase(Enum):
     FAILED = "failed"
 
 
+class StopAction(Enum):
+    """How the ranks of a generation are to end, and who leaves."""
+
+    PREEMPT = "preempt"
+    PAUSE = "pause"
+    DRAIN = "drain"
+
+
 class CheckpointType(Enum):
     """Which part of the state a checkpoint holds, and against what."""
 
@@ -93,12 +101,16 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """The limits of a job. Workers are members: supervisors, or lone trainers."""
+    """The limits of a job. Workers are members: supervisors, or lone trainers.
+
+    `max_generations`: with so many generations ended by a failure the job fails; 0: no limit.
+    """
 
     min_workers: int = 1
     max_workers: int = 1
     settle_s: float = 2.0
     max_fruitless_generations: int = 3
+    max_generations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +166,36 @@ class RestorePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopNotice:
+    """Asks the ranks of one generation to agree on a step, to save it and to stop there.
+
+    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take; 0: stop without one.
+    """
+
+    action: StopAction
+    reason: str
+    workers: tuple[WorkerId, ...] = ()
+    grace_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Members that were asked to leave, and are given no place: those that the notice names, or all.
+
+    Whoever registered after `revision`, at which the notice was written, is not meant.
+    """
+
+    notice: StopNotice
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
     """The current generation. `size` counts ranks; `members` 0 is a forming world.
 
     `epoch` names the chunks that belong to it. `fruitless` counts the generations in a row,
-    this one excluded, that a failure ended before they committed a checkpoint.
+    this one excluded, that a failure ended before they committed a checkpoint; `failures` those
+    that a failure ended at all. `asked` has those of earlier generations who have not left yet.
     """
 
     generation: int
@@ -169,10 +206,30 @@ class WorldHead:
     chunks: int = 0
     restore: RestorePoint | None = None
     fruitless: int = 0
+    failures: int = 0
+    asked: tuple[Asked, ...] = ()
 
     @property
     def forming(self) -> bool:
         return self.members == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRecord:
+    """Why a generation began, and what came of it; for people, and to learn how often one fails.
+
+    `failure`: a failure ended the one before. `committed_step` is its newest checkpoint, written
+    when it has ended.
+    """
+
+    epoch: int
+    members: int
+    size: int
+    reason: str
+    began_unix_ms: int
+    failure: bool = False
+    restore: RestorePoint | None = None
+    committed_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +243,13 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDone:
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStopped:
+    """A rank that ended as a notice asked it to."""
+
     worker: WorkerId
 
 

@@ -1,42 +1,34 @@
 """Membership becomes a world: who trains together, as which ranks, from which checkpoint.
 
 `plan_world` looks at a job and says what to write next; the leader executes it and asks again
-(PROTOCOLS 6.1). What makes a new generation:
+(PROTOCOLS 6.1). Whether a new generation is due, and why, is `core.world_changes`; how it is
+written is here.
 
-    the world         what is seen                                  what is written
-    ----------------  --------------------------------------------  ------------------------------
-    none, or forming  max members, or min and the settling is over   a world
-    of a resumed job  the same: what finished before does not count  a world, fruitless 0
-    with members      every rank done                               phase DONE, no world
-                      a death (key gone or replaced, rank failed)    a world of those left, at once;
-                                                                    below min: a forming one
-                      ... the max-th fruitless one in a row          phase FAILED, no world
-                      standbys, room for them, settling over         a larger world
+What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice,
+`latest`; nothing of the members, for a death in between simply makes the next generation. That
+needs no comparison either where a plan rests on a death: an incarnation that is gone never returns,
+and the `failed`, `done` and `stopped` keys of a generation stay until a newer head is written.
 
-A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth and
-forming worlds neither count nor reset.
-
-What the transactions compare: the leader's epoch, the head, the phase, `latest`; nothing of the
-members, for a death in between simply makes the next generation. That needs no comparison either
-where a plan rests on a death: an incarnation that is gone never returns, and the `failed` and
-`done` keys of a generation stay until a newer head is written.
+Every head comes with a line of history in its transaction, and closes that of the one before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from strata.core import stopping
 from strata.core.checkpoint_order import latest_under, restore_point
 from strata.core.chunks import chunks_of, write_members
 from strata.core.ids import WorkerId
-from strata.core.job import JobView, World
+from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.placement import placed
 from strata.core.records import (
     CheckpointRecord,
     CheckpointState,
+    GenerationRecord,
     JobPhase,
-    JobSpec,
     Member,
     Phase,
     Restored,
@@ -44,13 +36,14 @@ from strata.core.records import (
     WorldHead,
     encode,
 )
-from strata.core.txn import Compare, Operation, Put, Txn, created_at, unchanged
+from strata.core.txn import Compare, Delete, Operation, Put, Txn, created_at, unchanged
 from strata.core.view import Entry
+from strata.core.world_changes import Change, Situation
 
 MAX_REASON_CHARS = 500
 MAX_STANDBYS_SHOWN = 400
-_NAMED = 4
-"""How many deaths a reason names."""
+HISTORY_KEPT = 200
+"""Of how many generations the reasons are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,156 +51,59 @@ class WorldPlan:
     """What to write, in order; then plan again on a view that shows it, or that shows why not.
 
     `open_records`: saves that must be committed or aborted before a head can be written; then
-    there are no transactions yet.
+    there are no transactions yet. `again_s`: plan again after that time even if nothing changes.
     """
 
     reason: str
     txns: tuple[Txn, ...] = ()
     open_records: tuple[Entry[CheckpointRecord], ...] = ()
+    again_s: float | None = None
 
 
-def plan_world(job: JobView, *, keys: ClusterKeys, epoch: int, settled: bool) -> WorldPlan:
+def plan_world(
+    job: JobView,
+    *,
+    keys: ClusterKeys,
+    epoch: int,
+    settled: bool,
+    asked_s: Mapping[int, float],
+    now_unix_ms: int,
+) -> WorldPlan:
     """Say what the leader of `epoch` writes next for this job.
 
-    `settled`: the set of registered members has been the same for the spec's `settle_s`.
+    `settled`: the set of registered members has been the same for the spec's `settle_s`. `asked_s`:
+    for how long this leader has known of each of `stopping.revisions`. `now_unix_ms` is for people.
     """
-    spec = job.spec()
+    spec, name, phase = job.spec(), job.keys.name, job.phase()
     if spec is None:
-        return WorldPlan(reason=f"job {job.keys.name} does not exist")
-    if job.phase() is not Phase.RUNNING:
-        return WorldPlan(reason=f"job {job.keys.name} is {job.phase().value}")
-    planner = _Planner(job, keys, epoch, spec.record)
-    return planner.plan(settled=settled)
+        return WorldPlan(reason=f"job {name} does not exist")
+    if phase in {Phase.DONE, Phase.FAILED}:
+        return WorldPlan(reason=f"job {name} is {phase.value}")
+    situation = Situation(job, spec.record, asked_s)
+    return _Planner(situation, keys, epoch, now_unix_ms).plan(settled=settled)
 
 
-def needs_settling(job: JobView) -> bool:
+def needs_settling(job: JobView, asked_s: Mapping[int, float]) -> bool:
     """Tell whether a world waits only for the members to settle: the time to start a timer."""
     spec = job.spec()
     if spec is None or job.phase() is not Phase.RUNNING:
         return False
-    planner = _Planner(job, None, 0, spec.record)
-    return planner.change(settled=False) is None and planner.change(settled=True) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
-    """Why the current generation ends, and what follows it."""
-
-    why: str
-    failure: bool = False
-    phase: Phase | None = None
-    forming: bool = False
+    situation = Situation(job, spec.record, asked_s)
+    return situation.change(settled=False) is None and situation.change(settled=True) is not None
 
 
 class _Planner:
-    """The facts that one plan rests on, read once from one view."""
+    """Writes down what follows from a situation, under the fence of one leader."""
 
-    def __init__(self, job: JobView, keys: ClusterKeys | None, epoch: int, spec: JobSpec) -> None:
-        self.job = job
+    def __init__(self, situation: Situation, keys: ClusterKeys, epoch: int, now_unix_ms: int) -> None:
+        self.situation = situation
+        self.job = situation.job
         self.keys = keys
         self.epoch = epoch
-        self.spec = spec
-        self.head = job.head()
-        self.world: World | None = job.world()
-        self.workers = {w.name: w for w in job.workers()}
-        self.latest = job.latest()
-
-    # -- what is the case
-
-    @property
-    def generation(self) -> int:
-        return self.head.record.generation if self.head is not None else 0
-
-    @property
-    def resumed(self) -> bool:
-        """Whether somebody took the job up again after its last generation had finished it."""
-        phase = self.job.view.entry(self.job.keys.phase, JobPhase)
-        return phase is not None and self.head is not None and phase.mod_revision > self.head.mod_revision
-
-    @property
-    def active(self) -> World | None:
-        """The world, if it has members and is not one that finished before the job was resumed."""
-        world = self.world
-        return None if world is None or world.head.forming or self.resumed else world
-
-    def alive(self, member: Member) -> bool:
-        worker = self.workers.get(member.worker)
-        return worker is not None and worker.create_revision == member.incarnation
-
-    def deaths(self, world: World, done: set[int]) -> list[str]:
-        """Return, in words, the failed ranks and the members that went before they were done."""
-        found = []
-        for member in world.members:
-            ranks = range(member.first_rank, member.first_rank + member.slots)
-            if not self.alive(member) and not all(rank in done for rank in ranks):
-                gone = "was replaced" if member.worker in self.workers else "is gone"
-                found.append(f"{member.worker} {gone}")
-        for rank, failed in sorted(self.job.failed(self.generation).items()):
-            found.append(f"rank {rank} of {failed.worker} failed ({failed.reason})")
-        return found
-
-    def committed(self) -> bool:
-        """Tell whether the current generation has committed a checkpoint of its own."""
-        latest = self.latest.record if self.latest is not None else None
-        return (
-            latest is not None
-            and latest.generation == self.generation
-            and latest.record_generation == self.generation
-        )
-
-    def fruitless(self, *, failure: bool) -> int:
-        """Return the count that the next head carries."""
-        if self.head is None or self.resumed:
-            return 0
-        if self.active is None:
-            return self.head.record.fruitless
-        if self.committed():
-            return 0
-        return self.head.record.fruitless + (1 if failure else 0)
-
-    # -- what follows
-
-    def change(self, *, settled: bool) -> _Change | None:
-        """Return what ends the current generation, or None while it goes on."""
-        world = self.active
-        count, spec = len(self.workers), self.spec
-        if world is None:
-            if count >= spec.max_workers:
-                return _Change(why=f"all {spec.max_workers} members are here")
-            if count >= spec.min_workers and settled:
-                return _Change(why=f"{count} members, at least {spec.min_workers}, have settled")
-            return None
-        done = self.job.done(self.generation)
-        if len(done) >= world.head.size:
-            return _Change(why=f"all {world.head.size} ranks are done", phase=Phase.DONE)
-        deaths = self.deaths(world, done)
-        if deaths:
-            return self._after(deaths)
-        newcomers = count - sum(self.alive(member) for member in world.members)
-        if newcomers and world.head.members < spec.max_workers and not done and settled:
-            return _Change(why=f"{newcomers} more members have settled")
-        return None
-
-    def _after(self, deaths: list[str]) -> _Change:
-        more = f" and {len(deaths) - _NAMED} more" if len(deaths) > _NAMED else ""
-        why = ", ".join(deaths[:_NAMED]) + more
-        limit = self.spec.max_fruitless_generations
-        fruitless = self.fruitless(failure=True)
-        if fruitless >= limit:
-            return _Change(
-                why=f"{fruitless} generations in a row failed without a checkpoint; the last: {why}",
-                failure=True,
-                phase=Phase.FAILED,
-            )
-        if len(self.workers) < self.spec.min_workers:
-            short = f"{len(self.workers)} of at least {self.spec.min_workers} members are left"
-            return _Change(why=f"{why}; {short}", failure=True, forming=True)
-        return _Change(why=why, failure=True)
-
-    # -- what is written
+        self.now_unix_ms = now_unix_ms
 
     def plan(self, *, settled: bool) -> WorldPlan:
-        change = self.change(settled=settled)
+        change = self.situation.change(settled=settled)
         if change is None:
             return self._keep()
         if change.phase is not Phase.DONE:
@@ -219,18 +115,19 @@ class _Planner:
                     reason=f"{change.why}: {len(open_records)} open checkpoints first",
                     open_records=open_records,
                 )
-        if change.phase is not None:
+        if change.phase in {Phase.DONE, Phase.FAILED}:
             return self._end(change.phase, change.why)
         return self._begin(change)
 
     def _guards(self) -> list[Compare]:
         """The leader's fence, and the facts that every plan reads."""
-        assert self.keys is not None, "only a plan writes"
         view, job = self.job.view, self.job.keys
+        read = [job.head, job.phase, job.spec]
+        if self.situation.generation:
+            read.append(job.notice(self.situation.generation))
         return [
             created_at(self.keys.leader, self.epoch),
-            unchanged(job.head, view.mod_revision(job.head)),
-            unchanged(job.phase, view.mod_revision(job.phase)),
+            *(unchanged(key, view.mod_revision(key)) for key in read),
         ]
 
     def _end(self, phase: Phase, why: str) -> WorldPlan:
@@ -244,13 +141,13 @@ class _Planner:
             txns=(Txn(compares=tuple(compares), success=(put,)),),
         )
 
-    def _begin(self, change: _Change) -> WorldPlan:
+    def _begin(self, change: Change) -> WorldPlan:
         """Write the next generation: its members' chunks and its head."""
-        keys, view = self.job.keys, self.job.view
-        generation = self.generation + 1
+        keys, view, situation = self.job.keys, self.job.view, self.situation
+        generation = situation.generation + 1
         members: tuple[Member, ...] = ()
         if not change.forming:
-            members = placed(self.active, self.workers, most=self.spec.max_workers)
+            members = placed(situation.active, situation.present, most=situation.spec.max_workers)
         chunks = chunks_of(members)
         restore = None if change.forming else restore_point(self.job)
         size = sum(member.slots for member in members)
@@ -262,9 +159,15 @@ class _Planner:
             reason=_cut(change.why),
             chunks=len(chunks),
             restore=restore,
-            fruitless=self.fruitless(failure=change.failure),
+            fruitless=situation.fruitless(failure=change.failure),
+            failures=situation.failures(failure=change.failure),
+            asked=situation.still_asked(),
         )
         operations: list[Operation] = [Put(key=keys.head, value=encode(head))]
+        operations += self._history(head, change)
+        if change.phase is not None:
+            phase = JobPhase(phase=change.phase, reason=_cut(change.why), epoch=self.epoch)
+            operations.append(Put(key=keys.phase, value=encode(phase)))
         if restore is not None:
             latest = latest_under(generation, restore)
             operations += [
@@ -290,19 +193,51 @@ class _Planner:
         )
         return WorldPlan(reason=f"{what}: {change.why}", txns=txns)
 
+    def _history(self, head: WorldHead, change: Change) -> list[Operation]:
+        """Write down why this generation begins and what the one before committed; forget old ones.
+
+        The one before is rewritten by the leader only, with a head, and the head is compared.
+        """
+        keys, situation = self.job.keys, self.situation
+        record = GenerationRecord(
+            epoch=self.epoch,
+            members=head.members,
+            size=head.size,
+            reason=head.reason,
+            began_unix_ms=self.now_unix_ms,
+            failure=change.failure,
+            restore=head.restore,
+        )
+        operations: list[Operation] = [Put(key=keys.history_of(head.generation), value=encode(record))]
+        before = self.job.view.record(keys.history_of(situation.generation), GenerationRecord)
+        if before is not None and situation.latest is not None and situation.committed():
+            closed = replace(before, committed_step=situation.latest.record.step)
+            operations.append(Put(key=keys.history_of(situation.generation), value=encode(closed)))
+        oldest = head.generation - HISTORY_KEPT + 1
+        names = self.job.view.names(keys.history)
+        if names and int(names[0]) < oldest:
+            operations.append(Delete(key=keys.history, range_end=keys.history_of(oldest)))
+        return operations
+
     def _keep(self) -> WorldPlan:
         """Go on with the world as it is; at most the list of standbys is brought up to date."""
-        world, count, spec = self.active, len(self.workers), self.spec
-        if world is None:
+        situation = self.situation
+        world, count, spec = situation.active, len(situation.present), situation.spec
+        if self.job.phase() is Phase.PAUSED:
+            reason = f"job {self.job.keys.name} is paused"
+        elif world is None:
             what = "settling" if count >= spec.min_workers else f"{spec.min_workers} are needed"
             reason = f"{count} of at most {spec.max_workers} members are here; {what}"
         else:
-            reason = f"generation {self.generation} goes on with {world.head.members} members"
+            reason = f"generation {situation.generation} goes on with {world.head.members} members"
+            if situation.notice is not None:
+                reason += f", which are asked to stop: {situation.notice.record.reason}"
+        again_s = stopping.next_deadline_s(self.job, situation.asked_s)
         operations, compares = self._standbys(world.members if world is not None else ())
         if not operations:
-            return WorldPlan(reason=reason)
+            return WorldPlan(reason=reason, again_s=again_s)
         txn = Txn(compares=(*self._guards(), *compares), success=tuple(operations))
-        return WorldPlan(reason=f"{reason}; the standbys changed", txns=(txn,))
+        return WorldPlan(reason=f"{reason}; the standbys changed", txns=(txn,), again_s=again_s)
 
     def _standbys(self, members: tuple[Member, ...]) -> tuple[list[Operation], list[Compare]]:
         """Return the write of a changed list of standbys, for people: no decision reads it.
@@ -311,8 +246,8 @@ class _Planner:
         """
         key = self.job.keys.standbys
         before = self.job.view.entry(key, Standbys)
-        inside = {member.worker for member in members if self.alive(member)}
-        names = sorted(self.workers.keys() - inside) if members else []
+        inside = {member.worker for member in members if self.situation.alive(member)}
+        names = sorted(self.situation.registered.keys() - inside) if members else []
         wanted = tuple(WorkerId(name) for name in names[:MAX_STANDBYS_SHOWN])
         known = [unchanged(key, before.mod_revision if before is not None else 0)]
         if wanted == (before.record.workers if before is not None else ()):

@@ -184,6 +184,7 @@ class HeartbeatResponse(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     PHASE_REASON_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     phase: _worlds_pb2.JobPhase.ValueType
     phase_reason: _builtins.str
     @_builtins.property
@@ -196,6 +197,10 @@ class HeartbeatResponse(_message.Message):
     def place(self) -> _worlds_pb2.WorldMember:
         """This worker's place in it (absent: a standby), and whether the job still goes on."""
 
+    @_builtins.property
+    def notice(self) -> _worlds_pb2.StopNotice:
+        """Set while this worker's ranks are asked to stop, or this worker to leave."""
+
     def __init__(
         self,
         *,
@@ -204,10 +209,11 @@ class HeartbeatResponse(_message.Message):
         place: _worlds_pb2.WorldMember | None = ...,
         phase: _worlds_pb2.JobPhase.ValueType = ...,
         phase_reason: _builtins.str = ...,
+        notice: _worlds_pb2.StopNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

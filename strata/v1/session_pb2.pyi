@@ -507,7 +507,9 @@ class WorldUpdate(_message.Message):
 
     @_builtins.property
     def notice(self) -> _worlds_pb2.StopNotice:
-        """Set while this generation is asked to stop."""
+        """Set while this generation is asked to stop, and for a member that was asked to leave and is
+        still there in a later one.
+        """
 
     def __init__(
         self,

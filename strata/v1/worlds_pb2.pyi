@@ -83,8 +83,8 @@ class JobSpec(_message.Message):
     settle_s: _builtins.float
     max_fruitless_generations: _builtins.int
     max_generations: _builtins.int
-    """Generations with members after which the job fails; those of a job taken up again count anew.
-    0: no limit.
+    """With so many generations ended by a failure the job fails; those of a job taken up again count
+    anew. 0: no limit.
     """
     def __init__(
         self,
@@ -206,7 +206,9 @@ Global___WorldMember: _TypeAlias = WorldMember  # noqa: Y015
 @_typing.final
 class StopNotice(_message.Message):
     """Asks the ranks of one generation to agree on a step, to save it and to stop there. There is at
-    most one a generation; a second request is answered with the first.
+    most one a generation; a second request is answered with the first, unless it asks for the same
+    at once: then grace_ms becomes 0. Who was asked to leave is told so in later generations too, in
+    which it has no place, until it has left: generation is then the newer one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -220,7 +222,9 @@ class StopNotice(_message.Message):
     action: Global___StopAction.ValueType
     reason: _builtins.str
     grace_ms: _builtins.int
-    """How long the save may take from the notice on. One that cannot be done in time is skipped."""
+    """How long the save may take from the notice on. One that cannot be done in time is skipped; 0:
+    stop at once, without one.
+    """
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those who leave; empty unless action is DRAIN."""
@@ -252,10 +256,13 @@ class Generation(_message.Message):
     BEGAN_UNIX_MS_FIELD_NUMBER: _builtins.int
     COMMITTED_STEP_FIELD_NUMBER: _builtins.int
     HAS_COMMITTED_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     began_unix_ms: _builtins.int
     committed_step: _builtins.int
     """The step of the newest checkpoint that it committed, if any."""
     has_committed: _builtins.bool
+    failure: _builtins.bool
+    """Whether a failure ended the generation before."""
     @_builtins.property
     def world(self) -> Global___World: ...
     def __init__(
@@ -265,10 +272,11 @@ class Generation(_message.Message):
         began_unix_ms: _builtins.int = ...,
         committed_step: _builtins.int = ...,
         has_committed: _builtins.bool = ...,
+        failure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_unix_ms", b"began_unix_ms", "committed_step", b"committed_step", "has_committed", b"has_committed", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_unix_ms", b"began_unix_ms", "committed_step", b"committed_step", "failure", b"failure", "has_committed", b"has_committed", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -607,6 +615,7 @@ class StopJobRequest(_message.Message):
     action: Global___StopAction.ValueType
     reason: _builtins.str
     grace_ms: _builtins.int
+    """0: a minute."""
     generation: _builtins.int
     """The generation that is meant; 0 is the current one."""
     now: _builtins.bool
@@ -643,7 +652,9 @@ class StopJobResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def notice(self) -> Global___StopNotice:
-        """The notice that holds: an earlier one if there was one. Absent when there was nobody to ask, or `now`."""
+        """The notice that holds: an earlier one if there was one. Absent when there was nobody to ask, and
+        when a job was paused `now`: its phase says so at once.
+        """
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...

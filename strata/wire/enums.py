@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from strata.core.records import BarrierResult, CheckpointState, CheckpointType, Phase
+from strata.core.records import BarrierResult, CheckpointState, CheckpointType, Phase, StopAction
 from strata.errors import InvalidArgument
 from strata.v1 import barriers_pb2, checkpoints_pb2, worlds_pb2
 
@@ -18,6 +18,12 @@ PHASES: Final = {
     Phase.PAUSED: worlds_pb2.JOB_PHASE_PAUSED,
     Phase.DONE: worlds_pb2.JOB_PHASE_DONE,
     Phase.FAILED: worlds_pb2.JOB_PHASE_FAILED,
+}
+
+STOP_ACTIONS: Final = {
+    StopAction.PREEMPT: worlds_pb2.STOP_ACTION_PREEMPT,
+    StopAction.PAUSE: worlds_pb2.STOP_ACTION_PAUSE,
+    StopAction.DRAIN: worlds_pb2.STOP_ACTION_DRAIN,
 }
 
 RESULTS: Final = {

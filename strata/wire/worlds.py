@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from strata.core.checkpoints import find
+from strata.core.ids import WorkerId
 from strata.core.job import JobView
-from strata.core.records import JobPhase, JobSpec, Member, Phase, RestorePoint, Standbys, WorldHead
+from strata.core.records import (
+    GenerationRecord,
+    JobPhase,
+    JobSpec,
+    Member,
+    Phase,
+    RestorePoint,
+    Standbys,
+    StopNotice,
+    WorldHead,
+)
+from strata.core.stopping import StopRequest, asked_notice
+from strata.core.view import Entry
 from strata.v1 import worlds_pb2
-from strata.wire.enums import PHASES
+from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire
 
 
 def world_message(job: JobView, head: WorldHead) -> worlds_pb2.World:
@@ -47,6 +60,7 @@ def job_message(job: JobView) -> worlds_pb2.Job:
         standbys=() if standbys is None else standbys.workers,
         latest_step=0 if latest is None else latest.record.step,
         has_latest=latest is not None,
+        notice=notice_of(job),
     )
 
 
@@ -56,12 +70,75 @@ def phase_of(job: JobView) -> tuple[Phase, str]:
     return (record.phase, record.reason) if record is not None else (Phase.RUNNING, "")
 
 
+def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice:
+    """Return what asks the ranks of `generation`, or one of its members, to stop."""
+    return worlds_pb2.StopNotice(
+        generation=generation,
+        action=STOP_ACTIONS[notice.action],
+        reason=notice.reason,
+        worker_ids=notice.workers,
+        grace_ms=notice.grace_ms,
+    )
+
+
+def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
+    """Return what asks the ranks of the current generation to stop, or None."""
+    head = job.head()
+    entry = None if head is None else job.notice(head.record.generation)
+    if head is None or entry is None:
+        return None
+    return notice_message(head.record.generation, entry.record)
+
+
+def asked_to_leave(job: JobView, worker: str, incarnation: int) -> worlds_pb2.StopNotice | None:
+    """Return what asked this member, in an earlier generation, to leave, or None."""
+    head = job.head()
+    notice = None if head is None else asked_notice(head.record.asked, worker, incarnation)
+    return None if head is None or notice is None else notice_message(head.record.generation, notice)
+
+
+def stop_request(message: worlds_pb2.StopJobRequest) -> StopRequest:
+    """Return what a message asks for; its job is beside it."""
+    return StopRequest(
+        action=from_wire(STOP_ACTIONS, message.action),
+        reason=message.reason,
+        workers=tuple(map(WorkerId, message.worker_ids)),
+        grace_ms=message.grace_ms,
+        generation=message.generation,
+        now=message.now,
+    )
+
+
+def generation_message(job: JobView, entry: Entry[GenerationRecord]) -> worlds_pb2.Generation:
+    """Return one line of the job's history; of the current generation with what it has committed."""
+    record, generation = entry.record, int(entry.name)
+    step, latest = record.committed_step, job.latest()
+    if step is None and latest is not None:
+        own = latest.record.generation == latest.record.record_generation == generation
+        step = latest.record.step if own else None
+    return worlds_pb2.Generation(
+        world=worlds_pb2.World(
+            generation=generation,
+            size=record.size,
+            members=record.members,
+            forming=record.members == 0,
+            reason=record.reason,
+            restore=None if record.restore is None else _restore(job, record.restore),
+        ),
+        began_unix_ms=record.began_unix_ms,
+        committed_step=step or 0,
+        has_committed=step is not None,
+        failure=record.failure,
+    )
+
+
 def spec_message(spec: JobSpec) -> worlds_pb2.JobSpec:
     return worlds_pb2.JobSpec(
         min_workers=spec.min_workers,
         max_workers=spec.max_workers,
         settle_s=spec.settle_s,
         max_fruitless_generations=spec.max_fruitless_generations,
+        max_generations=spec.max_generations,
     )
 
 
@@ -74,6 +151,7 @@ def spec_record(message: worlds_pb2.JobSpec) -> JobSpec:
         max_workers=message.max_workers or max(least, default.max_workers),
         settle_s=message.settle_s or default.settle_s,
         max_fruitless_generations=message.max_fruitless_generations or default.max_fruitless_generations,
+        max_generations=message.max_generations,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from strata.coordinator.ailments import job_trouble
@@ -14,6 +16,9 @@ from strata.coordinator.context import ReplicaContext
 from strata.core.checkpoints import find
 from strata.core.ids import checked_id
 from strata.core.job import JobView, World, job_names
+from strata.core.stopping import decide_resume, decide_scale, decide_stop
+from strata.core.txn import Decision
+from strata.errors import InvalidArgument, StaleGeneration
 from strata.v1 import recovery_pb2, worlds_pb2
 from strata.wire import checkpoints as checkpoint_wire
 from strata.wire import worlds as wire
@@ -33,6 +38,10 @@ class WorldCalls:
             "list_jobs": self.list_jobs,
             "get_job": self.get_job,
             "get_recovery": self.get_recovery,
+            "list_generations": self.list_generations,
+            "scale_job": self.scale_job,
+            "stop_job": self.stop_job,
+            "resume_job": self.resume_job,
         }
 
     async def get_world(self, request: worlds_pb2.GetWorldRequest) -> worlds_pb2.GetWorldResponse:
@@ -69,6 +78,55 @@ class WorldCalls:
         if (told := self._context.soft.state) is not None:
             message.trouble = job_trouble(told, job.keys.name, job.world()).says
         return message
+
+    async def list_generations(
+        self, request: worlds_pb2.ListGenerationsRequest
+    ) -> worlds_pb2.ListGenerationsResponse:
+        """The newest first; a limit below 0 is a mistake."""
+        if request.limit < 0:
+            raise InvalidArgument(f"a limit of {request.limit}", hint="0 asks for all that are kept")
+        job = await existing_job(self._context, request.job)
+        newest_first = job.history()[::-1][: request.limit or None]
+        return worlds_pb2.ListGenerationsResponse(
+            generations=[wire.generation_message(job, entry) for entry in newest_first]
+        )
+
+    async def scale_job(self, request: worlds_pb2.ScaleJobRequest) -> worlds_pb2.ScaleJobResponse:
+        job = await self._decided(
+            request.job,
+            lambda job: decide_scale(job, min_workers=request.min_workers, max_workers=request.max_workers),
+        )
+        return worlds_pb2.ScaleJobResponse(job=self._job(job))
+
+    async def stop_job(self, request: worlds_pb2.StopJobRequest) -> worlds_pb2.StopJobResponse:
+        """A request for the current generation means the one it first finds, and no later one twice."""
+        while True:
+            asked = wire.stop_request(request)
+            job = await existing_job(self._context, request.job)
+            await self._context.mirror.fresh()
+            head = job.head()
+            current = head.record.generation if head is not None else 0
+            asked = replace(asked, generation=asked.generation or current)
+            try:
+                await self._decided(request.job, partial(decide_stop, request=asked))
+            except StaleGeneration:
+                if request.generation:
+                    raise
+                continue
+            notice = job.notice(asked.generation) if asked.generation else None
+            return worlds_pb2.StopJobResponse(
+                notice=None if notice is None else wire.notice_message(asked.generation, notice.record)
+            )
+
+    async def resume_job(self, request: worlds_pb2.ResumeJobRequest) -> worlds_pb2.ResumeJobResponse:
+        job = await self._decided(request.job, decide_resume)
+        return worlds_pb2.ResumeJobResponse(job=self._job(job))
+
+    async def _decided(self, name: str, decide: Callable[[JobView], Decision]) -> JobView:
+        """Settle a decision about a job that exists; return the job as it then is."""
+        job = await existing_job(self._context, name)
+        await self._context.executor.settle(lambda view: decide(JobView(view, job.keys)))
+        return job
 
     async def get_recovery(self, request: recovery_pb2.RecoveryRequest) -> recovery_pb2.RecoveryResponse:
         checked_id("worker", request.worker_id)

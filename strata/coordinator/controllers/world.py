@@ -10,6 +10,8 @@ others are given up. One that began after that and before the head is given up a
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from strata.coordinator.controllers.jobs import JobQueue
@@ -17,8 +19,10 @@ from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
 from strata.core.checkpoints import decide_close
+from strata.core.housekeeping import FirstSeen
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
+from strata.core.stopping import revisions
 from strata.core.txn import WatchBatch
 from strata.core.worlds import WorldPlan, needs_settling, plan_world
 from strata.observe import get_logger
@@ -39,13 +43,23 @@ class Worlds:
     name: Final = "worlds"
     tick_s: Final = TURN_S
 
-    def __init__(self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self,
+        *,
+        keys: ClusterKeys,
+        mirror: Mirror,
+        fence: Fence,
+        heartbeat: Heartbeat,
+        unix_now: Callable[[], float],
+    ) -> None:
         self._keys = keys
         self._mirror = mirror
         self._fence = fence
         self._heartbeat = heartbeat
         self._jobs = JobQueue(self.name, keys, FOLDERS)
+        self._unix_now = unix_now
         self._settling_since: dict[str, float] = {}
+        self._asked: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
 
     def wants(self, batch: WatchBatch) -> bool:
         return self._jobs.note(batch)
@@ -55,14 +69,20 @@ class Worlds:
         return await self._jobs.each(self._mirror.view, self._advance)
 
     async def _advance(self, name: str) -> float | None:
-        """Bring one job as far as its view allows; return when its settling is over."""
+        """Bring one job as far as its view allows; return when its settling or a notice's time is over."""
         keys = self._keys.job(name)
         for _ in range(MAX_ROUNDS):
             self._heartbeat.beat()
             job = JobView(self._mirror.view, keys)
-            wait_s = self._settling_s(job)
+            asked_s = self._asked_s(job)
+            wait_s = self._settling_s(job, asked_s)
             plan = plan_world(
-                job, keys=self._keys, epoch=self._fence.epoch, settled=wait_s is not None and wait_s <= 0
+                job,
+                keys=self._keys,
+                epoch=self._fence.epoch,
+                settled=wait_s is not None and wait_s <= 0,
+                asked_s=asked_s,
+                now_unix_ms=int(self._unix_now() * 1000),
             )
             if plan.open_records:
                 await self._close(keys, through=_generation(job), reason=plan.reason)
@@ -70,7 +90,7 @@ class Worlds:
                 await self._write(name, plan)
             else:
                 await self._close(keys, through=_generation(job) - 1, reason="its generation ended")
-                return wait_s
+                return min((each for each in (wait_s, plan.again_s) if each is not None), default=None)
         log.warning("world_does_not_settle", job=name)
         return TURN_S
 
@@ -91,13 +111,19 @@ class Worlds:
                     lambda view: decide_close(JobView(view, keys), through_generation=through, reason=reason)
                 )
 
-    def _settling_s(self, job: JobView) -> float | None:
+    def _asked_s(self, job: JobView) -> Mapping[int, float]:
+        """Return for how long this leader has known of each request to leave: a soft time as well."""
+        now = asyncio.get_running_loop().time()
+        since_ms = self._asked[job.keys.name].update(revisions(job), now * 1000)
+        return {revision: now - at_ms / 1000 for revision, at_ms in since_ms.items()}
+
+    def _settling_s(self, job: JobView, asked_s: Mapping[int, float]) -> float | None:
         """Return how long the members of this job still settle; None when none is awaited.
 
         The clock is this leader's own and starts anew with its term: time is liveness only.
         """
         name, spec = job.keys.name, job.spec()
-        if spec is None or not needs_settling(job):
+        if spec is None or not needs_settling(job, asked_s):
             self._settling_since.pop(name, None)
             return None
         now = asyncio.get_running_loop().time()

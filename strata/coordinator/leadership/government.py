@@ -60,7 +60,13 @@ class Government:
             measures=context.measures,
         )
         return [
-            Worlds(keys=keys, mirror=mirror, fence=fence, heartbeat=self._heartbeat),
+            Worlds(
+                keys=keys,
+                mirror=mirror,
+                fence=fence,
+                heartbeat=self._heartbeat,
+                unix_now=context.unix_now,
+            ),
             Datasets(keys=keys, mirror=mirror, fence=fence),
             Housekeeping(
                 keys=keys, mirror=mirror, fence=fence, timing=context.timing, spares_s=context.health.spares_s

@@ -18,7 +18,7 @@ class RankIndex:
     places: dict[tuple[str, int], Member]
     """By worker and incarnation."""
     wounded: bool
-    """Whether a member is gone, or a rank failed or done: some barrier may have to break."""
+    """Whether a member is gone, or a rank failed, done or stopped: some barrier may have to break."""
 
     def place(self, worker: str, incarnation: int) -> Member | None:
         """Return this incarnation's place, or None for a standby."""
@@ -81,5 +81,6 @@ def _wounded(job: JobView, world: World) -> bool:
     return (
         bool(job.view.names(job.keys.failed(generation)))
         or bool(job.view.names(job.keys.done(generation)))
+        or bool(job.view.names(job.keys.stopped(generation)))
         or any((m.worker, m.incarnation) not in alive for m in world.members)
     )

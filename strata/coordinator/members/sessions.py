@@ -173,7 +173,7 @@ class Sessions:
     # -- what members are told
 
     def on_world(self, job: str) -> None:
-        """Tell the members of a job its new head or phase."""
+        """Tell the members of a job its new head or phase, or that its ranks are asked to stop."""
         if members := self._by_job.get(job):
             self._tell_world(self._job(job), members)
 
@@ -201,16 +201,21 @@ class Sessions:
             phase_reason=phase.reason if phase is not None else "",
             token=floors.token(self._context.mirror),
             barrier_floors=dict(_floors(job, head.record.generation)) if head is not None else {},
+            notice=world_wire.notice_of(job),
         )
         shared = Down(world=update)
         for member in members:
             place = index.place(member.worker, member.incarnation) if index is not None else None
-            if place is None:
+            asked = world_wire.asked_to_leave(job, member.worker, member.incarnation)
+            if place is None and asked is None:
                 member.send(shared)
                 continue
             own = Down()
             own.CopyFrom(shared)
-            own.world.place.CopyFrom(world_wire.place_message(place))
+            if place is not None:
+                own.world.place.CopyFrom(world_wire.place_message(place))
+            if asked is not None:
+                own.world.notice.CopyFrom(asked)
             member.send(own)
 
     def _tell_save(self, save: _Save, *, sealer: bool | None) -> None:

@@ -139,12 +139,15 @@ class UnaryMembers:
             mine = index.ranks(request.worker_id, request.incarnation)
             said = [progress for progress in request.ranks if progress.rank in mine]
             self._board.note(request.job, request.generation, said, own=True)
-        phase, reason = world_wire.phase_of(job_view(self._context, request.job))
+        view = job_view(self._context, request.job)
+        phase, reason = world_wire.phase_of(view)
         return pb.HeartbeatResponse(
             world=self._world(request.job),
             place=None if place is None else world_wire.place_message(place),
             phase=PHASES[phase],
             phase_reason=reason,
+            notice=world_wire.asked_to_leave(view, request.worker_id, request.incarnation)
+            or world_wire.notice_of(view),
         )
 
     def heard(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:

@@ -26,3 +26,21 @@ class WorldsServicer(Base):
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         response: pb.GetJobResponse = await answer(self._desk, "get_job", request, context)
         return response
+
+    async def ListGenerations(
+        self, request: pb.ListGenerationsRequest, context: Any
+    ) -> pb.ListGenerationsResponse:
+        response: pb.ListGenerationsResponse = await answer(self._desk, "list_generations", request, context)
+        return response
+
+    async def ScaleJob(self, request: pb.ScaleJobRequest, context: Any) -> pb.ScaleJobResponse:
+        response: pb.ScaleJobResponse = await answer(self._desk, "scale_job", request, context)
+        return response
+
+    async def StopJob(self, request: pb.StopJobRequest, context: Any) -> pb.StopJobResponse:
+        response: pb.StopJobResponse = await answer(self._desk, "stop_job", request, context)
+        return response
+
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
+        response: pb.ResumeJobResponse = await answer(self._desk, "resume_job", request, context)
+        return response

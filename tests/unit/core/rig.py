@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strata.core import invariants
+from strata.core import invariants, stopping
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
@@ -166,15 +166,19 @@ def leave(store: Store, worker: str) -> None:
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
 
 
-def plan(store: Store, epoch: int, *, settled: bool = False) -> WorldPlan:
-    return plan_world(store.live, keys=KEYS, epoch=epoch, settled=settled)
+def plan(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> WorldPlan:
+    """Plan as a leader that has known of every request to leave for `asked_s`."""
+    known = dict.fromkeys(stopping.revisions(store.live), asked_s)
+    return plan_world(
+        store.live, keys=KEYS, epoch=epoch, settled=settled, asked_s=known, now_unix_ms=store.revision * 1000
+    )
 
 
-def carry_out(store: Store, epoch: int, *, settled: bool = False) -> str:
+def carry_out(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> str:
     """Plan and execute until nothing is left to do; return the first reason."""
     reasons = []
     for _ in range(50):
-        planned = plan(store, epoch, settled=settled)
+        planned = plan(store, epoch, settled=settled, asked_s=asked_s)
         reasons.append(planned.reason)
         if not planned.txns:
             return reasons[0]

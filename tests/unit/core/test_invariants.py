@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
     # the ends of ranks
     "done and failed": (
         lambda s: s.put(JOB.failed_rank(2, 0), RankFailed(reason="r", worker=WorkerId("w0"))),
-        r"ranks \[0\] are done and failed",
+        r"ranks \[0\] ended in two ways",
     ),
     "a rank that is none": (
         lambda s: s.put(JOB.done_rank(2, 4), RankDone(worker=WorkerId("w0"))),

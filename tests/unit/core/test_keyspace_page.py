@@ -51,6 +51,20 @@ EXAMPLES: dict[str, Any] = {
     ),
     JOB.failed_rank(3, 9): r.RankFailed(reason="killed by signal 9", worker=W1, code=-9),
     JOB.done_rank(3, 0): r.RankDone(worker=W0),
+    JOB.notice(3): r.StopNotice(
+        action=r.StopAction.DRAIN, reason="its fan is broken", workers=(W1,), grace_ms=60_000
+    ),
+    JOB.stopped_rank(3, 8): r.RankStopped(worker=W1),
+    JOB.history_of(3): r.GenerationRecord(
+        epoch=42,
+        members=2,
+        size=16,
+        reason="node-2 is gone",
+        began_unix_ms=1767225600000,
+        failure=True,
+        restore=r.RestorePoint(step=120, attempt=ATTEMPT, record_generation=2),
+        committed_step=180,
+    ),
     JOB.restored(3): r.Restored(step=120),
     JOB.outcome("step-140", 3, 7): r.BarrierOutcome(
         generation=3,
@@ -123,7 +137,7 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.RestorePoint}
+    inner = {r.Member, r.RestorePoint, r.Asked}
     every = {
         cls
         for _name, cls in inspect.getmembers(r, inspect.isclass)
@@ -155,6 +169,9 @@ def _made_by(name: str) -> list[str]:
         "members_chunk": (3, 42, 0),
         "failed_rank": (3, 9),
         "done_rank": (3, 0),
+        "stopped_rank": (3, 8),
+        "notice": (3,),
+        "history_of": (3,),
         "restored": (3,),
         "outcome": ("step-140", 3, 7),
         "payload_chunk": ("step-140", 3, 7, 0),

@@ -100,16 +100,16 @@ def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
     job = Job(1)
     assert "2 are needed" in job.go(settled=True)
     assert job.store.job().head() is None
-    assert not needs_settling(job.store.job())
+    assert not needs_settling(job.store.job(), {})
     job.join("w1")
     assert "settling" in job.go()
-    assert needs_settling(job.store.job())
+    assert needs_settling(job.store.job(), {})
     assert "2 members, at least 2, have settled" in job.go(settled=True)
     assert head(job.store).generation == 1
     assert world_of(job.store) == {"w0": (0, 0), "w1": (1, 1)}
 
     full = Job(3)
-    assert not needs_settling(full.store.job())
+    assert not needs_settling(full.store.job(), {})
     assert "all 3 members are here" in full.go()
     assert head(full.store).size == 3
 
@@ -118,7 +118,7 @@ def test_a_job_that_does_not_exist_has_no_plan() -> None:
     store = Store()
     epoch = lead(store)
     assert plan(store, epoch, settled=True).txns == ()
-    assert not needs_settling(store.job())
+    assert not needs_settling(store.job(), {})
 
 
 def test_a_world_that_goes_on_writes_nothing() -> None:
@@ -206,7 +206,7 @@ def test_below_min_a_forming_world_is_written_at_once() -> None:
     job.go(settled=True)
     assert job.store.revision == before, "one forming world is enough"
     job.join("w0")
-    assert needs_settling(job.store.job())
+    assert needs_settling(job.store.job(), {})
     job.go()
     assert head(job.store).generation == 2
     job.go(settled=True)
@@ -246,11 +246,11 @@ def test_growth_waits_for_the_settling_and_keeps_the_ranks() -> None:
     job.go()
     assert head(job.store).generation == 1
     assert standbys(job.store) == ("w2",)
-    assert needs_settling(job.store.job())
+    assert needs_settling(job.store.job(), {})
     assert "1 more members have settled" in job.go(settled=True)
     assert world_of(job.store) == {"w0": (0, 0), "w1": (1, 1), "w2": (2, 2)}
     assert standbys(job.store) == ()
-    assert not needs_settling(job.store.job())
+    assert not needs_settling(job.store.job(), {})
 
 
 def test_a_finishing_generation_does_not_grow() -> None:
@@ -258,7 +258,7 @@ def test_a_finishing_generation_does_not_grow() -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     job.join("w2")
-    assert not needs_settling(job.store.job())
+    assert not needs_settling(job.store.job(), {})
     assert "goes on" in job.go(settled=True)
 
 
@@ -411,7 +411,7 @@ def test_a_paused_job_makes_no_worlds() -> None:
     job = Job(3)
     job.store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand"))
     assert "is paused" in job.go(settled=True)
-    assert not needs_settling(job.store.job())
+    assert not needs_settling(job.store.job(), {})
 
 
 def test_a_phase_is_written_by_the_leader_only() -> None:

@@ -105,7 +105,9 @@ class Race:
 
     def plan(self, leader: Leader, lag: int, *, settled: bool) -> None:
         leader.observer.catch_up(max(leader.observer.view.revision, self.store.revision - lag))
-        planned = plan_world(leader.observer.job, keys=KEYS, epoch=leader.epoch, settled=settled)
+        planned = plan_world(
+            leader.observer.job, keys=KEYS, epoch=leader.epoch, settled=settled, asked_s={}, now_unix_ms=0
+        )
         leader.under_way += planned.txns
         for txn in planned.txns:
             for put in txn.success:

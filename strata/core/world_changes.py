@@ -1,0 +1,231 @@
+"""Whether the current generation ends, why, and what follows it: the judgement behind `plan_world`.
+
+    the world         what is seen                                   what follows
+    ----------------  ---------------------------------------------  -----------------------------
+    none, or forming  max members, or min and the settling is over    a world
+    of a resumed job  the same: what finished before does not count   a world, fruitless 0
+    with members      every rank done                                phase DONE, no world
+                      a death (key gone or replaced, rank failed)     a world of those left, at once;
+                                                                     below min: a forming one
+                      ... the max-th fruitless one in a row, or the   phase FAILED, no world
+                          last that `max_generations` allows to fail
+                      ... while its ranks are asked to pause          a forming one, phase PAUSED
+                      all ended whom a notice asked to (or are late)  see `core.stopping`
+                      phase PAUSED                                    a forming one
+                      more members than the spec takes (any more)     a smaller world
+                      standbys, room for them, settling over          a larger world
+
+A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
+notices and forming worlds neither count nor reset. Members who were asked to leave are not counted
+among those that are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from strata.core import stopping
+from strata.core.job import JobView, World
+from strata.core.records import Asked, JobSpec, Member, Phase, StopAction, StopNotice, Worker
+from strata.core.view import Entry
+
+_NAMED = 4
+"""How many deaths a reason names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world."""
+
+    why: str
+    failure: bool = False
+    phase: Phase | None = None
+    forming: bool = False
+
+
+class Situation:
+    """The facts that one plan rests on, read once from one view.
+
+    `asked_s`: for how long the leader has known of each request to leave, by its revision.
+    """
+
+    def __init__(self, job: JobView, spec: JobSpec, asked_s: Mapping[int, float]) -> None:
+        self.job = job
+        self.spec = spec
+        self.asked_s = asked_s
+        self.head = job.head()
+        self.world: World | None = job.world()
+        self.active: World | None = stopping.active_world(job)
+        self.resumed = stopping.resumed(job)
+        self.latest = job.latest()
+        self.asked = stopping.all_asked(job)
+        self.registered = {w.name: w for w in job.workers()}
+        self.leaving = stopping.leaving(self.asked, self.registered.values(), asked_s)
+        self.present: dict[str, Entry[Worker]] = {
+            name: worker for name, worker in self.registered.items() if name not in self.leaving
+        }
+
+    @property
+    def generation(self) -> int:
+        return self.head.record.generation if self.head is not None else 0
+
+    @property
+    def notice(self) -> Entry[StopNotice] | None:
+        """What asks the ranks of the active world to stop."""
+        return self.job.notice(self.generation) if self.active is not None else None
+
+    def alive(self, member: Member) -> bool:
+        worker = self.registered.get(member.worker)
+        return worker is not None and worker.create_revision == member.incarnation
+
+    def committed(self) -> bool:
+        """Tell whether the current generation has committed a checkpoint of its own."""
+        latest = self.latest.record if self.latest is not None else None
+        return (
+            latest is not None
+            and latest.generation == self.generation
+            and latest.record_generation == self.generation
+        )
+
+    def fruitless(self, *, failure: bool) -> int:
+        """Return the count that the next head carries."""
+        if self.head is None or self.resumed:
+            return 0
+        if self.active is None:
+            return self.head.record.fruitless
+        if self.committed():
+            return 0
+        return self.head.record.fruitless + (1 if failure else 0)
+
+    def failures(self, *, failure: bool) -> int:
+        """Return how many generations a failure has ended, as the next head carries it."""
+        if self.head is None or self.resumed:
+            return 0
+        return self.head.record.failures + (1 if failure else 0)
+
+    def still_asked(self) -> tuple[Asked, ...]:
+        """Return the requests to leave that the next head carries on: those who are meant are here."""
+        return tuple(
+            one
+            for one in stopping.remembered(self.asked, self.asked_s)
+            if any(stopping.means(one, w.name, w.create_revision) for w in self.registered.values())
+        )
+
+    # -- what follows
+
+    def change(self, *, settled: bool) -> Change | None:
+        """Return what ends the current generation, or None while it goes on."""
+        if self.job.phase() is Phase.PAUSED:
+            if self.head is None or self.head.record.forming:
+                return None
+            return Change(why="the job is paused", forming=True)
+        if self.active is None:
+            return self._first(settled=settled)
+        return self._next(self.active, settled=settled)
+
+    def _first(self, *, settled: bool) -> Change | None:
+        count, spec = len(self.present), self.spec
+        if count >= spec.max_workers:
+            return Change(why=f"all {spec.max_workers} members are here")
+        if count >= spec.min_workers and settled:
+            return Change(why=f"{count} members, at least {spec.min_workers}, have settled")
+        return None
+
+    def _next(self, world: World, *, settled: bool) -> Change | None:
+        spec, generation = self.spec, self.generation
+        done = self.job.done(generation)
+        if len(done) >= world.head.size:
+            return Change(why=f"all {world.head.size} ranks are done", phase=Phase.DONE)
+        ended = done | self.job.stopped(generation)
+        left, deaths = self._deaths(world, ended)
+        if deaths:
+            return self._after(_named([*deaths, *left]), failure=True)
+        if left:
+            return self._after(_named(left), failure=False)
+        if self.notice is not None:
+            return self._stopped(self.notice, world, done, ended)
+        if done:
+            return None  # it is about to finish
+        if world.head.members > spec.max_workers:
+            return Change(why=f"the job takes {spec.max_workers} members now")
+        newcomers = len(self.present) - sum(self.alive(member) for member in world.members)
+        if newcomers > 0 and world.head.members < spec.max_workers and settled:
+            return Change(why=f"{newcomers} more members have settled")
+        return None
+
+    def _deaths(self, world: World, ended: set[int]) -> tuple[list[str], list[str]]:
+        """Return, in words, who left as asked but before its ranks had ended, and what failed."""
+        left, found = [], []
+        for member in world.members:
+            if self.alive(member) or all(rank in ended for rank in ranks_of(member)):
+                continue
+            gone = "was replaced" if member.worker in self.registered else "is gone"
+            if stopping.asked_notice(self.asked, member.worker, member.incarnation) is not None:
+                left.append(f"{member.worker} {gone}, as asked")
+            else:
+                found.append(f"{member.worker} {gone}")
+        for rank, failed in sorted(self.job.failed(self.generation).items()):
+            found.append(f"rank {rank} of {failed.worker} failed ({failed.reason})")
+        return left, found
+
+    def _after(self, why: str, *, failure: bool) -> Change:
+        """Return what follows a generation that cannot go on."""
+        spec = self.spec
+        if failure and (end := self._too_many(why)) is not None:
+            return end
+        notice = self.notice
+        if notice is not None and notice.record.action is StopAction.PAUSE:
+            why = f"{why}; paused: {notice.record.reason}"
+            return Change(why=why, failure=failure, phase=Phase.PAUSED, forming=True)
+        if len(self.present) < spec.min_workers:
+            short = f"{len(self.present)} of at least {spec.min_workers} members are left"
+            return Change(why=f"{why}; {short}", failure=failure, forming=True)
+        return Change(why=why, failure=failure)
+
+    def _too_many(self, why: str) -> Change | None:
+        fruitless, failures = self.fruitless(failure=True), self.failures(failure=True)
+        if fruitless >= self.spec.max_fruitless_generations:
+            sentence = f"{fruitless} generations in a row failed without a checkpoint; the last: {why}"
+        elif 0 < self.spec.max_generations <= failures:
+            sentence = f"{failures} generations failed, as many as max_generations allows; the last: {why}"
+        else:
+            return None
+        return Change(why=sentence, failure=True, phase=Phase.FAILED)
+
+    def _stopped(
+        self, notice: Entry[StopNotice], world: World, done: set[int], ended: set[int]
+    ) -> Change | None:
+        """Return what follows once all who were asked to have stopped, or had their time."""
+        record = notice.record
+        asked = [m for m in world.members if not record.workers or m.worker in record.workers]
+        ranks = {rank for member in asked for rank in ranks_of(member)}
+        if ranks <= done:
+            return None  # they finished before they stopped
+        why = f"{_ACTS[record.action]}: {record.reason}"
+        if not ranks <= ended:
+            if not stopping.is_late(notice, self.asked_s):
+                return None
+            late = len(ranks - ended)
+            why = f"{why}; {late} of {len(ranks)} ranks had not stopped in time"
+        if record.action is StopAction.PAUSE:
+            return Change(why=why, phase=Phase.PAUSED, forming=True)
+        names = ", ".join(record.workers[:_NAMED])
+        why = f"{names} {why}" if names else why
+        if len(self.present) < self.spec.min_workers:
+            return Change(why=why, forming=True)
+        return Change(why=why)
+
+
+_ACTS = {StopAction.PREEMPT: "preempted", StopAction.PAUSE: "paused", StopAction.DRAIN: "drained"}
+
+
+def ranks_of(member: Member) -> range:
+    """Return the global ranks that a member runs."""
+    return range(member.first_rank, member.first_rank + member.slots)
+
+
+def _named(causes: Iterable[str]) -> str:
+    causes = list(causes)
+    more = f" and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
+    return ", ".join(causes[:_NAMED]) + more
