@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 HELD_OUT = 297
 
@@ -29,33 +27,6 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.images[index], self.labels[index]
-
-
-class RankBatches(Sampler[list[int]]):
-    """One rank's batches of one epoch, from a given step on.
-
-    The order of an epoch depends on the epoch alone, so a run that begins again in the middle of
-    one goes on with exactly the samples that are left.
-    """
-
-    def __init__(self, *, samples: int, epoch: int, first: int, batch: int, rank: int, world: int) -> None:
-        self.samples, self.epoch, self.first = samples, epoch, first
-        self.batch, self.rank, self.world = batch, rank, world
-
-    def __len__(self) -> int:
-        return steps_per_epoch(self.samples, self.batch, self.world) - self.first
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.epoch))
-        whole = self.batch * self.world
-        for step in range(self.first, self.first + len(self)):
-            begin = step * whole + self.rank * self.batch
-            yield order[begin : begin + self.batch].tolist()
-
-
-def steps_per_epoch(samples: int, batch: int, world: int) -> int:
-    """Return how many full global batches an epoch has."""
-    return samples // (batch * world)
 
 
 class Net(nn.Module):
