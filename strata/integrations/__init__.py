@@ -1,0 +1,1 @@
+"""Strata inside other people's programs: one folder for each, which imports theirs only when it is used."""

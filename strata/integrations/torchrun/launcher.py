@@ -1,0 +1,81 @@
+"""What torchrun knows and does not tell a rendezvous handler, read where it keeps it.
+
+torch gives the handler addresses and numbers of nodes. How many workers the agent runs, how often
+it would start them again and which of them failed are local variables of its own functions, which
+are on the stack whenever the handler is called. They are only looked at; a launcher without these
+functions (or a torch that renames them) costs the checks and the names, nothing else.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How the agent was launched."""
+
+    slots: int
+    max_restarts: int
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """A worker that failed, by its global rank: its exit code, or minus the signal that ended it."""
+
+    rank: int
+    code: int
+    reason: str
+
+
+def find_launch() -> Launch | None:
+    """Return how the caller's agent is being launched, or None outside of torch's own launcher."""
+    config = _local("launch_agent", "config")
+    try:
+        return Launch(
+            slots=int(config.nproc_per_node), max_restarts=int(config.max_restarts), role=str(config.role)
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def find_failure() -> RankFailure | None:
+    """Return the worker whose failure makes the calling agent restart, or end, if one does."""
+    failures = getattr(sys.exc_info()[1], "failures", None)  # a ChildFailedError: the agent gives up
+    if failures is None:
+        failures = getattr(_local("_invoke_run", "run_result"), "failures", None)
+    return first_failure(failures) if isinstance(failures, Mapping) else None
+
+
+def first_failure(failures: Mapping[int, Any]) -> RankFailure | None:
+    """Return the earliest of torch's failures by rank: others fail because their peer did."""
+    if not failures:
+        return None
+    rank = min(failures, key=lambda one: getattr(failures[one], "timestamp", 0))
+    code = int(getattr(failures[rank], "exitcode", 1)) or 1
+    return RankFailure(rank=rank, code=code, reason=_in_words(code))
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _local(function: str, variable: str) -> Any:
+    """Return a local variable of the nearest caller of that name, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and variable in frame.f_locals:
+            return frame.f_locals[variable]
+        frame = frame.f_back
+    return None

@@ -1,0 +1,172 @@
+"""What an agent is told: torchrun's own options, and those of `--rdzv-conf`.
+
+    torchrun --rdzv-backend=strata --rdzv-endpoint=a:1,b:2,c:3 --rdzv-id=gpt --max-restarts=10 \
+        --nnodes=2:4 --nproc-per-node=8 --rdzv-conf=settle_s=5,worker_id=node-7 train.py
+
+The run id is the job's name. `--max-restarts` cannot be 0: an agent restarts its workers because
+another's failed, and torchrun counts that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strata.client.endpoints import Endpoint, parse_endpoints
+from strata.config import Credentials
+from strata.core.ids import checked_id
+from strata.errors import ConfigError, StrataError
+from strata.integrations.torchrun.launcher import Launch
+
+NO_BREAKER: Final = 1_000_000
+"""Generations in a row without a committed checkpoint that a job may have by default: `--max-restarts`
+is what ends a torchrun job that gets nowhere, and its script may save without Strata."""
+
+OURS: Final = frozenset(
+    {
+        "attempt",
+        "join_timeout",
+        "last_call_timeout",
+        "max_fruitless_generations",
+        "settle_s",
+        "slots",
+        "worker_id",
+    }
+)
+TORCHS: Final = frozenset(
+    {
+        "close_timeout",
+        "heartbeat_timeout",
+        "is_host",
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "rank",
+        "read_timeout",
+        "store_type",
+        "timeout",
+        "use_libuv",
+    }
+)
+"""What torch sets by itself, or its own backends take: nothing here to set by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """One agent: a member of the job that is called like the run, with `slots` workers."""
+
+    run_id: str
+    endpoints: tuple[Endpoint, ...]
+    credentials: Credentials
+    worker_id: str
+    host: str
+    pid: int
+    slots: int
+    role: str
+    min_nodes: int
+    max_nodes: int
+    settle_s: float
+    max_fruitless_generations: int
+    attempt: int
+    join_timeout_s: float
+    """How long the agent waits, connected, for enough others."""
+    local_addr: str
+    """Where others reach this node; empty: found by the route to a coordinator."""
+
+
+def read_settings(
+    *,
+    run_id: str,
+    endpoint: str,
+    min_nodes: int,
+    max_nodes: int,
+    local_addr: str | None,
+    conf: Mapping[str, Any],
+    launch: Launch | None,
+    env: Mapping[str, str],
+    host: str,
+    pid: int,
+    credentials: Credentials,
+) -> AgentSettings:
+    """Return the settings of an agent; `ConfigError` says what of them cannot work."""
+    _check_run_id(run_id)
+    if launch is not None and launch.max_restarts < 1:
+        raise ConfigError(
+            "--max-restarts is 0: the first failure of any worker would end every agent for good",
+            hint="give --max-restarts 10, say: an agent also counts the restarts that another's failure causes",
+        )
+    unknown = sorted(set(conf) - OURS - TORCHS)
+    if unknown:
+        raise ConfigError(
+            f"--rdzv-conf has no {', '.join(unknown)}", hint=f"it takes {', '.join(sorted(OURS))}"
+        )
+    where = endpoint or env.get("STRATA_ENDPOINTS", "")
+    if not where:
+        raise ConfigError(
+            "torchrun was told no coordinator", hint="give --rdzv-endpoint=host1:50051,host2:50051,host3:50051"
+        )
+    slots = _number(conf, "slots", launch.slots if launch is not None else 1, least=1)
+    if launch is not None and slots != launch.slots:
+        raise ConfigError(
+            f"slots = {slots}, but the agent runs {launch.slots} workers", hint="leave slots out of --rdzv-conf"
+        )
+    worker = conf.get("worker_id") or env.get("STRATA_WORKER_ID") or own_name(host, pid)
+    settle_s = _seconds(conf, "settle_s", _seconds(conf, "last_call_timeout", 2.0))
+    attempt = conf.get("attempt", env.get("SLURM_RESTART_COUNT") or 0)
+    return AgentSettings(
+        run_id=run_id,
+        endpoints=parse_endpoints(where, credentials),
+        credentials=credentials,
+        worker_id=checked_id("worker", str(worker)),
+        host=host,
+        pid=pid,
+        slots=slots,
+        role=launch.role if launch is not None else "default",
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        settle_s=settle_s,
+        max_fruitless_generations=_number(conf, "max_fruitless_generations", NO_BREAKER, least=1),
+        attempt=_number({"attempt": attempt}, "attempt", 0, least=0),
+        join_timeout_s=_seconds(conf, "join_timeout", 600.0),
+        local_addr=local_addr or env.get("STRATA_ADDRESS", ""),
+    )
+
+
+def own_name(host: str, pid: int) -> str:
+    """Return a worker id that no other agent of this host takes."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '-', host)[:100].lstrip('._-') or 'host'}-{pid}"
+
+
+def _check_run_id(run_id: str) -> None:
+    if run_id == "none":
+        raise ConfigError(
+            "the run id is torchrun's default, none: two trainings would share it",
+            hint="give each training a name: --rdzv-id=NAME",
+        )
+    try:
+        checked_id("job", run_id)
+    except StrataError as error:
+        raise ConfigError(f"--rdzv-id is the job's name: {error.message}", hint=error.hint) from None
+
+
+def _number(conf: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
+    value = conf.get(name, default)
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} = {value!r} is not a number") from None
+    if not least <= number < 2**31:
+        raise ConfigError(f"{name} = {number} is not {least} or more")
+    return number
+
+
+def _seconds(conf: Mapping[str, Any], name: str, default: float) -> float:
+    value = conf.get(name, default)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} = {value!r} is not a number of seconds") from None
+    if not 0 <= seconds < 1e7:
+        raise ConfigError(f"{name} = {value} is not a number of seconds")
+    return seconds

@@ -1,0 +1,20 @@
+"""Where other nodes reach this one."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return this host's address on the route to `host`, where other nodes reach it too.
+
+    Without a name service or a route it is this host's name.
+    """
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        family, *_rest, address = found[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing: it only asks the routing table
+            return str(probe.getsockname()[0])
+    return socket.gethostname()
