@@ -40,8 +40,28 @@ async def join_world(
 ) -> Meeting | None:
     """Return where the ranks of `update`'s world meet, once every member is there.
 
-    None when the world has ended before, or `superseded` returned. `offer`: where they are to
-    meet, from the member of rank 0. `BarrierTimeout` names who did not come within `timeout_s`.
+    `offer`: where they are to meet, from the member of rank 0. All else is as `join_barrier` says.
+    """
+    payload = offer.encode() if offer is not None else b""
+    payloads = await join_barrier(
+        upstream, update, job=job, payload=payload, timeout_s=timeout_s, superseded=superseded
+    )
+    return None if payloads is None else Meeting.decode(payloads.get(0, b""))
+
+
+async def join_barrier(
+    upstream: Upstream,
+    update: WorldUpdate,
+    *,
+    job: str,
+    payload: bytes,
+    timeout_s: float,
+    superseded: Awaitable[None],
+) -> dict[int, bytes] | None:
+    """Return what the members of `update`'s world brought, by first rank, once every member is there.
+
+    None when the world has ended before, or `superseded` returned. `BarrierTimeout` names who did
+    not come within `timeout_s`.
     """
     first, slots = update.place.first_rank, update.place.slots
     arrival = Arrival(
@@ -50,7 +70,7 @@ async def join_world(
         generation=update.world.generation,
         round=1,
         ranks=range(first, first + slots),
-        payloads=[offer.encode() if offer is not None else b""] + [b""] * (slots - 1),
+        payloads=[payload] + [b""] * (slots - 1),
         phases=["join"] * slots,
         timeout_ms=round(1000 * timeout_s),
     )
@@ -58,9 +78,7 @@ async def join_world(
     over = asyncio.ensure_future(superseded)
     try:
         await asyncio.wait({met, over}, return_when=asyncio.FIRST_COMPLETED)
-        if over.done():
-            return None
-        return Meeting.decode(payloads_of(met.result()).get(0, b""))
+        return None if over.done() else payloads_of(met.result())
     except BarrierTimeout:
         raise  # a kind of broken barrier that the caller has to act on
     except (StaleGeneration, BarrierBroken) as error:

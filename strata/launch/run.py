@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import shutil
@@ -15,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strata.client import Endpoint, MemberSession, parse_endpoints
+from strata.client import MemberSession, parse_endpoints
 from strata.config import RunConfig
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, StrataError
+from strata.launch.addresses import address_towards
 from strata.launch.environment import Place
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
@@ -107,7 +107,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="strata-") as folder:
             if not await _connected(session, serve_session, asked):
                 return 128 + asked.result()
-            address = config.address or _address_towards(endpoints[0])
+            address = config.address or address_towards(endpoints[0].host, endpoints[0].port)
             run = _run(config, command, session, observer, Path(folder), worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
@@ -205,14 +205,3 @@ def _check_command(program: str) -> None:
             f"there is no program {program!r} to run",
             hint="the command after -- must be an executable file or a program on PATH",
         )
-
-
-def _address_towards(endpoint: Endpoint) -> str:
-    """Return this host's address on the route to a coordinator: where other nodes reach it too."""
-    with contextlib.suppress(OSError):  # without a name service or a route our name has to do
-        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)
-        family, *_rest, address = found[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing: it only asks the routing table
-            return str(probe.getsockname()[0])
-    return socket.gethostname()

@@ -104,12 +104,14 @@ def read_settings(
     where = endpoint or env.get("STRATA_ENDPOINTS", "")
     if not where:
         raise ConfigError(
-            "torchrun was told no coordinator", hint="give --rdzv-endpoint=host1:50051,host2:50051,host3:50051"
+            "torchrun was told no coordinator",
+            hint="give --rdzv-endpoint=host1:50051,host2:50051,host3:50051",
         )
     slots = _number(conf, "slots", launch.slots if launch is not None else 1, least=1)
     if launch is not None and slots != launch.slots:
         raise ConfigError(
-            f"slots = {slots}, but the agent runs {launch.slots} workers", hint="leave slots out of --rdzv-conf"
+            f"slots = {slots}, but the agent runs {launch.slots} workers",
+            hint="leave slots out of --rdzv-conf",
         )
     worker = conf.get("worker_id") or env.get("STRATA_WORKER_ID") or own_name(host, pid)
     settle_s = _seconds(conf, "settle_s", _seconds(conf, "last_call_timeout", 2.0))
