@@ -47,7 +47,7 @@ class Registration:
 
     `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
     that names one never becomes a newcomer by accident. `resume` lets a new process take up a
-    finished job; a reconnect never does.
+    finished job; a reconnect never does. So does an `attempt` above the one in which it ended.
     """
 
     worker: WorkerId
@@ -59,6 +59,7 @@ class Registration:
     spec: JobSpec = field(default_factory=JobSpec)
     incarnation: int = 0
     resume: bool = False
+    attempt: int = 0
 
 
 def check_registration(registration: Registration) -> None:
@@ -70,6 +71,8 @@ def check_registration(registration: Registration) -> None:
             f"{registration.slots} slots: a member has 1 to {MAX_SLOTS}",
             hint="slots is the number of ranks that this member runs",
         )
+    if registration.attempt < 0:
+        raise InvalidArgument(f"attempt = {registration.attempt} is below 0")
     check_spec(registration.spec)
 
 
@@ -131,7 +134,10 @@ def decide_register(
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)
     refusal = _finished(job, phase)
-    if refusal is not None and (registration.incarnation or not registration.resume):
+    newer = not registration.incarnation and registration.attempt > (
+        phase.attempt if phase is not None else 0
+    )
+    if refusal is not None and (registration.incarnation or not (registration.resume or newer)):
         return Decision(reason=refusal.message, refusal=refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
         full = Refused(
@@ -139,7 +145,7 @@ def decide_register(
             hint="register in a job that exists, or raise coordinator.max_jobs",
         )
         return Decision(reason=full.message, refusal=full)
-    return _create(job, registration, served_by, resumed=refusal is not None)
+    return _create(job, registration, served_by, resumed=refusal is not None, newer=newer)
 
 
 def _worker(registration: Registration, served_by: InstanceId) -> Worker:
@@ -193,7 +199,9 @@ def _finished(job: JobView, phase: JobPhase | None) -> StrataError | None:
     return None
 
 
-def _create(job: JobView, registration: Registration, served_by: InstanceId, *, resumed: bool) -> Decision:
+def _create(
+    job: JobView, registration: Registration, served_by: InstanceId, *, resumed: bool, newer: bool
+) -> Decision:
     keys, view = job.keys, job.view
     key = keys.worker(registration.worker)
     compares = (
@@ -209,10 +217,16 @@ def _create(job: JobView, registration: Registration, served_by: InstanceId, *, 
         reason += f" and creates job {keys.name}"
     elif spec.record != registration.spec:
         reason += "; the job's spec stands as it was created, this member's is ignored"
-    if resumed:
-        again = JobPhase(phase=Phase.RUNNING, reason=f"resumed by {registration.worker}")
+    if resumed or (newer and job.phase() is Phase.RUNNING):
+        what = f"attempt {registration.attempt} begun" if newer else "resumed"
+        known = job.view.record(keys.phase, JobPhase)
+        again = JobPhase(
+            phase=Phase.RUNNING,
+            reason=f"{what} by {registration.worker}",
+            attempt=max(registration.attempt, known.attempt if known is not None else 0),
+        )
         puts.append(Put(key=keys.phase, value=encode(again)))
-        reason += f" and resumes job {keys.name}"
+        reason += f" and resumes job {keys.name}" if resumed else f", the first of attempt {again.attempt}"
     return Decision(reason=reason, txn=Txn(compares=compares, success=tuple(puts)))
 
 

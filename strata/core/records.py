@@ -123,9 +123,12 @@ class Standbys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPhase:
+    """`attempt`: the newest attempt at the job that anybody registered for, where a launcher counts them."""
+
     phase: Phase
     reason: str
     epoch: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,7 +133,9 @@ class _Planner:
     def _end(self, phase: Phase, why: str) -> WorldPlan:
         """Finish the job. An all-done world rests on `done` keys, which outlive the head."""
         keys, view = self.job.keys, self.job.view
-        record = JobPhase(phase=phase, reason=_cut(why), epoch=self.epoch)
+        before = view.record(keys.phase, JobPhase)
+        attempt = before.attempt if before is not None else 0
+        record = JobPhase(phase=phase, reason=_cut(why), epoch=self.epoch, attempt=attempt)
         compares = [*self._guards(), unchanged(keys.latest, view.mod_revision(keys.latest))]
         put = Put(key=keys.phase, value=encode(record))
         return WorldPlan(

@@ -90,6 +90,7 @@ class Relay:
         self._on_silent = on_silent
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
+        self._pids: dict[int, int] = {}
         self._graces: dict[int, asyncio.TimerHandle] = {}
 
     # -- from the supervisor and the session upward
@@ -97,9 +98,14 @@ class Relay:
     def set_place(self, place: Place | None) -> None:
         """Let in the ranks of `place` from now on, and no others; None: nobody."""
         self._place = place
+        self._pids.clear()
         for timer in self._graces.values():
             timer.cancel()
         self._graces.clear()
+
+    def pid(self, rank: int) -> int | None:
+        """Return the process that attached last as this rank of the current place, if one did."""
+        return self._pids.get(rank)
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         """Hand a round's outcome to the ranks of its generation."""
@@ -132,6 +138,7 @@ class Relay:
             before.session.close()
         handler = _RankHandler(self, rank, session)
         self._attached[rank.rank] = handler
+        self._pids[rank.rank] = rank.pid
         if (timer := self._graces.pop(rank.rank, None)) is not None:
             timer.cancel()
         session.send(

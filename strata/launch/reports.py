@@ -40,6 +40,11 @@ class ExitReports:
         self._tasks.add(task)
         task.add_done_callback(self._reported)
 
+    async def told(self) -> None:
+        """Return once every end reported so far is durable, or can be told no more."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
     def _reported(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -34,6 +34,7 @@ class Registration(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -47,6 +48,10 @@ class Registration(_message.Message):
     """
     resume: _builtins.bool
     """Takes up a job that is done or has failed, from its latest checkpoint."""
+    attempt: _builtins.int
+    """Which attempt at the job this process belongs to, where its launcher counts them. A job that
+    ended in an earlier one is taken up again; in the same one it stays closed.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -66,10 +71,11 @@ class Registration(_message.Message):
         spec: _worlds_pb2.JobSpec | None = ...,
         incarnation: _builtins.int = ...,
         resume: _builtins.bool = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,7 @@ def registration(message: members_pb2.Registration) -> Registration:
         spec=spec_record(message.spec),
         incarnation=message.incarnation,
         resume=message.resume,
+        attempt=message.attempt,
     )
 
 

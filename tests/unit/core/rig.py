@@ -128,6 +128,7 @@ def registration(
     slots: int = 1,
     incarnation: int = 0,
     resume: bool = False,
+    attempt: int = 0,
     **spec: Any,
 ) -> Registration:
     return Registration(
@@ -139,6 +140,7 @@ def registration(
         spec=JobSpec(**spec),
         incarnation=incarnation,
         resume=resume,
+        attempt=attempt,
     )
 
 

@@ -22,6 +22,7 @@ from strata.errors import (
     JobFailed,
     Refused,
     StaleIncarnation,
+    StrataError,
 )
 from tests.unit.core.rig import JOB, KEYS, Observer, Store, registration
 
@@ -149,6 +150,40 @@ def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not() -> None:
     with pytest.raises(Refused, match="all done") as refused:
         enter(store, registration("w2"))
     assert "--resume" in refused.value.hint
+
+
+def phase_of(store: Store) -> JobPhase:
+    phase = store.job().view.record(JOB.phase, JobPhase)
+    assert phase is not None
+    return phase
+
+
+@pytest.mark.parametrize("ended", [Phase.DONE, Phase.FAILED])
+def test_a_job_that_ended_in_one_attempt_is_closed_to_it_and_open_to_the_next(ended: Phase) -> None:
+    store = Store()
+    enter(store, registration("w1", attempt=1))
+    assert phase_of(store).attempt == 1
+    store.put(JOB.phase, JobPhase(phase=ended, reason="over", attempt=1))
+    for attempt in (0, 1):
+        with pytest.raises(StrataError, match="over"):
+            enter(store, registration("w2", attempt=attempt))
+    with pytest.raises(StrataError, match="over"):
+        enter(store, registration("w2", attempt=2, incarnation=7))
+    enter(store, registration("w2", attempt=2))
+    assert phase_of(store) == JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w2", attempt=2)
+
+
+def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_it() -> None:
+    store = Store()
+    enter(store, registration("w1"))
+    assert store.job().view.record(JOB.phase, JobPhase) is None
+    enter(store, registration("w2", attempt=3))
+    assert phase_of(store).attempt == 3
+    enter(store, registration("w3", attempt=2))
+    assert phase_of(store).attempt == 3
+    store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=3))
+    enter(store, registration("w4", attempt=4))
+    assert phase_of(store).phase is Phase.PAUSED
 
 
 def test_a_failed_job_says_why() -> None:

@@ -265,6 +265,18 @@ def test_a_finishing_generation_does_not_grow() -> None:
 # -- the end ----------------------------------------------------------------------------------
 
 
+def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in() -> None:
+    job = Job(2)
+    job.store.put(JOB.phase, JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w0", attempt=2))
+    job.go(settled=True)
+    for rank in (0, 1):
+        ends(job.store, rank, 0)
+    job.go()
+    done = phase(job.store)
+    assert done is not None
+    assert (done.phase, done.attempt) == (Phase.DONE, 2)
+
+
 def test_all_ranks_done_is_done_for_good() -> None:
     job = Job(2)
     job.go(settled=True)

@@ -1,0 +1,223 @@
+"""`StrataRendezvous`: how torchrun's agent asks who trains with it.
+
+What torch's own handlers do not give: the loss of any node, rank 0's included, is met by a newer
+world and told as `num_nodes_waiting`, so an agent whose workers hang in a collective restarts
+them; a store is opened afresh for each generation, by whoever is rank 0 in it; and nothing here
+raises because coordinators are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import socket
+from datetime import timedelta
+from typing import Final, Self
+
+from torch.distributed import DistError, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from strata.client import loop
+from strata.config import Credentials
+from strata.errors import (
+    ClusterReplaced,
+    Conflict,
+    JobFailed,
+    Refused,
+    StaleIncarnation,
+    StrataError,
+    Unavailable,
+)
+from strata.integrations.torchrun.launcher import RankFailure, find_failure, find_launch
+from strata.integrations.torchrun.meeting import Met
+from strata.integrations.torchrun.member import AgentMember, Spare
+from strata.integrations.torchrun.settings import AgentSettings, read_settings
+from strata.integrations.torchrun.store import AgentStore
+from strata.launch.environment import Place
+from strata.observe import configure, get_logger
+
+BACKEND: Final = "strata"
+REACH_S: Final = 30.0
+"""How long rank 0's store may be out of reach in a world that goes on, before it counts as failed."""
+MAX_UNREACHABLE: Final = 3
+STORE_TIMEOUT: Final = timedelta(seconds=300)
+
+log = get_logger()
+
+
+class StrataRendezvous(RendezvousHandler):
+    """The rendezvous of one agent. Used by one thread, as torchrun does."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._loop = loop.shared()
+        self._member = AgentMember(settings)
+        self._running: concurrent.futures.Future[None] | None = None
+        self._server: TCPStore | None = None
+        self._before: dict[str, str | None] = {}
+        self._closed = False
+
+    @classmethod
+    def create(cls, parameters: RendezvousParameters) -> Self:
+        """Return the handler that torchrun's parameters describe; `ConfigError` if they cannot work."""
+        settings = read_settings(
+            run_id=parameters.run_id,
+            endpoint=parameters.endpoint,
+            min_nodes=parameters.min_nodes,
+            max_nodes=parameters.max_nodes,
+            local_addr=parameters.local_addr,
+            conf=parameters.config,
+            launch=find_launch(),
+            env=os.environ,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            credentials=Credentials.load(env=os.environ),
+        )
+        configure(
+            fmt=os.environ.get("STRATA_LOG_FORMAT", "auto"), level=os.environ.get("STRATA_LOG_LEVEL", "info")
+        )
+        return cls(settings)
+
+    # -- what torchrun calls
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self._settings.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers meet in the store of rank 0's agent: it is theirs alone, and new in each generation."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return this agent's place once all agents of a newer world are there.
+
+        Its workers have been stopped; if their generation was the newest, it ends by this call.
+        """
+        if self._closed:
+            raise RendezvousClosedError(f"the rendezvous {self.get_run_id()} was closed here")
+        failure = find_failure()
+        if self._running is None:
+            self._running = self._loop.submit(self._member.run())
+            self._loop.at_stop(self._member.leave)
+        tries = 0
+        while True:
+            self._server = None
+            place, met = self._join(failure)
+            try:
+                return self._placed(place, met)
+            except (DistError, OSError) as error:
+                why = f"the store of generation {place.generation} at {met.address}:{met.port}: {error}"
+                log.warning("store.unreachable", reason=why)
+                failure = RankFailure(rank=place.member.first_rank, code=1, reason=why)
+                tries += 0 if self._member.outdated else 1
+            if tries == MAX_UNREACHABLE:
+                raise RendezvousConnectionError(f"{why} (other nodes must reach it: see --local-addr)")
+
+    def num_nodes_waiting(self) -> int:
+        """Return above 0 once this generation has ended, by a loss or because others come; never raise."""
+        return 1 if self._member.outdated else 0
+
+    def is_closed(self) -> bool:
+        """Tell whether the job has ended, for this attempt at it, or `set_closed` was called here."""
+        return self._closed or self._member.closed
+
+    def set_closed(self) -> None:
+        """Take no further part: the other agents go on without this one, or wait for another."""
+        self._closed = True
+
+    def shutdown(self) -> bool:
+        """Leave the job: with its workers done, if they are; else so that the others know at once."""
+        failure = find_failure()
+        self._closed = True
+        try:
+            if self._running is not None:
+                self._loop.forget_at_stop(self._member.leave)
+                self._loop.call(self._member.leave(failure))
+                self._running.result(timeout=5.0)
+        except (StrataError, TimeoutError) as error:
+            log.warning("agent.not_left", reason=str(error))
+            return False
+        finally:
+            self._server = None
+            self._restore_environment()
+        return True
+
+    # -- inside
+
+    def _join(self, failure: RankFailure | None) -> tuple[Place, Met]:
+        """Return where this agent's workers stand next; errors as torch's."""
+        try:
+            return self._loop.call(self._member.join(failure, self._open_store))
+        except Spare as error:
+            raise RendezvousGracefulExitError(str(error)) from None
+        except StrataError as error:
+            raise as_torchs(error) from error
+
+    async def _open_store(self, address: str) -> int:
+        """Open where the agents and workers of one generation meet, at this node."""
+        self._server = await asyncio.to_thread(
+            TCPStore, address, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT
+        )
+        return int(self._server.port)
+
+    def _placed(self, place: Place, met: Met) -> RendezvousInfo:
+        store = self._server if place.member.first_rank == 0 else None
+        if store is None:
+            self._loop.call(self._member.reach(met, REACH_S))
+            store = TCPStore(met.address, met.port, is_master=False, timeout=timedelta(seconds=REACH_S))
+            store.set_timeout(STORE_TIMEOUT)
+        agents = AgentStore(
+            store,
+            place=place,
+            met=met,
+            finished=lambda: self._loop.soon(self._member.finished),
+            ended_within=lambda limit_s: self._loop.call(self._member.ended_within(limit_s)),
+        )
+        self._set_environment()
+        info = RendezvousStoreInfo(met.address, met.port)
+        return RendezvousInfo(agents, place.member.group_rank, place.world.members, info)
+
+    def _set_environment(self) -> None:
+        """Have the workers, which inherit the agent's environment, find their place in it."""
+        wanted = self._member.environment()
+        for name in {*self._before, *wanted}:
+            self._before.setdefault(name, os.environ.get(name))
+            if name in wanted:
+                os.environ[name] = wanted[name]
+            else:
+                os.environ.pop(name, None)  # of the generation before: it restored, this one does not
+
+    def _restore_environment(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before.clear()
+
+
+def as_torchs(error: StrataError) -> RendezvousError:
+    """Return the error of torch's that says the same."""
+    kind: type[RendezvousError] = RendezvousConnectionError
+    if isinstance(error, Conflict | StaleIncarnation | ClusterReplaced):
+        kind = RendezvousStateError
+    elif isinstance(error, JobFailed | Refused):
+        kind = RendezvousClosedError
+    elif isinstance(error, Unavailable):
+        kind = RendezvousTimeoutError
+    return kind(str(error))

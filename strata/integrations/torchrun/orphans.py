@@ -1,0 +1,90 @@
+"""No worker outlives its agent, however that ends.
+
+torchrun's workers lead sessions of their own, and stay when the agent is killed: they hold GPUs
+and ports that its replacement needs. So a bare Python process stands beside the agent. It knows
+the workers, and all they started, by the path of the agent's socket in their environment, and
+kills them once the agent's end of a pipe is gone without a word.
+
+This file is that process's program, too: standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+_BYE = b"bye\n"
+_ROUNDS = 100
+_ROUND_S = 0.05
+"""A process that forks while it is looked for may leave one more; in the end there is none."""
+
+
+@contextlib.asynccontextmanager
+async def ended_with_us(door: Path) -> AsyncIterator[None]:
+    """See to it that processes with `door` as their STRATA_SOCKET are killed if this one is, meanwhile."""
+    watcher = subprocess.Popen(  # noqa: ASYNC220  # fork and exec; nothing is waited for
+        [sys.executable, "-I", "-S", __file__, str(door)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+        start_new_session=True,  # what ends the agent's group or terminal must not end it
+    )
+    assert watcher.stdin is not None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            watcher.stdin.write(_BYE)
+            watcher.stdin.close()
+        await asyncio.to_thread(watcher.wait)
+
+
+def end_child(pid: int) -> None:
+    """Send SIGKILL to a child of this process and its group; any other process is left alone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if int(fields[1]) == os.getpid():
+            os.kill(pid, signal.SIGKILL)
+
+
+def find(door: str) -> list[int]:
+    """Return the processes that have `door` as their STRATA_SOCKET."""
+    wanted = b"STRATA_SOCKET=" + os.fsencode(door)
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208  # plain numbers
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+                if wanted in environment.split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def main() -> None:
+    """Wait for the end of the agent; after one without a word, kill what it left."""
+    door = sys.argv[1]
+    if sys.stdin.buffer.read() == _BYE:
+        return
+    for _ in range(_ROUNDS):
+        orphans = find(door)
+        if not orphans:
+            break
+        for pid in orphans:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_ROUND_S)
+    shutil.rmtree(Path(door).parent, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
