@@ -15,7 +15,7 @@ import socket
 from datetime import timedelta
 from typing import Final, Self
 
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # not in their list
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,

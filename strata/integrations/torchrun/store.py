@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from torch.distributed import DistStoreError, PrefixStore, Store
+from torch.distributed import DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]  # not in their list
 
 from strata.errors import ConfigError
 from strata.integrations.torchrun.meeting import Met
@@ -71,7 +71,7 @@ class AgentStore(PrefixStore):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
         if not all(key.startswith(ASSIGNED_RANKS) for key in keys):
-            super().multi_set(list(keys), list(values))
+            super().multi_set(list(keys), list(values))  # type: ignore[misc]  # torch's stub lacks it
 
     def add(self, key: str, amount: int) -> int:
         if key.startswith(EXIT_BARRIER):
@@ -81,7 +81,8 @@ class AgentStore(PrefixStore):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return once all keys are there; `DistStoreError` after the time, or when they cannot come."""
         wanted = list(keys)
-        left_s = (timeout or self.timeout).total_seconds()
+        limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]  # torch's stub lacks it
+        left_s = limit.total_seconds()
         while not self.check(wanted):
             if left_s <= 0:
                 raise DistStoreError(f"{', '.join(wanted)} did not come in time")
