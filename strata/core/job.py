@@ -72,6 +72,11 @@ class JobView:
         record = self.view.record(self.keys.phase, JobPhase)
         return record.phase if record is not None else Phase.RUNNING
 
+    def attempt(self) -> int:
+        """Return the newest attempt at the job that anybody registered for; 0 where nobody counts."""
+        record = self.view.record(self.keys.phase, JobPhase)
+        return record.attempt if record is not None else 0
+
     # -- members and the world
 
     def workers(self) -> list[Entry[Worker]]:

@@ -218,7 +218,8 @@ def decide_resume(job: JobView) -> Decision:
             why = f"job {name} is being paused: its ranks save and stop"
             return Decision(reason=why, refusal=Refused(why, hint="resume it once its phase is paused"))
         return Decision(reason=f"job {name} is running")
-    put = Put(key=job.keys.phase, value=encode(JobPhase(phase=Phase.RUNNING, reason="resumed")))
+    again = JobPhase(phase=Phase.RUNNING, reason="resumed", attempt=job.attempt())
+    put = Put(key=job.keys.phase, value=encode(again))
     txn = Txn(compares=(unchanged(phase.key, phase.mod_revision),), success=(put,))
     return Decision(reason=f"job {name} is resumed", txn=txn)
 
@@ -297,7 +298,7 @@ def _more_urgent(notice: StopNotice, held: StopNotice) -> bool:
 def _pause_at_once(job: JobView, request: StopRequest) -> Decision:
     """Write the phase; the leader ends the generation, if there is one, when it sees that."""
     keys, view = job.keys, job.view
-    record = JobPhase(phase=Phase.PAUSED, reason=_notice(request).reason)
+    record = JobPhase(phase=Phase.PAUSED, reason=_notice(request).reason, attempt=job.attempt())
     compares = (
         unchanged(keys.head, view.mod_revision(keys.head)),
         unchanged(keys.phase, view.mod_revision(keys.phase)),

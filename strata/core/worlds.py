@@ -133,9 +133,7 @@ class _Planner:
     def _end(self, phase: Phase, why: str) -> WorldPlan:
         """Finish the job. An all-done world rests on `done` keys, which outlive the head."""
         keys, view = self.job.keys, self.job.view
-        before = view.record(keys.phase, JobPhase)
-        attempt = before.attempt if before is not None else 0
-        record = JobPhase(phase=phase, reason=_cut(why), epoch=self.epoch, attempt=attempt)
+        record = JobPhase(phase=phase, reason=_cut(why), epoch=self.epoch, attempt=self.job.attempt())
         compares = [*self._guards(), unchanged(keys.latest, view.mod_revision(keys.latest))]
         put = Put(key=keys.phase, value=encode(record))
         return WorldPlan(
@@ -168,7 +166,9 @@ class _Planner:
         operations: list[Operation] = [Put(key=keys.head, value=encode(head))]
         operations += self._history(head, change)
         if change.phase is not None:
-            phase = JobPhase(phase=change.phase, reason=_cut(change.why), epoch=self.epoch)
+            phase = JobPhase(
+                phase=change.phase, reason=_cut(change.why), epoch=self.epoch, attempt=self.job.attempt()
+            )
             operations.append(Put(key=keys.phase, value=encode(phase)))
         if restore is not None:
             latest = latest_under(generation, restore)
