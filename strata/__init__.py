@@ -55,6 +55,7 @@ _HOME = {
             "NotLeader",
             "OutcomeUnknown",
             "PermissionDenied",
+            "Preempted",
             "QuotaExceeded",
             "Refused",
             "StaleGeneration",

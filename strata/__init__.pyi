@@ -27,6 +27,7 @@ from strata.errors import NotFound as NotFound
 from strata.errors import NotLeader as NotLeader
 from strata.errors import OutcomeUnknown as OutcomeUnknown
 from strata.errors import PermissionDenied as PermissionDenied
+from strata.errors import Preempted as Preempted
 from strata.errors import QuotaExceeded as QuotaExceeded
 from strata.errors import Refused as Refused
 from strata.errors import StaleGeneration as StaleGeneration

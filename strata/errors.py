@@ -185,6 +185,23 @@ class JobFailed(StrataError):
     default_hint = "start it again under a new name, or with --resume"
 
 
+class Preempted(SystemExit):
+    """This training was asked to stop, and all its ranks did so after the same step.
+
+    It ends the program with exit code 75, which tells a scheduler to put the job back into its
+    queue. Not an `Exception`, so that code which survives errors does not survive this one.
+    """
+
+    code: int = 75
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.code)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 def _subclasses(cls: type[StrataError]) -> Iterable[type[StrataError]]:
     yield cls
     for sub in cls.__subclasses__():

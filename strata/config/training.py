@@ -13,6 +13,7 @@ from strata.errors import ConfigError
 
 TRAINING_VARIABLES: Final = "STRATA_TRAIN_"
 """What the variables of these settings begin with: `strata run` hands them on to its ranks."""
+MAX_GRACE_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,12 @@ class TrainingConfig:
         "train.save_wait_s", default=60.0, doc="how long a due save waits while no coordinator answers"
     )
 
+    preempt_grace_s: float = setting(
+        "train.preempt_grace_s",
+        default=30.0,
+        doc="from a signal to the end: a save that takes longer is skipped",
+    )
+
     def __post_init__(self) -> None:
         if self.save_every_steps < 0 or self.save_every_s < 0:
             raise ConfigError("train.save_every_steps and train.save_every_s cannot be negative")
@@ -51,6 +58,8 @@ class TrainingConfig:
             raise ConfigError("train.keep_count cannot be negative", hint="0 keeps all checkpoints")
         if self.save_wait_s <= 0:
             raise ConfigError("train.save_wait_s must be above 0")
+        if not 0 <= self.preempt_grace_s <= MAX_GRACE_S:
+            raise ConfigError(f"train.preempt_grace_s must be 0 to {MAX_GRACE_S:g} seconds")
 
     @classmethod
     def load(

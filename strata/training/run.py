@@ -288,8 +288,11 @@ class Run:
         finally:
             self._leave(0, "the training is done")
 
-    def abandon(self, reason: str) -> None:
-        """End the run after a failure: what is in flight may finish, nothing more is saved. Idempotent."""
+    def abandon(self, reason: str, *, code: int = 1) -> None:
+        """End the run as it stands: what is in flight may finish, nothing more is saved. Idempotent.
+
+        `code` is that of the process: after a failure, or because it was asked to stop.
+        """
         if self._closed:
             return
         self._closed = True
@@ -298,7 +301,7 @@ class Run:
         except StrataError as error:
             log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is told
         finally:
-            self._leave(1, reason)
+            self._leave(code, reason)
 
     def _leave(self, code: int, reason: str) -> None:
         for hook in self.hooks:

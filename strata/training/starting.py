@@ -9,7 +9,8 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterable, MutableMapping
+import time
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
 from strata.client.checkpoints import CheckpointManager
@@ -17,6 +18,7 @@ from strata.config import Credentials, TrainingConfig
 from strata.training.feeds import Feeding
 from strata.training.group import ensure_group
 from strata.training.peers import Alone, Peers
+from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.run import RESTORE, Run
 from strata.training.state import LOADER_KEY, OWN_KEY, Position, position_of, state_of
 
@@ -42,6 +44,8 @@ def init(
     global_batch: int | None = None,
     uneven: bool = False,
     seed: int = 0,
+    preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
+    preempt_grace_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> Run:
     """Join the world, initialise torch's process group if there is none, restore, and return the run.
@@ -54,6 +58,9 @@ def init(
     in the first world), whichever world trains; `uneven` allows ranks to have shares that differ.
     The other arguments win over STRATA_TRAIN_* and the table [train] of strata.toml.
 
+    Each of `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step,
+    save it within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75.
+
     The checkpoints lie in `storage_path`, a folder that all hosts share. `ConfigError` when
     several processes train together without a coordinator; else what `strata.connect` and
     `CheckpointManager.restore` raise.
@@ -63,6 +70,7 @@ def init(
         "save_every_steps": save_every_steps,
         "save_every_s": save_every_s,
         "keep_count": keep_count,
+        "preempt_grace_s": preempt_grace_s,
     }
     config = TrainingConfig.load(flags=flags, env=os.environ)
     saved = state_of(model=model, optim=optim, sched=sched, extra=state)
@@ -79,6 +87,15 @@ def init(
     except BaseException as error:
         peers.close(code=1, reason=f"{type(error).__name__}: {error}")
         raise
+    run.hooks.append(
+        Preemption(
+            run,
+            signals=preempt_signals,
+            grace_s=config.preempt_grace_s,
+            clock=time.monotonic,
+            save_cost_s=lambda: 0.0,
+        )
+    )
     _close_at_exit(run)
     return run
 

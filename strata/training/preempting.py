@@ -1,0 +1,114 @@
+"""From a signal or a notice to a common stop: what `strata.init` adds to a run.
+
+A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
+of them stop alike, however many were signalled. A training without coordinators stops by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from strata.errors import StrataError
+from strata.training.peers import Alone
+from strata.training.signals import PreemptSignals
+from strata.training.stopping import Stopper
+from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, StopJobRequest, StopJobResponse, StopNotice
+
+if TYPE_CHECKING:
+    from strata.training.run import Run
+
+PREEMPT_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+
+log: Final = logging.getLogger("strata.training")
+
+
+class _Caller(Protocol):
+    def call(self, request: StopJobRequest, *, timeout_s: float) -> Any: ...
+
+
+class Preemption:
+    """Takes part in every step (`hooks.StepHook`) of one run, and in the signals of its process."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        signals: Sequence[int],
+        grace_s: float,
+        clock: Callable[[], float],
+        save_cost_s: Callable[[], float],
+    ) -> None:
+        self._peers = run.peers
+        self._grace_s = grace_s
+        self._ended = False
+        self._signals: PreemptSignals | None = None
+        self._stopper = Stopper(run, clock=clock, save_cost_s=save_cost_s, over=self._world_ended)
+        self._signals = PreemptSignals(signals, self._signalled)
+
+    # -- in the trainer's thread
+
+    def begins(self, step: int) -> None:
+        """Let the step begin, or stop before it."""
+        self._stopper.begins(step)
+
+    def completed(self, step: int) -> None:
+        """Let the next step begin, or stop after this one."""
+        self._stopper.completed(step)
+
+    def closed(self) -> None:
+        """Give the signals back, unless they are why the process ends."""
+        self._stopper.closed()
+        if self._signals is not None and not self._stopper.leaving:
+            self._signals.close()
+
+    # -- in other threads
+
+    def _world_ended(self) -> None:
+        self._ended = True
+        if self._signals is not None and not self._stopper.leaving:
+            self._signals.obey_heard()
+
+    def _signalled(self, number: int) -> bool:
+        """Ask all ranks to stop; False when there is nobody who could."""
+        if self._ended:
+            return False
+        if self._stopper.notice is not None:
+            return True
+        name = signal.Signals(number).name
+        reason = f"{name} to rank {self._peers.rank} on {self._peers.worker_id}"
+        log.warning("asking all ranks to stop: %s", reason)
+        if isinstance(self._peers, Alone):
+            self._stopper.asked(self._notice(reason))
+            return True
+        try:
+            notice = self._request(reason)
+        except StrataError as error:
+            log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
+            return False
+        if notice is not None:
+            self._stopper.asked(notice)
+        return notice is not None
+
+    def _request(self, reason: str) -> StopNotice | None:
+        request = StopJobRequest(
+            job=self._peers.job,
+            action=STOP_ACTION_PREEMPT,
+            reason=reason,
+            grace_ms=round(1000 * self._grace_s),
+            generation=self._peers.generation,
+        )
+        caller = cast("_Caller", self._peers)
+        response: StopJobResponse = caller.call(request, timeout_s=max(1.0, self._grace_s))
+        mine = response.HasField("notice") and response.notice.generation == self._peers.generation
+        return response.notice if mine else None
+
+    def _notice(self, reason: str) -> StopNotice:
+        return StopNotice(
+            generation=self._peers.generation,
+            action=STOP_ACTION_PREEMPT,
+            reason=reason,
+            grace_ms=round(1000 * self._grace_s),
+        )

@@ -1,0 +1,214 @@
+"""A notice becomes a common last step, a save of it, and the end of this process: `Stopper`.
+
+The notice is heard in the session's thread. A thread of its own then carries the agreement
+(`core.agreement`), while the trainer's thread trains on:
+
+    trainer    n is complete ────── n+1 is complete ─ waits, if it holds ─ stops: save, leave
+                     │ begun            ▲ GO, WAIT or STOP
+    agreement    proposes ─ round ─ confirms ─ round ─ concludes
+
+Before the save all ranks meet once more, with the time that each has left and what a save has
+cost it, so that all of them save or none. What is not committed within the grace is given up, and
+that is logged as an error: the job then goes on from the checkpoint before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
+from strata.errors import Preempted, StrataError, Unavailable
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, STOP_ACTION_DRAIN, StopNotice
+
+if TYPE_CHECKING:
+    from strata.training.run import Run
+
+AGREE_BARRIER: Final = "strata.stop"
+SAVE_BARRIER: Final = "strata.stop.save"
+STOP: Final = "stop"
+"""The phase of a rank that waits for the others' word, or for the world without it."""
+MEET_S: Final = 5.0
+"""At least so long ranks wait for each other at the common step: they were a moment apart."""
+_ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
+_LOOK_S: Final = 0.25
+"""How often a waiting trainer looks whether its world has ended."""
+
+log: Final = logging.getLogger("strata.training")
+
+
+class Stopper:
+    """Takes part in every step (`hooks.StepHook`), and lets it through until a stop is agreed.
+
+    `clock` counts seconds; `save_cost_s` says how long a save has taken until it was committed,
+    0 when none has been yet. `over` is called, in the session's thread, when the world has ended.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        clock: Callable[[], float],
+        save_cost_s: Callable[[], float],
+        over: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._peers = run.peers
+        self._generation = run.peers.generation
+        self._clock = clock
+        self._save_cost_s = save_cost_s
+        self._over = over
+        self._changed = threading.Condition()
+        self._agreement = Agreement(begun=run.begun)
+        self._notice: StopNotice | None = None
+        self._deadline_s = 0.0
+        self.leaving = False
+        """Whether this process leaves because of the notice."""
+        self._forget = self._peers.observe_world(self._on_world)
+
+    @property
+    def notice(self) -> StopNotice | None:
+        """What this generation was asked to do; None while it was not."""
+        return self._notice
+
+    # -- in the session's thread
+
+    def _on_world(self, update: WorldUpdate) -> None:
+        if update.world.generation > self._generation or update.phase in _ENDED:
+            self._over()
+        if update.HasField("notice") and update.notice.generation == self._generation:
+            self.asked(update.notice)
+
+    def asked(self, notice: StopNotice) -> None:
+        """Begin to agree on a step; asked again, only the time that is left may become less."""
+        deadline_s = self._clock() + notice.grace_ms / 1000
+        with self._changed:
+            first = self._notice is None
+            self._deadline_s = deadline_s if first else min(self._deadline_s, deadline_s)
+            self._notice = notice
+        if first:
+            grace = f"{notice.grace_ms / 1000:g} s"
+            log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
+            threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
+
+    # -- in a thread of its own
+
+    def _agree(self) -> None:
+        """Meet the other ranks until a step is agreed, or no step can be any more."""
+        try:
+            while not self._attempt():
+                pass
+        except StrataError as error:
+            # the world has ended, or a rank has: what follows from that ends the training here
+            log.warning("no common step to stop at: %s", error.message)
+        finally:
+            with self._changed:
+                self._agreement = self._agreement.give_up()
+                self._changed.notify_all()
+
+    def _attempt(self) -> bool:
+        ranks = self._peers.world_size
+        with self._changed:
+            self._agreement, mine = self._agreement.propose()
+        proposals = self._peers.barrier(AGREE_BARRIER, mine)
+        with self._changed:
+            self._agreement, mine = self._agreement.confirm(proposals, ranks=ranks)
+        answers = self._peers.barrier(AGREE_BARRIER, mine)
+        with self._changed:
+            agreement = self._agreement = self._agreement.conclude(answers, ranks=ranks)
+            self._changed.notify_all()
+        if agreement.agreed is None:
+            log.info("attempt %d came too late for a common step", agreement.attempt)
+            return False
+        log.warning("all ranks stop after step %d", agreement.agreed)
+        return True
+
+    # -- in the trainer's thread
+
+    def begins(self, step: int) -> None:
+        """Let the step begin, wait for the others' word, or stop before it."""
+        self._pass(step - 1)
+
+    def completed(self, step: int) -> None:
+        """The same for the step after this one, which begins here as far as others are concerned.
+
+        Its batch is not drawn yet: what is saved now goes on with the same random numbers.
+        """
+        self._pass(step)
+
+    def _pass(self, step: int) -> None:
+        """Go on from `step`, or do not come back."""
+        waiting = False
+        while True:
+            with self._changed:
+                self._agreement, gate = self._agreement.begin(step)
+                if gate is Gate.WAIT and waiting:
+                    self._changed.wait(_LOOK_S)
+            if gate is Gate.GO:
+                return
+            if gate is Gate.STOP:
+                self._stop(step)
+            waiting = True
+            self._peers.progress(step, STOP)  # raises once the world has ended
+
+    def closed(self) -> None:
+        """The run has ended by itself."""
+        self._forget()
+
+    def _stop(self, step: int) -> NoReturn:
+        notice = self._notice
+        assert notice is not None, "a step is agreed only after a notice"
+        self._save(step)
+        if notice.action != STOP_ACTION_DRAIN or self._peers.worker_id in notice.worker_ids:
+            self.leaving = True
+            self._run.abandon(notice.reason, code=Preempted.code)
+            raise Preempted(f"stopped after step {step}: {notice.reason}")
+        self._wait_for_the_next_world(step, notice)
+
+    def _save(self, step: int) -> None:
+        """Save the common step, unless that cannot be done in time."""
+        try:
+            choice = choose_save(self._meet(), ranks=self._peers.world_size)
+            if choice.save:
+                self._save_in_time()
+                log.warning("step %d is saved: training goes on from there", step)
+                return
+            why = choice.reason
+        except StrataError as error:
+            self._peers.progress(step, STOP)  # raises when it is the world that has ended
+            why = str(error)
+        log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)
+
+    def _save_in_time(self) -> None:
+        """Return once the step is committed; what is not in time is given up, and raised."""
+        with self._run.phase("save"):
+            info = self._run.save()
+            left_s = max(0.0, self._left_s())
+            if info is None:  # it was due anyhow, and is in flight or done
+                self._run.checkpoints.wait_until_finished(left_s)
+                return
+            try:
+                info.wait(left_s)
+            except Unavailable:
+                info.cancel()
+                raise
+
+    def _meet(self) -> dict[int, bytes]:
+        left_ms, cost_ms = round(1000 * self._left_s()), round(1000 * self._save_cost_s())
+        mine = TimeLeft(left_ms=left_ms, cost_ms=cost_ms).encode()
+        return self._peers.barrier(SAVE_BARRIER, mine, timeout_s=max(MEET_S, left_ms / 1000))
+
+    def _left_s(self) -> float:
+        with self._changed:
+            return self._deadline_s - self._clock()
+
+    def _wait_for_the_next_world(self, step: int, notice: StopNotice) -> NoReturn:
+        """Stay until a newer world has ended this generation; that is raised here."""
+        log.warning("waiting for the world without %s", ", ".join(notice.worker_ids))
+        while True:
+            self._peers.progress(step, STOP)
+            with self._changed:
+                self._changed.wait(_LOOK_S)

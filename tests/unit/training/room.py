@@ -1,0 +1,130 @@
+"""Ranks of one world as threads of one process: `strata.training.peers.Peers` without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, StopAction, StopNotice, World
+
+LIMIT_S = 20.0
+
+
+class Room:
+    """A world of `size` ranks. Barriers are released, time out and break as real ones do."""
+
+    def __init__(self, size: int, *, generation: int = 1) -> None:
+        self.size = size
+        self.generation = generation
+        self.newest = generation
+        self.changed = threading.Condition()
+        self.rounds: dict[tuple[str, int], dict[int, bytes]] = {}
+        self.gone: set[int] = set()
+        self.observers: dict[int, list[Callable[[WorldUpdate], None]]] = {}
+        self.deaf: set[int] = set()
+        """Ranks that hear of nothing, until they are told by `hear`."""
+
+    def rank(self, number: int) -> RoomRank:
+        return RoomRank(self, number)
+
+    def notice(
+        self, action: StopAction.ValueType, *, grace_s: float = 30.0, workers: Sequence[str] = ()
+    ) -> StopNotice:
+        """Ask the world to stop, of which every rank hears that is not deaf."""
+        notice = StopNotice(
+            generation=self.generation,
+            action=action,
+            reason="a test asks",
+            worker_ids=workers,
+            grace_ms=round(1000 * grace_s),
+        )
+        for number in range(self.size):
+            if number not in self.deaf:
+                self.hear(number, notice)
+        return notice
+
+    def hear(self, number: int, notice: StopNotice) -> None:
+        world = World(generation=self.generation, size=self.size, members=self.size)
+        for callback in self.observers.get(number, []):
+            callback(WorldUpdate(world=world, phase=JOB_PHASE_RUNNING, notice=notice))
+
+    def next_world(self) -> None:
+        """End the generation."""
+        with self.changed:
+            self.newest += 1
+            self.changed.notify_all()
+        world = World(generation=self.newest, size=self.size, members=self.size)
+        for callbacks in self.observers.values():
+            for callback in callbacks:
+                callback(WorldUpdate(world=world, phase=JOB_PHASE_RUNNING))
+
+    def leave(self, number: int) -> None:
+        with self.changed:
+            self.gone.add(number)
+            self.changed.notify_all()
+
+
+class RoomRank:
+    """One rank."""
+
+    job = "j"
+
+    def __init__(self, room: Room, number: int) -> None:
+        self._room = room
+        self.rank = number
+        self.worker_id = f"w{number}"
+        self.generation = room.generation
+        self.world_size = room.size
+        self.phases: list[str] = []
+        self.left: tuple[int, str] | None = None
+        self._rounds: dict[str, int] = {}
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        assert ranks is None
+        room = self._room
+        number = self._rounds[name] = self._rounds.get(name, 0) + 1
+        with room.changed:
+            here = room.rounds.setdefault((name, number), {})
+            here[self.rank] = payload or b""
+            room.changed.notify_all()
+
+            def ended() -> bool:
+                return len(here) == room.size or self._stale or bool(room.gone - here.keys())
+
+            in_time = room.changed.wait_for(ended, LIMIT_S if timeout_s is None else timeout_s)
+            if len(here) == room.size:
+                return {rank: data for rank, data in here.items() if data}
+            self._check()
+            missing = [f"rank {rank}" for rank in range(room.size) if rank not in here]
+            raise (BarrierBroken if in_time else BarrierTimeout)(
+                f"{name}: missing {missing}", missing=missing
+            )
+
+    def progress(self, step: int, phase: str = "") -> None:
+        self._check()
+        self.phases.append(phase)
+
+    def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        self._room.observers.setdefault(self.rank, []).append(callback)
+        return lambda: self._room.observers[self.rank].remove(callback)
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        self.left = (code, reason)
+        self._room.leave(self.rank)
+
+    @property
+    def _stale(self) -> bool:
+        return self._room.newest > self.generation
+
+    def _check(self) -> None:
+        if self._stale:
+            raise StaleGeneration(f"the world is generation {self._room.newest}")

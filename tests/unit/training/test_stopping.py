@@ -1,0 +1,274 @@
+"""`Stopper`: ranks that train on while they agree, stop after one step, save it or say why not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.handle import CheckpointInfo
+from strata.client.checkpoints import CheckpointManager
+from strata.config import TrainingConfig
+from strata.errors import Preempted, StaleGeneration
+from strata.training.feeds import Feeding
+from strata.training.run import Run
+from strata.training.state import Position
+from strata.training.stopping import Stopper
+from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, STOP_ACTION_PREEMPT
+from tests.unit.training.room import LIMIT_S, Room, RoomRank
+
+
+class Trainer(threading.Thread):
+    """One rank: a run with its own storage, which trains until its data or the world ends."""
+
+    def __init__(
+        self,
+        room: Room,
+        number: int,
+        folder: Path,
+        *,
+        steps: int = 10**6,
+        cost_s: float = 0.0,
+        before_step: Callable[[int], None] = lambda step: None,
+        save_every_steps: int = 0,
+    ) -> None:
+        super().__init__(daemon=True, name=f"rank {number}")
+        self.peers: RoomRank = room.rank(number)
+        self.folder = folder / str(number)
+        self.run_ = Run(
+            self.peers,
+            checkpoints=CheckpointManager(self.folder),
+            state={"strata": {}, "weights": np.zeros(4)},
+            position=Position(),
+            config=TrainingConfig(save_every_steps=save_every_steps, save_wait_s=LIMIT_S),
+            feeding=Feeding(
+                rank=number, world_size=room.size, global_batch=None, seed=0, uneven=False, saved={}
+            ),
+            data=None,
+            owns_group=False,
+        )
+        self.clock_s = 0.0
+        self.overs = 0
+        self.stopper = Stopper(
+            self.run_, clock=lambda: self.clock_s, save_cost_s=lambda: cost_s, over=self._over
+        )
+        self.run_.hooks.append(self.stopper)
+        self._steps = steps
+        self._before_step = before_step
+        self.ended_by: BaseException | None = None
+
+    def _over(self) -> None:
+        self.overs += 1
+
+    def run(self) -> None:
+        try:
+            for number in range(self._steps):
+                for _ in self.run_.steps([number], epoch=number):
+                    self._before_step(number + 1)
+            self.run_.abandon("the data has ended", code=0)
+        except BaseException as error:  # noqa: BLE001  # looked at by the test
+            self.ended_by = error
+
+    def saved(self) -> list[int]:
+        return CheckpointManager(self.folder).all_steps()
+
+
+def joined(trainers: list[Trainer]) -> list[Trainer]:
+    for trainer in trainers:
+        trainer.join(LIMIT_S)
+        assert not trainer.is_alive(), f"{trainer.name} is stuck at step {trainer.run_.step}"
+    return trainers
+
+
+def training(room: Room, folder: Path, **options: Any) -> tuple[list[Trainer], threading.Barrier]:
+    """Start all ranks, which meet in every step as in a collective; `met` counts the steps."""
+    met = threading.Barrier(room.size)
+
+    def collective(step: int) -> None:
+        met.wait(LIMIT_S)
+
+    trainers = [Trainer(room, n, folder, before_step=collective, **options) for n in range(room.size)]
+    for trainer in trainers:
+        trainer.start()
+    return trainers, met
+
+
+@pytest.fixture(autouse=True)
+def _told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="strata.training")
+
+
+@pytest.mark.parametrize("action", [STOP_ACTION_PREEMPT, STOP_ACTION_PAUSE])
+def test_all_ranks_stop_after_one_step_save_it_and_leave_with_75(action: Any, tmp_path: Path) -> None:
+    room = Room(3)
+    trainers, _ = training(room, tmp_path)
+    room.notice(action)
+    steps = {trainer.run_.step for trainer in joined(trainers)}
+    assert len(steps) == 1
+    step = steps.pop()
+    for trainer in trainers:
+        assert isinstance(trainer.ended_by, Preempted)
+        assert (trainer.ended_by.code, trainer.ended_by.message) == (
+            75,
+            f"stopped after step {step}: a test asks",
+        )
+        assert trainer.saved() == [step]
+        assert trainer.peers.left == (75, "a test asks")
+        assert trainer.stopper.leaving
+
+
+def test_a_step_that_is_saved_anyhow_is_not_saved_again_and_is_waited_for(tmp_path: Path) -> None:
+    room = Room(2)
+    trainers, _ = training(room, tmp_path, save_every_steps=1)
+    room.notice(STOP_ACTION_PREEMPT)
+    joined(trainers)
+    assert all(trainer.saved()[-1] == trainer.run_.step for trainer in trainers)
+
+
+def test_a_rank_that_hears_late_stops_where_the_others_do(tmp_path: Path) -> None:
+    """While it is deaf the others train on: nobody waits before there is a step to hold at."""
+    room = Room(2)
+    room.deaf = {1}
+    trainers, met = training(room, tmp_path)
+    notice = room.notice(STOP_ACTION_PREEMPT)
+    heard_at = trainers[0].run_.step
+    reached = threading.Event()
+
+    def far() -> None:
+        if trainers[0].run_.step > heard_at + 50:
+            reached.set()
+
+    met._action = far  # type: ignore[attr-defined]  # called in each step, by the last to come
+    assert reached.wait(LIMIT_S)
+    room.hear(1, notice)
+    joined(trainers)
+    assert trainers[0].run_.step == trainers[1].run_.step > heard_at + 50
+    assert all(trainer.saved() == [trainer.run_.step] for trainer in trainers)
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "cost_s", "said"),
+    [(30.0, 31.0, "a save takes about 31.0 s, and 30.0 s are left"), (0.0, 0.0, "no time is left to save")],
+)
+def test_a_save_that_cannot_be_done_in_time_is_skipped_aloud(
+    grace_s: float, cost_s: float, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(2)
+    trainers, _ = training(room, tmp_path, cost_s=cost_s)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=grace_s)
+    for trainer in joined(trainers):
+        assert isinstance(trainer.ended_by, Preempted)
+        assert trainer.saved() == []
+        assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED: {said}" in caplog.text
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 2
+
+
+def test_all_skip_the_save_that_one_has_no_time_for(tmp_path: Path) -> None:
+    room = Room(2)
+    room.deaf = {0}
+    trainers, _ = training(room, tmp_path)
+    notice = room.notice(STOP_ACTION_PREEMPT, grace_s=10.0)
+    trainers[1].clock_s = 11.0
+    room.hear(0, notice)
+    joined(trainers)
+    assert [trainer.saved() for trainer in trainers] == [[], []]
+
+
+def test_a_save_that_does_not_commit_in_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its commit is held up until somebody gives it up: nobody but the stop does."""
+    room = Room(1)
+    (trainer,) = trainers = [Trainer(room, 0, tmp_path)]
+
+    def held(info: CheckpointInfo) -> None:
+        assert info.cancelled.wait(LIMIT_S)
+
+    save_state = trainer.run_.checkpoints.save_state
+
+    def slow(state: Any, **more: Any) -> CheckpointInfo:
+        trainer.clock_s = 29.95  # the grace is nearly over
+        return save_state(state, progress=held, **more)
+
+    monkeypatch.setattr(trainer.run_.checkpoints, "save_state", slow)
+    trainer.start()
+    trainer.stopper.asked(room.notice(STOP_ACTION_PREEMPT, grace_s=30.0))
+    joined(trainers)
+    assert isinstance(trainer.ended_by, Preempted)
+    assert trainer.saved() == []
+    assert "IS SKIPPED: the save of step" in caplog.text
+
+
+def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_path: Path) -> None:
+    room = Room(3)
+    trainers, _ = training(room, tmp_path)
+    room.notice(STOP_ACTION_DRAIN, workers=["w1"])
+    trainers[1].join(LIMIT_S)
+    assert isinstance(trainers[1].ended_by, Preempted)
+    assert all(trainer.is_alive() for trainer in (trainers[0], trainers[2]))
+    room.next_world()
+    joined(trainers)
+    for trainer in (trainers[0], trainers[2]):
+        assert isinstance(trainer.ended_by, StaleGeneration)
+        assert trainer.run_.step == trainers[1].run_.step
+        assert not trainer.stopper.leaving
+        assert trainer.saved() == [trainer.run_.step]
+
+
+def test_data_that_ends_before_the_common_step_ends_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(2)
+    trainers = [Trainer(room, n, tmp_path, steps=1) for n in range(2)]
+    room.notice(STOP_ACTION_PREEMPT)
+    for trainer in trainers:
+        trainer.start()
+    for trainer in joined(trainers):
+        assert (trainer.ended_by, trainer.run_.step) == (None, 1)
+
+
+def test_a_rank_that_dies_while_others_agree_lets_them_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(2)
+    trainer = Trainer(room, 0, tmp_path, steps=2000)
+    trainer.start()
+    room.notice(STOP_ACTION_PREEMPT)
+    room.leave(1)
+    joined([trainer])
+    assert (trainer.ended_by, trainer.run_.step) == (None, 2000)
+    assert "no common step to stop at" in caplog.text
+
+
+def test_who_holds_when_the_world_ends_is_told_so(tmp_path: Path) -> None:
+    """It said "ok" and waits; the other one never answers, and the leader ends the generation."""
+    room = Room(2)
+    trainer = Trainer(room, 0, tmp_path)
+    trainer.start()
+    room.notice(STOP_ACTION_PREEMPT)
+    room.rank(1).barrier("strata.stop", b'{"v":1,"attempt":1,"begun":0}')
+    with room.changed:
+        held = room.changed.wait_for(lambda: ("strata.stop", 2) in room.rounds, LIMIT_S)
+    assert held
+    if trainer.run_.step == trainer.stopper._agreement.hold:
+        assert trainer.is_alive()
+    room.next_world()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, StaleGeneration)
+    assert trainer.overs == 1
+
+
+def test_a_notice_of_another_generation_is_nothing(tmp_path: Path) -> None:
+    room = Room(1)
+    (trainer,) = [Trainer(room, 0, tmp_path, steps=3)]
+    room.generation = 2
+    room.notice(STOP_ACTION_PREEMPT)
+    trainer.start()
+    joined([trainer])
+    assert (trainer.ended_by, trainer.stopper.notice) == (None, None)
