@@ -134,9 +134,7 @@ def decide_register(
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)
     refusal = _finished(job, phase)
-    newer = not registration.incarnation and registration.attempt > (
-        phase.attempt if phase is not None else 0
-    )
+    newer = not registration.incarnation and registration.attempt > job.attempt()
     if refusal is not None and (registration.incarnation or not (registration.resume or newer)):
         return Decision(reason=refusal.message, refusal=refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
@@ -219,11 +217,10 @@ def _create(
         reason += "; the job's spec stands as it was created, this member's is ignored"
     if resumed or (newer and job.phase() is Phase.RUNNING):
         what = f"attempt {registration.attempt} begun" if newer else "resumed"
-        known = job.view.record(keys.phase, JobPhase)
         again = JobPhase(
             phase=Phase.RUNNING,
             reason=f"{what} by {registration.worker}",
-            attempt=max(registration.attempt, known.attempt if known is not None else 0),
+            attempt=max(registration.attempt, job.attempt()),
         )
         puts.append(Put(key=keys.phase, value=encode(again)))
         reason += f" and resumes job {keys.name}" if resumed else f", the first of attempt {again.attempt}"
