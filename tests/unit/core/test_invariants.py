@@ -14,6 +14,7 @@ from strata.core.datasets import decide_register_dataset, plan_assignment
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import (
+    Asked,
     Assignment,
     BarrierFloor,
     BarrierOutcome,
@@ -21,6 +22,7 @@ from strata.core.records import (
     CheckpointState,
     CheckpointType,
     DatasetSpec,
+    GenerationRecord,
     JobPhase,
     Latest,
     Member,
@@ -28,13 +30,18 @@ from strata.core.records import (
     Phase,
     RankDone,
     RankFailed,
+    RankStopped,
     Restored,
     RestorePoint,
     Standbys,
+    StopAction,
+    StopNotice,
     WorldHead,
 )
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register
 
+DRAIN = StopAction.DRAIN
+STOPPED = RankStopped(worker=WorkerId("w0"))
 RECORD = CheckpointRecord(
     attempt=AttemptId("a20"),
     step=20,
@@ -265,6 +272,44 @@ CASES: dict[str, tuple[Doctor, str]] = {
     "too much moved": (
         lambda s: s.change(JOB.assignment("d"), Assignment, moved={"w0": tuple(range(29))}),
         "moves more shards to one worker than it may own",
+    ),
+    # notices and history
+    "stopped and done": (lambda s: s.put(JOB.stopped_rank(2, 0), STOPPED), "ended in two ways"),
+    "stopped by nobody": (lambda s: s.put(JOB.stopped_rank(2, 1), STOPPED), "nobody asked them to"),
+    "a strangers drain": (
+        lambda s: s.put(JOB.notice(2), StopNotice(action=DRAIN, reason="", workers=(WorkerId("w9"),))),
+        "shall drain",
+    ),
+    "a notice for a forming world": (
+        lambda s: (
+            s.change(JOB.head, WorldHead, members=0, size=0, chunks=0, restore=None),
+            s.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason="")),
+        ),
+        "is forming and is asked to stop",
+    ),
+    "a place for who was asked to leave": (
+        lambda s: s.change(
+            JOB.head,
+            WorldHead,
+            asked=(Asked(notice=StopNotice(action=StopAction.PREEMPT, reason=""), revision=10**6),),
+        ),
+        "which were asked to leave",
+    ),
+    "asked to leave by a pause": (
+        lambda s: s.change(
+            JOB.head,
+            WorldHead,
+            asked=(Asked(notice=StopNotice(action=StopAction.PAUSE, reason=""), revision=1),),
+        ),
+        "asked to leave by a pause",
+    ),
+    "history of the future": (
+        lambda s: s.put(JOB.history_of(3), s.job().history()[-1].record),
+        "has a history, and the head is 2",
+    ),
+    "another history": (
+        lambda s: s.change(JOB.history_of(2), GenerationRecord, reason="so"),
+        "is not what its head says",
     ),
     # epochs
     "an epoch of the future": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,15 +18,19 @@ from strata.core.records import (
     CheckpointType,
     Latest,
     Phase,
+    StopAction,
     WorldHead,
     decode,
     encode,
 )
+from strata.core.stopping import StopRequest, decide_resume, decide_scale, decide_stop, revisions
 from strata.core.txn import Put, Txn, unchanged
 from strata.core.worlds import plan_world
+from strata.errors import StrataError
 from tests.unit.core.rig import JOB, KEYS, Observer, Store, lead, leave, register
 
 SEEDS = 150
+DRAIN = StopAction.DRAIN
 NAMES = [f"w{index}" for index in range(7)]
 
 
@@ -48,6 +53,7 @@ class Race:
         self.elect()
         self.heads: list[WorldHead] = []
         self.planned: dict[tuple[int, int], list[tuple[str, ...]]] = {}
+        self.asked: Counter[str] = Counter()
 
     def elect(self) -> None:
         epoch = lead(self.store, f"r{len(self.leaders)}")
@@ -103,10 +109,37 @@ class Race:
             puts.append(Put(key=JOB.latest, value=encode(latest)))
         self.store.execute(Txn(compares=(unchanged(JOB.head, head.mod_revision),), success=tuple(puts)))
 
-    def plan(self, leader: Leader, lag: int, *, settled: bool) -> None:
+    def ask(self, what: str, least: int) -> None:
+        """Have somebody scale, stop or resume the job, on a view that is up to date."""
+        live = self.store.live
+        world = live.world()
+        try:
+            match what:
+                case "scale":
+                    decision = decide_scale(live, min_workers=least, max_workers=least + 2)
+                case "resume":
+                    decision = decide_resume(live)
+                case "drain":
+                    first = world.members[0].worker if world is not None and world.members else "w0"
+                    decision = decide_stop(live, StopRequest(action=DRAIN, workers=(WorkerId(first),)))
+                case _:
+                    request = StopRequest(action=StopAction(what), now=least == 1)
+                    decision = decide_stop(live, request)
+        except StrataError:
+            return
+        if decision.txn is not None:
+            assert self.store.execute(decision.txn).succeeded
+            self.asked[what] += 1
+
+    def plan(self, leader: Leader, lag: int, *, settled: bool, asked_s: float = 0.0) -> None:
         leader.observer.catch_up(max(leader.observer.view.revision, self.store.revision - lag))
         planned = plan_world(
-            leader.observer.job, keys=KEYS, epoch=leader.epoch, settled=settled, asked_s={}, now_unix_ms=0
+            leader.observer.job,
+            keys=KEYS,
+            epoch=leader.epoch,
+            settled=settled,
+            asked_s=dict.fromkeys(revisions(leader.observer.job), asked_s),
+            now_unix_ms=0,
         )
         leader.under_way += planned.txns
         for txn in planned.txns:
@@ -145,10 +178,10 @@ class Race:
             assert after.restore.attempt == latest.record.attempt
 
 
-def steps(rng: random.Random, count: int) -> Iterator[tuple[object, ...]]:
-    """Yield what happens, one thing after another."""
-    kinds = ["toggle", "plan", "arrive", "work", "elect", "end", "commit"]
-    weights = [3, 4, 8, 2, 0.4, 0.6, 0.6]
+def steps(rng: random.Random, count: int, *, asking: bool) -> Iterator[tuple[object, ...]]:
+    """Yield what happens, one thing after another; with `asking` also what people ask for."""
+    kinds = ["toggle", "plan", "arrive", "work", "elect", "end", "commit", "ask"]
+    weights = [3, 4, 8, 2, 0.4, 3.0 if asking else 0.6, 0.6, 1.5 if asking else 0]
     for _ in range(count):
         match rng.choices(kinds, weights)[0]:
             case "toggle":
@@ -163,19 +196,21 @@ def steps(rng: random.Random, count: int) -> Iterator[tuple[object, ...]]:
                     for _ in range(rng.randrange(1, 5)):
                         yield "arrive", 0, 0
             case "end":
-                yield "end", rng.randrange(9), rng.choice([0, 0, 1])
+                yield "end", rng.randrange(9), rng.choice([0, 75, 75, 75, 1] if asking else [0, 0, 1])
+            case "ask":
+                yield "ask", rng.choice(["scale", "resume", "drain", "pause", "preempt"]), rng.randrange(1, 4)
             case "commit":
                 yield "commit", rng.choice([10, 20, 30])
             case _:
                 yield ("elect",)
 
 
-def run(seed: int) -> Race:
+def run(seed: int, *, asking: bool = False) -> Race:
     rng = random.Random(seed)
     race = Race()
     for name in rng.sample(NAMES, rng.randrange(2, 7)):
         race.toggle(name)
-    for action in steps(rng, rng.randrange(20, 80)):
+    for action in steps(rng, rng.randrange(20, 80), asking=asking):
         match action:
             case ("elect",):
                 race.elect()
@@ -183,6 +218,8 @@ def run(seed: int) -> Race:
                 race.toggle(name)
             case ("end", int(rank), int(code)):
                 race.end_rank(rank, code)
+            case ("ask", str(what), int(least)):
+                race.ask(what, least)
             case ("commit", int(at)):
                 race.commit(at)
             case ("plan", int(back), int(lag), bool(settled)):
@@ -243,3 +280,37 @@ def test_after_any_trouble_the_last_leader_ends_up_with_the_right_world() -> Non
         if not done:
             assert len(members) == min(5, len(workers)), f"seed {seed}"
     assert running > SEEDS / 2
+
+
+def test_what_people_ask_for_breaks_no_world_either() -> None:
+    """Every state along the way is sound, and the last leader ends up with what was asked for."""
+    asked: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        race = run(seed, asking=True)
+        asked += race.asked
+        race.elect()
+        leader = race.leaders[-1]
+        for _ in range(20):
+            race.plan(leader, 0, settled=True, asked_s=1e9)
+            if not leader.under_way:
+                break
+            while leader.under_way:
+                race.arrive(leader, 0)
+        assert race.store.problems() == [], f"seed {seed}"
+        job = race.store.live
+        world, spec, phase = job.world(), job.spec(), job.phase()
+        forming = world is None or world.head.forming
+        ends[f"{phase.value}{' forming' if forming else ''}"] += 1
+        if phase is Phase.PAUSED:
+            assert forming, f"seed {seed}: a paused job has a world"
+        elif phase is Phase.RUNNING and spec is not None:
+            here = len(job.workers())
+            if world is None or world.head.forming:
+                assert here < spec.record.min_workers, f"seed {seed}"
+            elif not job.done(world.head.generation):
+                assert len(world.members) == min(spec.record.max_workers, here), f"seed {seed}"
+                assert job.notice(world.head.generation) is None, f"seed {seed}"
+    assert min(asked[what] for what in ("scale", "resume", "drain", "pause", "preempt")) > SEEDS / 20, asked
+    assert ends["paused forming"] > SEEDS / 20
+    assert ends["running"] > SEEDS / 5

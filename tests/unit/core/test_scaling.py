@@ -1,0 +1,238 @@
+"""The spec changes while a job trains: scaling; and what is kept of the generations that were."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.core import worlds
+from strata.core.ids import InstanceId
+from strata.core.members import decide_register
+from strata.core.records import CheckpointState, JobSpec, Phase
+from strata.core.stopping import decide_scale
+from strata.core.txn import Decision
+from strata.core.worlds import needs_settling
+from strata.errors import InvalidArgument, NotFound
+from tests.unit.core.rig import (
+    JOB,
+    KEYS,
+    Observer,
+    Store,
+    carry_out,
+    lead,
+    leave,
+    plan,
+    registration,
+    world_of,
+)
+from tests.unit.core.test_worlds import Job, checkpoint, commit, ends, head, phase, standbys
+
+
+def scale(job: Job, least: int = 0, most: int = 0) -> Decision:
+    return job.store.settle(lambda view: decide_scale(view, min_workers=least, max_workers=most))
+
+
+def spec(job: Job) -> JobSpec:
+    found = job.store.live.spec()
+    assert found is not None
+    return found.record
+
+
+# -- scaling ----------------------------------------------------------------------------------
+
+
+def test_zero_keeps_what_it_is_and_the_same_again_writes_nothing() -> None:
+    job = Job(1)
+    assert "now takes 2 to 5" in decide_scale(job.store.live, max_workers=5).reason
+    scale(job, most=5)
+    assert (spec(job).min_workers, spec(job).max_workers) == (2, 5)
+    before = job.store.revision
+    assert "takes 2 to 5" in scale(job, least=2, most=5).reason
+    assert job.store.revision == before
+    scale(job, least=3)
+    assert (spec(job).min_workers, spec(job).max_workers) == (3, 5)
+
+
+@pytest.mark.parametrize(("least", "most"), [(4, 0), (0, 1), (-1, 0), (0, -5), (5, 4), (1, 100_000)])
+def test_limits_that_make_no_sense_are_refused(least: int, most: int) -> None:
+    job = Job(1)
+    with pytest.raises(InvalidArgument):
+        scale(job, least, most)
+    assert (spec(job).min_workers, spec(job).max_workers) == (2, 3)
+
+
+def test_a_job_that_does_not_exist_is_not_scaled() -> None:
+    with pytest.raises(NotFound):
+        Store().settle(lambda view: decide_scale(view, max_workers=2))
+
+
+def test_a_job_shrinks_at_once_and_its_highest_ranks_stand_by() -> None:
+    job = Job(3, least=1)
+    job.go()
+    scale(job, most=2)
+    assert "the job takes 2 members now" in job.go()
+    assert (world_of(job.store), head(job.store).fruitless) == ({"w0": (0, 0), "w1": (1, 1)}, 0)
+    assert standbys(job.store) == ("w2",)
+
+
+def test_a_job_grows_once_its_members_have_settled() -> None:
+    job = Job(4)
+    job.go()
+    assert standbys(job.store) == ("w3",)
+    scale(job, most=4)
+    job.go()
+    assert head(job.store).generation == 1
+    assert needs_settling(job.store.live, {})
+    job.go(settled=True)
+    assert len(world_of(job.store)) == 4
+
+
+def test_a_higher_min_ends_no_world_that_trains_but_the_next_one_needs_it() -> None:
+    job = Job(2)
+    job.go(settled=True)
+    scale(job, 3, 4)
+    job.go(settled=True)
+    assert head(job.store).generation == 1
+    ends(job.store, 0, 1)
+    assert "2 of at least 3 members are left" in job.go(settled=True)
+    assert head(job.store).forming
+
+
+def test_a_finishing_world_does_not_shrink() -> None:
+    job = Job(3, least=1)
+    job.go()
+    ends(job.store, 0, 0)
+    scale(job, most=2)
+    job.go()
+    assert head(job.store).generation == 1
+
+
+def test_a_plan_made_for_other_limits_comes_to_nothing() -> None:
+    job = Job(4, least=1)
+    job.go()
+    leave(job.store, "w0")
+    lagging = Observer(job.store)
+    scale(job, most=2)
+    late = worlds.plan_world(
+        lagging.job, keys=KEYS, epoch=job.epoch, settled=False, asked_s={}, now_unix_ms=0
+    )
+    assert not job.store.execute(late.txns[0]).succeeded
+    job.go()
+    assert len(world_of(job.store)) == 2
+
+
+# -- the number of generations ----------------------------------------------------------------
+
+
+def limited(most: int) -> Job:
+    job = Job(0, limit=100)
+    job.spec["max_generations"] = most
+    for name in ("w0", "w1", "w2"):
+        job.join(name)
+    job.go()
+    return job
+
+
+def test_with_so_many_failed_generations_the_job_fails() -> None:
+    job = limited(2)
+    commit(job.store, 10)
+    ends(job.store, 0, 1)
+    job.go()
+    assert (head(job.store).generation, head(job.store).failures) == (2, 1)
+    commit(job.store, 20)
+    ends(job.store, 1, 7)
+    assert "2 generations failed, as many as max_generations allows" in job.go()
+    failed = phase(job.store)
+    assert failed is not None
+    assert failed.phase is Phase.FAILED
+    assert "rank 1 of w1 failed (exit code 7)" in failed.reason
+
+
+def test_growth_and_shrinking_and_forming_worlds_count_as_no_failure() -> None:
+    job = limited(2)
+    scale(job, least=1, most=2)
+    job.go()
+    scale(job, most=3)
+    job.go(settled=True)
+    assert (head(job.store).generation, head(job.store).failures) == (3, 0)
+    scale(job, least=3)
+    leave(job.store, "w0")
+    job.go()
+    assert (head(job.store).forming, head(job.store).failures) == (True, 1)
+    job.join("w0")
+    job.go()
+    assert (head(job.store).members, head(job.store).failures) == (3, 1)
+
+
+def test_no_restart_at_all() -> None:
+    job = limited(1)
+    leave(job.store, "w0")
+    job.go()
+    assert job.store.live.phase() is Phase.FAILED
+
+
+# -- history ----------------------------------------------------------------------------------
+
+
+def test_every_generation_says_why_it_began_and_what_it_committed() -> None:
+    job = Job(3)
+    job.go()
+    commit(job.store, 20)
+    leave(job.store, "w1")
+    job.go()
+    leave(job.store, "w2")
+    job.go()
+    first, second, third = (entry.record for entry in job.store.live.history())
+    assert "all 3 members" in first.reason
+    assert (first.members, first.size, first.failure, first.restore) == (3, 3, False, None)
+    assert (first.committed_step, second.committed_step) == (20, None)
+    assert "w1 is gone" in second.reason
+    assert second.failure
+    assert second.restore is not None
+    assert second.restore.step == 20
+    assert third.members == 0
+    assert first.began_unix_ms < second.began_unix_ms < third.began_unix_ms
+
+
+def test_a_checkpoint_that_comes_between_plan_and_head_is_in_the_history() -> None:
+    job = Job(3)
+    job.go()
+    leave(job.store, "w1")
+    planned = plan(job.store, job.epoch)
+    commit(job.store, 20)
+    assert not job.store.execute(planned.txns[0]).succeeded
+    job.go()
+    assert job.store.live.history()[0].record.committed_step == 20
+
+
+def test_old_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds, "HISTORY_KEPT", 3)
+    job = Job(3, limit=100)
+    job.go()
+    for _ in range(6):
+        ends(job.store, 0, 1)
+        job.go()
+    assert [int(entry.name) for entry in job.store.live.history()] == [5, 6, 7]
+
+
+def test_a_world_of_an_older_version_has_no_history_and_gets_one() -> None:
+    job = Job(3)
+    job.go()
+    job.store.delete(JOB.history_of(1))
+    checkpoint(job.store, 5, generation=1, state=CheckpointState.ABORTED)
+    leave(job.store, "w0")
+    carry_out(job.store, job.epoch)
+    assert [int(entry.name) for entry in job.store.live.history()] == [2]
+
+
+def test_a_job_taken_up_again_counts_anew() -> None:
+    job = limited(2)
+    ends(job.store, 0, 1)
+    job.go()
+    ends(job.store, 0, 1)
+    job.go()
+    assert job.store.live.phase() is Phase.FAILED
+    again = registration("w9", resume=True, **job.spec)
+    job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
+    job.epoch = lead(job.store)
+    job.go(settled=True)
+    assert (head(job.store).failures, head(job.store).members) == (0, 3)
