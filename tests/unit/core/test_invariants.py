@@ -127,6 +127,11 @@ def test_a_sound_keyspace_has_no_problems() -> None:
     assert Store().problems() == []
 
 
+def forming_and_asked(store: Sound) -> None:
+    store.change(JOB.head, WorldHead, members=0, size=0, chunks=0, restore=None)
+    store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
+
+
 Doctor = Callable[[Sound], object]
 
 CASES: dict[str, tuple[Doctor, str]] = {
@@ -280,13 +285,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
         lambda s: s.put(JOB.notice(2), StopNotice(action=DRAIN, reason="", workers=(WorkerId("w9"),))),
         "shall drain",
     ),
-    "a notice for a forming world": (
-        lambda s: (
-            s.change(JOB.head, WorldHead, members=0, size=0, chunks=0, restore=None),
-            s.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason="")),
-        ),
-        "is forming and is asked to stop",
-    ),
+    "a notice for a forming world": (forming_and_asked, "is forming and is asked to stop"),
     "a place for who was asked to leave": (
         lambda s: s.change(
             JOB.head,

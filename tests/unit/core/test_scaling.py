@@ -231,7 +231,7 @@ def test_a_job_taken_up_again_counts_anew() -> None:
     ends(job.store, 0, 1)
     job.go()
     assert job.store.live.phase() is Phase.FAILED
-    again = registration("w9", resume=True, **job.spec)
+    again = registration("w9", resume=True)
     job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
     job.epoch = lead(job.store)
     job.go(settled=True)
