@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from strata.core import exit_codes
 from strata.errors import (
     CheckpointNotFound,
     ConfigError,
@@ -28,9 +29,9 @@ class Exit(IntEnum):
     USAGE = 2
     UNAVAILABLE = 3
     REFUSED = 4
-    PREEMPTED = 75
+    PREEMPTED = exit_codes.PREEMPTED
     """The job was preempted: put it back into the queue."""
-    DO_NOT_REQUEUE = 78
+    DO_NOT_REQUEUE = exit_codes.DO_NOT_REQUEUE
     """The job has failed for a reason that another try will meet again."""
 
 

@@ -92,14 +92,16 @@ def load(
     env: Mapping[str, str] | None = None,
     file: Mapping[str, Any] | None = None,
     file_name: str = "strata.toml",
+    defaults: Mapping[str, Any] | None = None,
 ) -> C:
     """Return a `cls` of the given sources; `ConfigError` names the setting and its source.
 
     `flags` are by field name (`etcd.endpoints` for a nested one); a flag of None was not given.
+    `defaults`, by field name too, stand in for those of the class.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     _refuse_unknown(cls, file or {}, file_name)
-    config = _fill(cls, "", _Sources(given, env or {}, file or {}, file_name))
+    config = _fill(cls, "", _Sources(given, env or {}, file or {}, file_name, defaults or {}))
     if given:
         raise ConfigError(f"there is no setting {min(given)!r}")
     return config
@@ -112,6 +114,7 @@ class _Sources:
     env: Mapping[str, str]
     file: Mapping[str, Any]
     file_name: str
+    defaults: Mapping[str, Any]
 
 
 def _fill(cls: type[C], prefix: str, sources: _Sources) -> C:
@@ -129,6 +132,8 @@ def _fill(cls: type[C], prefix: str, sources: _Sources) -> C:
             values[field.name] = _convert(hint, sources.env[variable], variable)
         elif (value := _lookup(sources, toml)) is not None:
             values[field.name] = _convert(hint, value, f"{toml} in {sources.file_name}")
+        elif name in sources.defaults:
+            values[field.name] = sources.defaults[name]
     return cls(**values)
 
 

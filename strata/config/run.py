@@ -11,6 +11,7 @@ from typing import Any
 from strata.config.coordinator import LogConfig
 from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
+from strata.config.scheduler import allocation
 from strata.errors import ConfigError
 
 MAX_SLOTS = 1024
@@ -90,7 +91,10 @@ class RunConfig:
         if self.min_workers < 1:
             raise ConfigError("--min-workers must be at least 1")
         if self.max_workers and self.max_workers < self.min_workers:
-            raise ConfigError(f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}")
+            raise ConfigError(
+                f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}",
+                hint="under Slurm both are the number of its tasks unless given: give both",
+            )
         for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
@@ -103,6 +107,11 @@ class RunConfig:
 
     @classmethod
     def load(cls, *, flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None = None) -> RunConfig:
-        """Return the configuration of flags, environment and the file at `path` or its default."""
+        """Return the configuration of flags, environment and the file at `path` or its default.
+
+        What none of them says is as the scheduler has it that started this process, if one did.
+        """
         body, name = read_file(path)
-        return load(cls, flags=flags, env=env, file=body, file_name=name)
+        found = allocation(env)
+        defaults = found.defaults() if found is not None else {}
+        return load(cls, flags=flags, env=env, file=body, file_name=name, defaults=defaults)

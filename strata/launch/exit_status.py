@@ -1,4 +1,13 @@
-"""With which exit status `strata run` ends."""
+"""With which exit status `strata run` ends.
+
+| the job is done                        | 0                                     |
+| the job has failed                     | 78: whoever requeues it meets the same |
+| this member was preempted              | 75: requeue it                        |
+| a signal stopped this member           | 128 and its number, as a shell says   |
+
+A job fails only for good: a limit of its spec was reached, which no new process changes. How its
+ranks ended is in the log. What kept this member from being one has the status of its error.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +23,3 @@ def exit_status(code: int) -> int:
 def of_signal(number: int) -> int:
     """Return the status of a run that a signal stopped."""
     return SIGNAL_BASE + number
-
-
-def of_failed_job(rank_code: int) -> int:
-    """Return the status of a run whose job failed; `rank_code`: of the rank that failed first here, or 0."""
-    return exit_status(rank_code) or 1

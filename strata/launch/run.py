@@ -16,6 +16,7 @@ from typing import Any
 
 from strata.client import MemberSession, parse_endpoints
 from strata.config import RunConfig
+from strata.config.scheduler import allocation
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, StrataError
@@ -78,6 +79,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     """
     configure(fmt=config.log.format, level=config.log.level)
     _check_command(command[0])
+    if (found := allocation(os.environ)) is not None:
+        log.info("run.scheduled", by=found.scheduler, members=found.members, restarts=found.restarts)
     endpoints = parse_endpoints(config.endpoints, config.credentials)
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
     registration = Registration(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from strata.config import RunConfig
+from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import BarrierTimeout
 from strata.launch import exit_status, joining, reports
 from strata.launch.environment import Place
@@ -202,10 +203,12 @@ class Supervisor:
     async def _finish(self, update: WorldUpdate) -> int:
         """The job has ended: end what still runs, and leave."""
         done = update.phase == JOB_PHASE_DONE
-        log.info("job.ended", phase="done" if done else "failed", reason=update.phase_reason)
+        code = self._reports.first_code
+        facts = {} if done or not code else {"rank_status": exit_status.exit_status(code)}
+        log.info("job.ended", phase="done" if done else "failed", reason=update.phase_reason, **facts)
         await self._end_ranks(self._config.restart_grace_s)
         await self._upstream.leave("the job has ended")
-        return 0 if done else exit_status.of_failed_job(self._reports.first_code)
+        return 0 if done else DO_NOT_REQUEUE
 
     async def _stop_now(self) -> int:
         """Hand the signal on, give the ranks their time, and leave."""

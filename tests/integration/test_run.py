@@ -77,7 +77,7 @@ def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: N
     [(("--exit", "7"), 7), (("--signal", str(int(signal.SIGKILL))), 128 + signal.SIGKILL)],
     ids=["exit code", "signal"],
 )
-def test_three_fruitless_generations_fail_the_job_with_the_rank_s_code(
+def test_three_fruitless_generations_fail_the_job_for_good(
     cluster: LocalCluster, nodes: Nodes, arguments: tuple[str, ...], status: int
 ) -> None:
     node = nodes.run(
@@ -87,8 +87,9 @@ def test_three_fruitless_generations_fail_the_job_with_the_rank_s_code(
         "--only-rank=1",
         options=("--slots", "2", "--settle-s", "0.2"),
     )
-    assert node.join() == status
+    assert node.join() == 78, "not to be requeued"
     node.wait_quiet()
+    assert nodes.record.wait_one("job.ended")["rank_status"] == status
     assert [e["generation"] for e in nodes.record.of("start", rank=1)] == [1, 2, 3]
     counts = [e["env"]["TORCHELASTIC_RESTART_COUNT"] for e in nodes.record.of("start", rank=1)]
     assert counts == ["0", "1", "2"]
@@ -103,7 +104,7 @@ def test_three_fruitless_generations_fail_the_job_with_the_rank_s_code(
 def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nodes) -> None:
     quick = ("--settle-s", "0.2")
     failed = nodes.run(cluster.endpoints, "plain", "--exit", "9", options=quick)
-    assert failed.join() == 9
+    assert failed.join() == 78
     resumed = nodes.run(cluster.endpoints, "plain", options=(*quick, "--resume"))
     assert resumed.join() == 0
 

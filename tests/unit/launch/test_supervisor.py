@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from strata.config import RunConfig
+from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import ConfigError, StaleGeneration
 from strata.launch.environment import Place
 from strata.launch.exit_status import exit_status
@@ -295,31 +296,28 @@ async def test_a_job_that_is_done_ends_with_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "status"), [("exit 7", 7), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("exec sleep 1000", 1)]
+    ("script", "status"), [("exit 7", 7), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("exec sleep 1000", None)]
 )
-async def test_a_job_that_failed_ends_with_the_rank_s_code(script: str, status: int) -> None:
+async def test_a_job_that_failed_is_not_to_be_requeued_and_says_how_the_rank_ended(
+    script: str, status: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with stage(*shell(script)) as it:
         await it.enter(update(1))
-        if "sleep" not in script:
+        if status is not None:
             await it.upstream.exits.get()
         it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED, revision=101))
-        assert await it.done == status
+        assert await it.done == DO_NOT_REQUEUE
+    said = capsys.readouterr()
+    assert ("rank_status" in said.out + said.err) == (status is not None)
 
 
-async def test_the_code_is_that_of_the_rank_that_failed_first() -> None:
+async def test_the_rank_that_counts_failed_first_in_the_last_generation() -> None:
     async with stage("true") as it:
-        it.supervisor._reports.report(1, 0, 7, "exited with 7")
-        it.supervisor._reports.report(1, 1, 1, "exited with 1")
-        it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED))
-        assert await it.done == 7
-
-
-async def test_the_code_is_that_of_the_last_generation() -> None:
-    async with stage("true") as it:
-        it.supervisor._reports.report(1, 0, 7, "exited with 7")
-        it.supervisor._reports.report(2, 0, 8, "exited with 8")
-        it.supervisor.on_world(update(3, phase=JOB_PHASE_FAILED))
-        assert await it.done == 8
+        reports = it.supervisor._reports
+        reports.report(1, 0, 6, "exited with 6")
+        reports.report(2, 0, 7, "exited with 7")
+        reports.report(2, 1, 1, "exited with 1")
+        assert reports.first_code == 7
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,79 @@
+"""What Slurm or Kubernetes says of a run: who this member is, and how many there are.
+
+Nobody has to repeat it: these are the defaults of `strata run` where it is started by one of them,
+below flags, our own environment and the file.
+
+Slurm (`srun --ntasks-per-node=1 strata run …`): the job keeps its id when it is requeued, and so
+goes on with the same job of ours. Kubernetes (an Indexed Job): a pod's host name is the job's name
+and its completion index, and a pod that replaces another has the same index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strata.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One member's place in what a scheduler started."""
+
+    scheduler: str
+    job: str
+    worker_id: str
+    members: int = 0
+    """How many are started together; 0 where that cannot be known."""
+    restarts: int = 0
+    """How often the scheduler put the job back into the queue."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Return what it sets, by the names of `RunConfig`'s fields."""
+        counts = {"min_workers": self.members, "max_workers": self.members} if self.members else {}
+        return {"job": self.job, "worker_id": self.worker_id, **counts}
+
+
+def allocation(environment: Mapping[str, str]) -> Allocation | None:
+    """Return what the environment says; None when neither of them started this process.
+
+    `ConfigError` for a number that is none: better than to train as somebody else.
+    """
+    if environment.get("SLURM_JOB_ID"):
+        return _slurm(environment)
+    if environment.get("JOB_COMPLETION_INDEX"):
+        return _kubernetes(environment)
+    return None
+
+
+def _slurm(environment: Mapping[str, str]) -> Allocation:
+    node = _number(environment, "SLURM_NODEID")
+    local = _number(environment, "SLURM_LOCALID")
+    # a step of srun says how many tasks it has: one supervisor each; else one a node is meant
+    members = _number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NNODES")
+    return Allocation(
+        scheduler="slurm",
+        job=f"slurm-{environment['SLURM_JOB_ID']}",
+        worker_id=f"node-{node}" if local == 0 else f"node-{node}-{local}",
+        members=members,
+        restarts=_number(environment, "SLURM_RESTART_COUNT"),
+    )
+
+
+def _kubernetes(environment: Mapping[str, str]) -> Allocation | None:
+    index = _number(environment, "JOB_COMPLETION_INDEX")
+    pod = environment.get("HOSTNAME", "")
+    # the host name of an indexed pod is <job>-<index>, its own name has five more characters
+    found = re.fullmatch(rf"(?P<job>.+)-{index}(-[a-z0-9]{{5}})?", pod)
+    if found is None:
+        return None
+    return Allocation(scheduler="kubernetes", job=found["job"], worker_id=f"pod-{index}")
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name) or "0"
+    if not text.isdecimal():
+        raise ConfigError(f"{name} is {text!r}, not a number", hint="it is set by the scheduler")
+    return int(text)

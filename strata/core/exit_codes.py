@@ -1,0 +1,11 @@
+"""What a process's exit code tells the program that started it, where more than 0 and 1 is said."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PREEMPTED: Final = 75
+"""It saved and left because it was asked to (sysexits.h: EX_TEMPFAIL): put it back into the queue."""
+
+DO_NOT_REQUEUE: Final = 78
+"""It failed for a reason that another try will meet again (sysexits.h: EX_CONFIG)."""
