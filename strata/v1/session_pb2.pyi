@@ -127,12 +127,15 @@ class RankHello(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     LOCAL_RANK_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    IN_PROCESS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     generation: _builtins.int
     rank: _builtins.int
     local_rank: _builtins.int
     pid: _builtins.int
+    in_process: _builtins.bool
+    """It goes on as a rank of a newer generation when it is told a place in one, without a new process."""
     def __init__(
         self,
         *,
@@ -142,10 +145,11 @@ class RankHello(_message.Message):
         rank: _builtins.int = ...,
         local_rank: _builtins.int = ...,
         pid: _builtins.int = ...,
+        in_process: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "local_rank", b"local_rank", "pid", b"pid", "rank", b"rank", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "in_process", b"in_process", "job", b"job", "local_rank", b"local_rank", "pid", b"pid", "rank", b"rank", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -384,6 +388,7 @@ class Down(_message.Message):
     MOVED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     ARRIVAL_REFUSED_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -402,6 +407,8 @@ class Down(_message.Message):
     def ended(self) -> Global___Ended: ...
     @_builtins.property
     def arrival_refused(self) -> Global___ArrivalRefused: ...
+    @_builtins.property
+    def place(self) -> Global___RankPlace: ...
     def __init__(
         self,
         *,
@@ -414,12 +421,13 @@ class Down(_message.Message):
         moved: Global___Moved | None = ...,
         ended: Global___Ended | None = ...,
         arrival_refused: Global___ArrivalRefused | None = ...,
+        place: Global___RankPlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused", "place"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -529,6 +537,46 @@ class WorldUpdate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorldUpdate: _TypeAlias = WorldUpdate  # noqa: Y015
+
+@_typing.final
+class RankPlace(_message.Message):
+    """To a rank with in_process: its place in a newer generation, once all members of that have met.
+    It attaches again, by a RankHello of that generation, or its process is replaced by a new one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORLD_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
+    MASTER_ADDR_FIELD_NUMBER: _builtins.int
+    MASTER_PORT_FIELD_NUMBER: _builtins.int
+    local_rank: _builtins.int
+    master_addr: _builtins.str
+    """Where the ranks of the generation meet."""
+    master_port: _builtins.int
+    @_builtins.property
+    def world(self) -> _worlds_pb2.World: ...
+    @_builtins.property
+    def member(self) -> _worlds_pb2.WorldMember:
+        """The member it belongs to; its own global rank is first_rank + local_rank."""
+
+    def __init__(
+        self,
+        *,
+        world: _worlds_pb2.World | None = ...,
+        member: _worlds_pb2.WorldMember | None = ...,
+        local_rank: _builtins.int = ...,
+        master_addr: _builtins.str = ...,
+        master_port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "world", b"world"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_rank", b"local_rank", "master_addr", b"master_addr", "master_port", b"master_port", "member", b"member", "world", b"world"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankPlace: _TypeAlias = RankPlace  # noqa: Y015
 
 @_typing.final
 class Outcomes(_message.Message):
