@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -212,7 +212,13 @@ class CheckpointManager:
 
     # -- restoring
 
-    def restore(self, state: MutableMapping[str, Any], step: int | None = None) -> CheckpointMetadata | None:
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        step: int | None = None,
+        *,
+        of_rank_0: Collection[str] = (),
+    ) -> CheckpointMetadata | None:
         """Put a checkpoint into `state`: tensors in place, objects by `load_state_dict`.
 
         Restored are the keys that `state` has. Without `step`: where this world begins under
@@ -220,6 +226,9 @@ class CheckpointManager:
         there is nothing to begin from. `CheckpointCorrupt` when bytes differ from what was saved
         (without coordinators the one before is taken, with an error in the log); `CheckpointError`
         naming the key or the tensor that does not fit. Nothing is changed then.
+
+        A rank that the saving world did not have takes what all ranks had alike, and of the paths in
+        `of_rank_0`, at which ranks may differ, what rank 0 had.
         """
         found = self._load(step)
         if found is None:
@@ -227,7 +236,7 @@ class CheckpointManager:
             return None
         checkpoint, loaded = found
         for path in loaded.differing:
-            if path.partition(".")[0] in state or path in state:
+            if path not in of_rank_0 and (path.partition(".")[0] in state or path in state):
                 raise CheckpointError(
                     f"{path} differs between the {loaded.manifest.identity.world_size} ranks that saved"
                     f" step {checkpoint.step}, so rank {self._catalog.rank} has no value for it",
@@ -241,7 +250,7 @@ class CheckpointManager:
                 log.warning("step %d has no random state for rank %d", checkpoint.step, self._catalog.rank)
         self._note_restored(checkpoint)
         log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
-        return checkpoint
+        return replace(checkpoint, metadata=loaded.manifest.metadata)
 
     def load_bytes(self, step: int | None = None) -> bytes:
         """Return what `save` was given; `CheckpointNotFound` when there is none."""

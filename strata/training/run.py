@@ -11,31 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
-from strata.config import TrainingConfig
-from strata.errors import BarrierTimeout, InvalidArgument, StrataError
+from strata.errors import InvalidArgument, StrataError
+from strata.training.clock import Clock
 from strata.training.feeds import Feed, Feeding
+from strata.training.goodput import START, STEP, Goodput, Ledger
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
 from strata.training.peers import Peers
-from strata.training.state import (
-    LOADER_KEY,
-    OWN_KEY,
-    Position,
-    Remembered,
-    on_optimizer_step,
-    saved_position,
-)
+from strata.training.saves import Saves
+from strata.training.state import Position, Remembered, on_optimizer_step
 from strata.training.world import TrainingWorld, world_of
 
-SAVE_BARRIER: Final = "strata.save"
-STEP: Final = "step"
 SAVE: Final = "save"
 RESTORE: Final = "restore"
 EVAL: Final = "eval"
@@ -56,9 +49,11 @@ class Run:
         peers: Peers,
         *,
         checkpoints: CheckpointManager,
-        state: MutableMapping[str, Any],
+        state: dict[str, Any],
         position: Position,
-        config: TrainingConfig,
+        saves: Saves,
+        ledger: Ledger,
+        clock: Clock,
         feeding: Feeding,
         data: Iterable[Any] | None,
         owns_group: bool,
@@ -69,7 +64,9 @@ class Run:
         self.hooks: list[StepHook] = []
         self.position = position
         self._state = state
-        self._config = config
+        self.saves = saves
+        self._ledger = ledger
+        self._clock = clock
         self._feeding = feeding
         self._data = data
         self._owns_group = owns_group
@@ -80,11 +77,10 @@ class Run:
         self._optimizer_steps = 0
         on_optimizer_step(state, self._optimizer_stepped)
         self._begun = position.step
-        self._saved_step = position.step
         self._epochs_called = 0
         self._passed_over = False
         self._closed = False
-        self._phase = ""
+        self._phase = START
 
     # -- where this rank is
 
@@ -217,12 +213,8 @@ class Run:
         self._tell(STEP)
         for hook in self.hooks:
             hook.completed(self.position.step)
-        if self._due():
+        if self.saves.due(self.position.step):
             self.save()
-
-    def _due(self) -> bool:
-        every = self._config.save_every_steps
-        return every > 0 and self.position.step % every == 0
 
     def _optimizer_stepped(self) -> None:
         self._optimizer_steps += 1
@@ -241,6 +233,7 @@ class Run:
 
     def _tell(self, phase: str) -> None:
         self._phase = phase
+        self._ledger.enter(phase, self._clock.monotonic_s())
         self.peers.progress(self.position.step, phase)
 
     # -- saving
@@ -252,28 +245,17 @@ class Run:
         is saved already. Other ranks are waited for; unless `patient`, `BarrierTimeout` is raised
         when some are not here within `save_wait_s`.
         """
-        step = self.position.step
-        if step == self._saved_step:
+        if self.position.step == self.saves.saved_step:
             return None
         with self.phase(SAVE):
-            self._meet(SAVE_BARRIER, patient=patient)
-            self._state[OWN_KEY] = {**saved_position(self.position), LOADER_KEY: self._facts}
-            info = self.checkpoints.save_state(self._state, step=step, epoch=self.position.epoch)
-            self._saved_step = step
+            info = self.saves.save(self._state, self.position, self._facts, patient=patient)
             if wait:
                 info.wait()
         return info
 
-    def _meet(self, name: str, *, patient: bool) -> dict[int, bytes]:
-        """Return once every rank is here; those that are late are named."""
-        while True:
-            try:
-                return self.peers.barrier(name, timeout_s=self._config.save_wait_s)
-            except BarrierTimeout as late:
-                if not patient:
-                    raise
-                # the round is over for all alike, so all come again
-                log.warning("waiting on for a save: %s", late.message)
+    def goodput(self) -> Goodput:
+        """Return what the time went to so far, over all generations; rank 0's account goes on."""
+        return self._ledger.goodput(self._clock.monotonic_s())
 
     # -- the end
 
@@ -285,6 +267,8 @@ class Run:
         try:
             self.save(patient=False)
             self.checkpoints.close()
+            if self.peers.rank == 0:
+                log.info("goodput: %s", self.goodput())
         finally:
             self._leave(0, "the training is done")
 

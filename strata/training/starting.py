@@ -15,12 +15,25 @@ from typing import Any, Final
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, TrainingConfig
+from strata.training.cadence import Rule
+from strata.training.clock import Clock
 from strata.training.feeds import Feeding
+from strata.training.goodput import START, Ledger
 from strata.training.group import ensure_group
+from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
 from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.run import RESTORE, Run
-from strata.training.state import LOADER_KEY, OWN_KEY, Position, position_of, state_of
+from strata.training.saves import GOODPUT_KEY, Saves
+from strata.training.state import (
+    LOADER_KEY,
+    OWN_KEY,
+    PACE_KEY,
+    Position,
+    buffers_of,
+    position_of,
+    state_of,
+)
 
 log: Final = logging.getLogger("strata.training")
 
@@ -93,7 +106,7 @@ def init(
             signals=preempt_signals,
             grace_s=config.preempt_grace_s,
             clock=time.monotonic,
-            save_cost_s=lambda: 0.0,
+            save_cost_s=run.saves.expected_s,
         )
     )
     _close_at_exit(run)
@@ -137,6 +150,8 @@ def _begin(
     uneven: bool,
     seed: int,
 ) -> Run:
+    clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
+    ledger = Ledger(since_s=clock.monotonic_s())
     peers.progress(0, "join")
     owns_group = ensure_group(peers)
     checkpoints = CheckpointManager(
@@ -146,24 +161,46 @@ def _begin(
         save_wait_s=config.save_wait_s,
     )
     peers.progress(0, RESTORE)
+    ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
-    restored = checkpoints.restore(state)
+    restored = checkpoints.restore(state, of_rank_0=buffers_of(state))
+    position = Position() if restored is None else position_of(state[OWN_KEY])
+    ledger.enter(START, clock.monotonic_s())
+    past = Past(began_unix_s=clock.unix_s())
+    if peers.rank == 0:  # it speaks for all
+        if not isinstance(peers, Alone):
+            past = past_of(peers, now_unix_s=clock.unix_s())
+        if restored is not None:
+            account = restored.metadata.get(GOODPUT_KEY, "")
+            ledger.go_on(account, began_unix_s=past.began_unix_s, now_unix_s=clock.unix_s())
+            log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
     own = state[OWN_KEY]
-    feeding = Feeding(
-        rank=peers.rank,
-        world_size=peers.world_size,
-        global_batch=global_batch,
-        seed=seed,
-        uneven=uneven,
-        saved=own.get(LOADER_KEY, {}),
-    )
     return Run(
         peers,
         checkpoints=checkpoints,
         state=state,
-        position=Position() if restored is None else position_of(own),
-        config=config,
-        feeding=feeding,
+        position=position,
+        saves=Saves(
+            peers,
+            checkpoints,
+            rule=Rule(every_steps=config.save_every_steps, every_s=config.save_every_s),
+            wait_s=config.save_wait_s,
+            clock=clock,
+            ledger=ledger,
+            position=position,
+            saved=own.get(PACE_KEY, {}),
+            failure_s=past.failure_s,
+        ),
+        ledger=ledger,
+        clock=clock,
+        feeding=Feeding(
+            rank=peers.rank,
+            world_size=peers.world_size,
+            global_batch=global_batch,
+            seed=seed,
+            uneven=uneven,
+            saved=own.get(LOADER_KEY, {}),
+        ),
         data=data,
         owns_group=owns_group,
     )

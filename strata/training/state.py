@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from strata.checkpoint import rng
-from strata.checkpoint.state import has_state
+from strata.checkpoint.state import has_state, join
 from strata.errors import CheckpointError, InvalidArgument
 
 OWN_KEY: Final = "strata"
 """Where the position stands in a checkpoint."""
 LOADER_KEY: Final = "loader"
 """Beside the position: what must stay as it is for the order of samples to stay."""
+PACE_KEY: Final = "pace"
+"""Beside the position: how long steps and saves took."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -126,3 +128,18 @@ def _each(value: Any) -> list[Any]:
     if value is None:
         return []
     return [one for one in (value if isinstance(value, list) else [value]) if has_state(one)]
+
+
+def buffers_of(state: Mapping[str, Any]) -> set[str]:
+    """Return the paths of the models' buffers: a running mean, say, that each rank has its own of.
+
+    As in DistributedDataParallel, rank 0's count where a rank has none.
+    """
+    models: Any = state.get("model")
+    named: Any = enumerate(models) if isinstance(models, list) else [("", models)]
+    return {
+        join(f"model.{number}" if number != "" else "model", name)
+        for number, model in named
+        if hasattr(model, "named_buffers")
+        for name, _ in model.named_buffers()
+    }

@@ -192,6 +192,9 @@ def test_more_ranks_get_what_all_had_in_common(cluster: Cluster, tmp_path: Path)
         assert (state["w"].tolist(), state["lr"]) == ([0, 1, 2], 0.1)
         with pytest.raises(CheckpointError, match="rank differs between the 2 ranks"):
             manager.restore({"w": np.zeros(3), "rank": None})
+        state["rank"] = None
+        manager.restore(state, of_rank_0={"rank"})
+        assert state["rank"] == 0
 
 
 def test_fewer_ranks_each_get_their_own(cluster: Cluster, tmp_path: Path) -> None:

@@ -152,3 +152,18 @@ def test_settings_come_from_arguments_or_the_environment(
         assert run.checkpoints.all_steps() == [3]
     with pytest.raises(ConfigError, match="two rules"):
         strata.init(save_every_s=3)
+
+
+def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
+    first = started(tmp_path)
+    for _ in first.steps(batches(6)):
+        if first.step == 4:
+            break
+    first.abandon("the test kills it")
+    before = first.goodput()
+    with started(tmp_path) as again, again.phase("eval"):
+        pass
+    after = again.goodput()
+    assert {"step", "save", "restore", "lost", "eval"} <= after.spent_s.keys()
+    assert after.total_s >= before.total_s
+    assert 0 < after.ratio < 1

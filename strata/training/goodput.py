@@ -1,0 +1,103 @@
+"""Goodput: how much of a training's time was spent on steps that count, and what the rest went to.
+
+Time is booked under what the rank is doing, by rank 0, whose account goes with every checkpoint. A
+generation that begins from a checkpoint goes on with that account, so whatever was done after it
+is lost, and booked as that: the steps that must be trained again up to the moment the generation
+began, and from there on its own start.
+
+    step        training: the time that counts
+    save        trainers held up by a save: waiting for each other, and copying
+    lost        trained, and not in the checkpoint that was gone back to
+    start       from the beginning of a generation to its first step, but for
+    restore     reading the checkpoint
+    eval …      any other phase that the program names
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+STEP: Final = "step"
+LOST: Final = "lost"
+START: Final = "start"
+MAX_PARTS: Final = 32
+OTHER: Final = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Seconds by what they were spent on, over all generations."""
+
+    spent_s: Mapping[str, float]
+
+    @property
+    def useful_s(self) -> float:
+        return self.spent_s.get(STEP, 0.0)
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.spent_s.values())
+
+    @property
+    def ratio(self) -> float:
+        """The share of the time that counts, from 0 to 1."""
+        return self.useful_s / self.total_s if self.total_s > 0 else 0.0
+
+    def __str__(self) -> str:
+        rest = sorted(((s, what) for what, s in self.spent_s.items() if what != STEP), reverse=True)
+        parts = ", ".join(f"{what} {seconds:.1f}" for seconds, what in rest if seconds >= 0.05)
+        return f"{self.ratio:.1%} of {self.total_s:.1f} s" + (f"; else {parts}" if parts else "")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """One rank's account. Times are monotonic seconds, but for those that end in `unix_s`."""
+
+    since_s: float
+    phase: str = START
+    spent_s: dict[str, float] = field(default_factory=dict)
+
+    def enter(self, phase: str, now_s: float) -> None:
+        """Book the time since the last call under the phase it was spent in."""
+        spent = max(0.0, now_s - self.since_s)
+        name = self.phase
+        if name not in self.spent_s and len(self.spent_s) >= MAX_PARTS:
+            name = OTHER  # a program that makes up names must not fill the checkpoint's metadata
+        self.spent_s[name] = self.spent_s.get(name, 0.0) + spent
+        self.since_s, self.phase = now_s, phase
+
+    def goodput(self, now_s: float) -> Goodput:
+        """Return the account as of now."""
+        self.enter(self.phase, now_s)
+        return Goodput(spent_s=dict(self.spent_s))
+
+    def go_on(self, text: str, *, began_unix_s: float, now_unix_s: float) -> None:
+        """Take up the account that a checkpoint holds; what is not readable is left out.
+
+        `began_unix_s` is when this generation began. The program's own start before that, and what
+        lies between, was lost.
+        """
+        try:
+            saved = json.loads(text)
+            spent = {str(k): float(v) for k, v in saved["spent_s"].items()}
+            until = float(saved["unix_s"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+        for what, seconds in spent.items():
+            self.spent_s[what] = self.spent_s.get(what, 0.0) + seconds
+        own_s = sum(self.spent_s.values()) - sum(spent.values())
+        gap = max(0.0, now_unix_s - until)
+        began = min(max(began_unix_s, until), now_unix_s)
+        lost = min(gap, began - until)
+        self.spent_s[LOST] = self.spent_s.get(LOST, 0.0) + lost
+        missing = max(0.0, gap - lost - own_s)  # of this generation, before this program looked at a clock
+        self.spent_s[START] = self.spent_s.get(START, 0.0) + missing
+
+    def saved(self, now_s: float, now_unix_s: float) -> str:
+        """Return the account for a checkpoint's metadata."""
+        self.enter(self.phase, now_s)
+        spent = {what: round(seconds, 6) for what, seconds in self.spent_s.items()}
+        return json.dumps({"spent_s": spent, "unix_s": round(now_unix_s, 6)})

@@ -1,0 +1,37 @@
+"""What the job's past says: how often it fails, and when this generation began."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strata.errors import StrataError
+from strata.training.cadence import PRIOR_S, time_between_failures
+from strata.v1.worlds_pb2 import ListGenerationsRequest
+
+ASK_S: Final = 5.0
+
+log: Final = logging.getLogger("strata.training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """`began_unix_s`: when this generation began; `failure_s`: the expected time to a failure."""
+
+    began_unix_s: float
+    failure_s: float = PRIOR_S
+
+
+def past_of(client: Any, *, now_unix_s: float) -> Past:
+    """Return what the coordinators know; without an answer, that nothing has failed."""
+    try:
+        answer = client.call(ListGenerationsRequest(job=client.job), timeout_s=ASK_S)
+    except StrataError as error:
+        log.info("the job's history is not known: %s", error.message)
+        return Past(began_unix_s=now_unix_s)
+    began = {g.world.generation: g.began_unix_ms / 1000 for g in answer.generations if not g.world.forming}
+    return Past(
+        began_unix_s=began.get(client.generation, now_unix_s),
+        failure_s=time_between_failures(list(began.values()), now_s=now_unix_s),
+    )

@@ -1,0 +1,132 @@
+"""The coordinated saves of a run: when one is due, how all ranks meet for it, what it cost.
+
+    due → barrier (each brings its pace, rank 0 the account) → all plan the next save → copy → go on
+
+The writing and the commit go on in the background. Between two saves no coordinator is needed; a
+due one waits for them up to `save_wait_s`, and then raises.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from strata.checkpoint.handle import CheckpointInfo
+from strata.client.checkpoints import CheckpointManager
+from strata.errors import BarrierTimeout
+from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
+from strata.training.clock import Clock
+from strata.training.goodput import STEP, Ledger
+from strata.training.peers import Peers
+from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
+
+SAVE_BARRIER: Final = "strata.save"
+GOODPUT_KEY: Final = "strata.goodput"
+"""Under which a checkpoint's metadata has the account."""
+
+log: Final = logging.getLogger("strata.training")
+
+
+class Saves:
+    """Saves of one run, in the trainer's thread."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        checkpoints: CheckpointManager,
+        *,
+        rule: Rule,
+        wait_s: float,
+        clock: Clock,
+        ledger: Ledger,
+        position: Position,
+        saved: Mapping[str, Any],
+        failure_s: float = PRIOR_S,
+    ) -> None:
+        """`saved` is what the checkpoint that this generation began from says of its pace."""
+        self._peers = peers
+        self._checkpoints = checkpoints
+        self._rule = rule
+        self._wait_s = wait_s
+        self._clock = clock
+        self._ledger = ledger
+        self._failure_s = failure_s
+        self._last: tuple[CheckpointInfo, float] | None = None
+        self._save_s = self._commit_s = 0.0
+        self._since = position.step, self._stepping_s()
+        self.saved_step = position.step
+        self.plan: Plan = next_save(rule, step=position.step, before=0, pace=pace_of(saved))
+
+    def due(self, step: int) -> bool:
+        """Tell whether step `step`, just complete, is to be saved: alike on every rank."""
+        self._watch()
+        return step >= self.plan.step
+
+    def expected_s(self) -> float:
+        """Return how long a save takes until it is committed, as far as one was measured; else 0."""
+        self._watch()
+        return self._save_s + self._commit_s
+
+    def save(
+        self, state: dict[str, Any], position: Position, facts: Mapping[str, Any], *, patient: bool
+    ) -> CheckpointInfo:
+        """Save together with all ranks; return once the state is copied."""
+        self._watch()
+        begun_s = self._clock.monotonic_s()
+        told = self._meet(self._payload(position.step), patient=patient)
+        pace = agreed(told)
+        account = json.loads(told[0]).get("account", "") if 0 in told else ""
+        self.plan = next_save(
+            self._rule, step=position.step, before=self.plan.interval, pace=pace if pace.step_s else None
+        )
+        own = {**saved_position(position), LOADER_KEY: dict(facts), PACE_KEY: json.loads(payload_of(pace))}
+        state[OWN_KEY] = own
+        info = self._checkpoints.save_state(
+            state, step=position.step, epoch=position.epoch, metadata={GOODPUT_KEY: account}
+        )
+        self.saved_step = position.step
+        self._since = position.step, self._stepping_s()
+        self._save_s = self._clock.monotonic_s() - begun_s
+        self._last = info, begun_s
+        log.info(
+            "saving step %d; the next after step %d: %s", position.step, self.plan.step, self.plan.reason
+        )
+        return info
+
+    def _payload(self, step: int) -> bytes:
+        before, stepping_s = self._since
+        steps = step - before
+        pace = Pace(
+            step_s=(self._stepping_s() - stepping_s) / steps if steps > 0 else 0.0,
+            save_s=self._save_s,
+            commit_s=self._commit_s,
+            failure_s=self._failure_s,
+        )
+        if self._peers.rank != 0:
+            return payload_of(pace)
+        account = self._ledger.saved(self._clock.monotonic_s(), self._clock.unix_s())
+        return payload_of(pace, account=account)
+
+    def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
+        """Return what each rank brought, once every one is here; those that are late are named."""
+        while True:
+            try:
+                return self._peers.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)
+            except BarrierTimeout as late:
+                if not patient:
+                    raise
+                # the round is over for all alike, so all come again
+                log.warning("waiting on for a save: %s", late.message)
+
+    def _watch(self) -> None:
+        """Take note of how long the last save took, once it is committed."""
+        if self._last is not None and self._last[0].committed:
+            info, begun_s = self._last
+            self._commit_s = max(self._clock.monotonic_s() - begun_s, self._save_s) - self._save_s
+            self._last = None
+            log.debug("step %d is committed", info.step)
+
+    def _stepping_s(self) -> float:
+        return self._ledger.goodput(self._clock.monotonic_s()).spent_s.get(STEP, 0.0)

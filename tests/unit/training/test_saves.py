@@ -1,0 +1,128 @@
+"""The coordinated saves of a run: when they are due, what they exchange, what they cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata.client.checkpoints import CheckpointManager
+from strata.errors import BarrierTimeout
+from strata.training.cadence import FIRST_STEPS, Pace, Rule, payload_of
+from strata.training.clock import Clock
+from strata.training.goodput import STEP, Ledger
+from strata.training.peers import Alone
+from strata.training.saves import GOODPUT_KEY, Saves
+from strata.training.state import OWN_KEY, Position
+
+
+class Time:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def clock(self) -> Clock:
+        return Clock(monotonic_s=lambda: self.now_s, unix_s=lambda: 1e9 + self.now_s)
+
+
+class Pair(Alone):
+    """Rank 0 and a slower rank 1, whose payload is `other`."""
+
+    def __init__(self, *, other: bytes, arrive: Callable[[], None] = lambda: None) -> None:
+        super().__init__(world_size=1)
+        self.other = other
+        self.arrive = arrive
+        self.told: list[bytes] = []
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        self.told.append(payload or b"")
+        self.arrive()
+        return {0: payload or b"", 1: self.other}
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointManager:
+    monkeypatch.delenv("STRATA_SOCKET", raising=False)
+    return CheckpointManager(tmp_path)
+
+
+def saves(
+    peers: Alone, manager: CheckpointManager, time: Time, rule: Rule | None = None
+) -> tuple[Saves, Ledger]:
+    ledger = Ledger(since_s=time.now_s)
+    made = Saves(
+        peers,
+        manager,
+        rule=rule or Rule(),
+        wait_s=1.0,
+        clock=time.clock(),
+        ledger=ledger,
+        position=Position(),
+        saved={},
+    )
+    return made, ledger
+
+
+def test_the_next_one_is_planned_by_the_slowest_rank(manager: CheckpointManager) -> None:
+    time, state = Time(), dict[str, Any]()
+    peers = Pair(other=payload_of(Pace(step_s=2.0, save_s=3.0)))
+    made, ledger = saves(peers, manager, time, Rule(every_s=60))
+    assert next(step for step in range(1, 15) if made.due(step)) == FIRST_STEPS
+    ledger.enter(STEP, time.now_s)
+    time.now_s += 5.0  # half a second a step
+    info = made.save(state, Position(step=10), {"seed": 1}, patient=True).wait(20)
+    assert json.loads(peers.told[0])["step_s"] == 0.5
+    assert made.plan.interval == 30
+    assert state[OWN_KEY]["loader"] == {"seed": 1}
+    assert (state[OWN_KEY]["step"], state[OWN_KEY]["pace"]["step_s"]) == (10, 2.0)
+    assert json.loads(info.metadata[GOODPUT_KEY])["spent_s"][STEP] == 5.0
+    assert not made.due(39)
+    assert made.due(40)
+    manager.close()
+
+
+def test_what_a_save_costs_is_told_at_the_next(manager: CheckpointManager) -> None:
+    time, state = Time(), dict[str, Any]()
+
+    def arrive() -> None:
+        time.now_s += 0.25  # waiting for the other
+
+    peers = Pair(other=payload_of(Pace()), arrive=arrive)
+    made, ledger = saves(peers, manager, time)
+    ledger.enter(STEP, 0.0)
+    info = made.save(state, Position(step=1), {}, patient=True).wait(20)
+    assert info.committed
+    time.now_s += 4.0
+    assert made.expected_s() == pytest.approx(4.25), "the copy and the commit, as far as it was looked at"
+    made.save(state, Position(step=2), {}, patient=True)
+    told = json.loads(peers.told[1])
+    assert (told["save_s"], told["commit_s"]) == (0.25, 4.0)
+    manager.close()
+
+
+def test_a_rank_that_is_late_is_waited_for(manager: CheckpointManager) -> None:
+    rounds = iter([True, True, False])
+
+    def arrive() -> None:
+        if next(rounds):
+            raise BarrierTimeout("1 of 2 arrived", missing=[])
+
+    peers = Pair(other=payload_of(Pace()), arrive=arrive)
+    made, _ = saves(peers, manager, Time())
+    made.save({}, Position(step=1), {}, patient=True)
+    assert len(peers.told) == 3
+    rounds = iter([True])
+    with pytest.raises(BarrierTimeout):
+        made.save({}, Position(step=2), {}, patient=False)
+    manager.close()
