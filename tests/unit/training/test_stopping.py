@@ -13,13 +13,10 @@ import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
-from strata.config import TrainingConfig
 from strata.errors import Preempted, StaleGeneration
-from strata.training.feeds import Feeding
-from strata.training.run import Run
-from strata.training.state import Position
 from strata.training.stopping import Stopper
 from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, STOP_ACTION_PREEMPT
+from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
 
@@ -40,17 +37,12 @@ class Trainer(threading.Thread):
         super().__init__(daemon=True, name=f"rank {number}")
         self.peers: RoomRank = room.rank(number)
         self.folder = folder / str(number)
-        self.run_ = Run(
+        self.run_ = make_run(
             self.peers,
-            checkpoints=CheckpointManager(self.folder),
+            self.folder,
             state={"strata": {}, "weights": np.zeros(4)},
-            position=Position(),
-            config=TrainingConfig(save_every_steps=save_every_steps, save_wait_s=LIMIT_S),
-            feeding=Feeding(
-                rank=number, world_size=room.size, global_batch=None, seed=0, uneven=False, saved={}
-            ),
-            data=None,
-            owns_group=False,
+            wait_s=LIMIT_S,
+            save_every_steps=save_every_steps or 10**9,
         )
         self.clock_s = 0.0
         self.overs = 0
