@@ -22,6 +22,9 @@ from strata.data.sampler import ElasticSampler, check_split
 from strata.errors import InvalidArgument
 from strata.training.state import Position
 
+Loader = Iterable[Any] | ElasticSampler
+"""What `run.steps` takes."""
+
 log: Final = logging.getLogger("strata.training")
 
 
@@ -62,7 +65,7 @@ class Feeding:
     uneven: bool
     saved: Mapping[str, Any]
 
-    def feed(self, loader: Iterable[Any], accumulate: int) -> Feed:
+    def feed(self, loader: Loader, accumulate: int) -> Feed:
         """Return the feed of `loader`; `ConfigError` when its batches cannot be split here."""
         if isinstance(loader, ElasticSampler):
             if accumulate != 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -20,7 +20,7 @@ from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import InvalidArgument, StrataError
 from strata.training.clock import Clock
-from strata.training.feeds import Feed, Feeding
+from strata.training.feeds import Feed, Feeding, Loader
 from strata.training.goodput import START, STEP, Goodput, Ledger
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
@@ -55,7 +55,7 @@ class Run:
         ledger: Ledger,
         clock: Clock,
         feeding: Feeding,
-        data: Iterable[Any] | None,
+        data: Loader | None,
         owns_group: bool,
     ) -> None:
         """`state` is restored to `position`; `data` is the loader that `steps` takes by default."""
@@ -71,7 +71,7 @@ class Run:
         self._data = data
         self._owns_group = owns_group
         self._remembered = Remembered.of(state)
-        self._feeds: dict[tuple[int, int], tuple[Iterable[Any], Feed]] = {}
+        self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
         self._facts: dict[str, Any] = dict(feeding.saved)
         self._weight, self._last = 1.0, True
         self._optimizer_steps = 0
@@ -120,7 +120,7 @@ class Run:
     # -- the loop
 
     def steps(
-        self, loader: Iterable[Any] | None = None, *, accumulate: int = 1, epoch: int | None = None
+        self, loader: Loader | None = None, *, accumulate: int = 1, epoch: int | None = None
     ) -> Iterator[Any]:
         """Yield the batches of one epoch that are left, and count each complete optimizer step.
 
@@ -141,7 +141,7 @@ class Run:
         self._epochs_called = epoch + 1
         return self._steps(feed, epoch)
 
-    def _feed(self, loader: Iterable[Any], accumulate: int) -> Feed:
+    def _feed(self, loader: Loader, accumulate: int) -> Feed:
         accumulate = integer("accumulate", accumulate, below=2**31, hint="batches an optimizer step")
         if accumulate == 0:
             raise InvalidArgument("accumulate is 0", hint="an optimizer step has at least one batch")

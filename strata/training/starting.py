@@ -17,7 +17,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, TrainingConfig
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
-from strata.training.feeds import Feeding
+from strata.training.feeds import Feeding, Loader
 from strata.training.goodput import START, Ledger
 from strata.training.group import ensure_group
 from strata.training.history import Past, past_of
@@ -43,7 +43,7 @@ def init(
     model: object = None,
     optim: object = None,
     sched: object = None,
-    data: Iterable[Any] | None = None,
+    data: Loader | None = None,
     state: MutableMapping[str, Any] | None = None,
     storage_path: str | os.PathLike[str] | None = None,
     endpoints: str | Iterable[str] | None = None,
@@ -144,7 +144,7 @@ def _begin(
     peers: Peers,
     state: dict[str, Any],
     config: TrainingConfig,
-    data: Iterable[Any] | None,
+    data: Loader | None,
     *,
     global_batch: int | None,
     uneven: bool,
