@@ -130,8 +130,22 @@ class Nodes:
         env: Mapping[str, str | None] | None = None,
     ) -> Talker:
         """Start `strata run` of one of the scripts in tests/ranks for this test's job."""
+        return self.run_script(
+            endpoints, RANKS / f"{script}.py", *arguments, node=node, options=options, env=env
+        )
+
+    def run_script(
+        self,
+        endpoints: str,
+        script: Path,
+        *arguments: str,
+        node: str = "node-1",
+        options: tuple[str, ...] = (),
+        env: Mapping[str, str | None] | None = None,
+    ) -> Talker:
+        """Start `strata run` of any Python script for this test's job."""
         given = ("--endpoints", endpoints, "--job", self.job, "--worker-id", node, "--log-format", "json")
-        command = (sys.executable, str(RANKS / f"{script}.py"), *arguments)
+        command = (sys.executable, str(script), *arguments)
         return self.strata("run", *given, *options, "--", *command, name=node, env=env)
 
     def end(self) -> None:

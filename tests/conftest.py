@@ -69,3 +69,9 @@ def etcd_bin() -> Path:
 def torch_installed() -> None:
     """Ask for it in a test that imports torch in a child process."""
     need("torch", importlib.util.find_spec("torch") is not None, "run scripts/bootstrap")
+
+
+@pytest.fixture(scope="session")
+def jax_installed() -> None:
+    """Ask for it in a test that imports jax in a child process."""
+    need("jax", importlib.util.find_spec("jax") is not None, "pip install jax")

@@ -1,0 +1,106 @@
+"""A data-parallel JAX training that survives: `strata run -- python train.py` on each node.
+
+`strata.init` joins, and its world says where the processes of this generation meet; JAX does the
+rest. Whichever process dies, process 0 and JAX's own coordination service included, all of them are
+started again, meet at a fresh address, and go on from the last committed checkpoint.
+
+Synthetic data: a linear map is learned back from noisy examples of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import strata
+
+INPUTS, OUTPUTS, SAMPLES = 16, 4, 1200
+BATCH = 24
+"""Samples of one step over all processes."""
+
+
+def say(event: str, **facts: object) -> None:
+    """Print one JSON line; a single write, so that lines of several processes never mix."""
+    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+class Parameters:
+    """What is trained, in the form in which it is saved: NumPy arrays by name."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.values: dict[str, Any] = {
+            "weights": rng.normal(size=(INPUTS, OUTPUTS)).astype(np.float32),
+            "bias": np.zeros(OUTPUTS, np.float32),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: np.asarray(value) for name, value in self.values.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = {name: np.asarray(value) for name, value in state.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--storage", help="a folder that all processes share")
+    options = parser.parse_args()
+
+    parameters = Parameters()
+    run = strata.init(state={"parameters": parameters}, storage_path=options.storage)
+    world = run.world
+    place = {"rank": world.rank, "generation": world.generation}
+    if world.size > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(world.coordinator_address, world.size, world.rank)
+    say("start", **place, world=world.size, pid=os.getpid(), step=run.step, devices=jax.device_count())
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    by_sample = NamedSharding(mesh, PartitionSpec("data"))
+    parameters.values = {name: jax.device_put(value, everywhere) for name, value in parameters.values.items()}
+
+    @jax.jit
+    def train_step(values: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        loss, gradients = jax.value_and_grad(loss_of)(values, x, y)
+        return jax.tree.map(lambda value, gradient: value - 0.1 * gradient, values, gradients), loss
+
+    x, y = examples()
+    share = BATCH // world.size
+    while run.step < options.steps:
+        # the samples of a step follow from its number, whichever world computes it
+        begin = run.step * BATCH % SAMPLES + world.rank * share
+        mine = [
+            jax.make_array_from_process_local_data(by_sample, part[begin : begin + share]) for part in (x, y)
+        ]
+        parameters.values, loss = train_step(parameters.values, *mine)
+        say("step", **place, step=run.step + 1, loss=round(float(loss), 5))
+        run.step_done(BATCH)
+    run.close()
+    say("end", **place, step=run.step)
+
+
+def examples() -> tuple[Any, Any]:
+    """Return inputs and what a linear map, with a little noise, makes of them."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(SAMPLES, INPUTS)).astype(np.float32)
+    y = x @ rng.normal(size=(INPUTS, OUTPUTS)) + 0.01 * rng.normal(size=(SAMPLES, OUTPUTS))
+    return x, y.astype(np.float32)
+
+
+def loss_of(values: Any, x: Any, y: Any) -> Any:
+    return jnp.mean((x @ values["weights"] + values["bias"] - y) ** 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""What a stranger changes in a script so that it survives: three lines."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "examples" / "three_lines"
+
+
+def test_three_lines_are_changed() -> None:
+    plain, ours = (
+        [line for line in (FOLDER / name).read_text().splitlines() if line.strip()]
+        for name in ("plain.py", "train.py")
+    )
+    changes = [line for line in difflib.ndiff(plain, ours) if line[0] in "+-"]
+    assert changes == [
+        "+ import strata",
+        "+     run = strata.init(model=net, optim=optimizer, sched=scheduler, data=loader)",
+        "-         for x, y in loader:",
+        "+         for x, y in run.steps(loader):",
+    ]
