@@ -17,7 +17,7 @@ from strata.cli import (
     datasets,
     dev,
     doctor,
-    jobs,
+    job_control,
     members,
     status,
     tokens,
@@ -63,7 +63,7 @@ app.command("members")(members.members)
 app.command("barriers")(barriers.barriers)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("datasets")(datasets.datasets)
-app.add_typer(jobs.app, name="jobs")
+app.add_typer(job_control.app, name="jobs")  # which adds its commands to those of `jobs`
 app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)
 app.add_typer(certs.app, name="certs")

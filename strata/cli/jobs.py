@@ -1,8 +1,9 @@
-"""`strata jobs`: which there are, and one of them in full."""
+"""`strata jobs list | show | history`: which there are, one of them in full, and how it got there."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,13 +15,19 @@ from strata.cli.output import (
     Endpoints,
     Json,
     TimeoutS,
+    enum_name,
     print_json,
     print_table,
 )
 from strata.cli.status import job_row, phase_name, print_troubles
 from strata.config import Credentials
 
-app = typer.Typer(help="List the jobs of the cluster, or show one.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from strata.v1.worlds_pb2 import JobSpec, StopNotice
+
+app = typer.Typer(
+    help="List the jobs of the cluster, show one, and say what it shall do.", no_args_is_help=True
+)
 
 
 @app.command("list")
@@ -87,10 +94,67 @@ def show_job(
             ("ranks", world.size),
             ("members", f"{job.workers} ({len(job.standbys)} standby)"),
             ("needs", f"{spec.min_workers} to {spec.max_workers} members, settles for {spec.settle_s:g} s"),
-            ("fails after", f"{spec.max_fruitless_generations} generations without a checkpoint"),
+            ("fails after", _limits(spec)),
+            *([("asked to stop", _notice(job.notice))] if job.HasField("notice") else []),
             ("latest step", job.latest_step if job.has_latest else "-"),
             ("began from", restore),
             ("restores", world.restore.path or "-"),
         ),
         empty="",
+    )
+
+
+def _limits(spec: JobSpec) -> str:
+    fruitless = f"{spec.max_fruitless_generations} generations in a row without a checkpoint"
+    return f"{fruitless}, or {spec.max_generations} that failed" if spec.max_generations else fruitless
+
+
+def _notice(notice: StopNotice) -> str:
+    from strata.v1.worlds_pb2 import StopAction  # noqa: PLC0415  # grpc only when a command needs it
+
+    action = enum_name(StopAction.Name(notice.action), "StopAction")
+    who = f" of {', '.join(notice.worker_ids)}" if notice.worker_ids else ""
+    return f"{action}{who}: {notice.reason}"
+
+
+@app.command("history")
+@connecting
+def history(
+    name: Annotated[str, typer.Argument(help="The job's name.", autocompletion=complete_jobs)],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many; 0: all that are kept.")] = 20,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Show why each generation of a job began, the newest first.
+
+    Example: strata jobs history gpt
+    """
+    from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
+
+    with CoordinatorClient.connect(
+        endpoints, job=name, timeout_s=timeout_s, credentials=credentials
+    ) as client:
+        generations = client.generations(limit=limit)
+    if as_json:
+        print_json(generations)
+        return
+    print_table(
+        f"job {name}",
+        ("GENERATION", "BEGAN (UTC)", "MEMBERS", "RANKS", "FROM STEP", "COMMITTED", "WHY"),
+        (
+            (
+                generation.world.generation,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(generation.began_unix_ms / 1000)),
+                generation.world.members or "forming",
+                generation.world.size or "-",
+                generation.world.restore.step if generation.world.HasField("restore") else "-",
+                generation.committed_step if generation.has_committed else "-",
+                generation.world.reason,
+            )
+            for generation in generations
+        ),
+        empty="it has had no generation yet",
     )

@@ -34,16 +34,31 @@ from strata.v1.members_pb2 import (
 )
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 from strata.v1.worlds_pb2 import (
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PAUSE,
+    STOP_ACTION_PREEMPT,
+    Generation,
     GetJobRequest,
     GetWorldRequest,
     GetWorldResponse,
     Job,
     JobSpec,
+    ListGenerationsRequest,
     ListJobsRequest,
+    ResumeJobRequest,
+    ScaleJobRequest,
+    StopJobRequest,
+    StopNotice,
     World,
 )
 
 POLL_S: Final = 0.1
+
+ACTIONS: Final = {
+    "preempt": STOP_ACTION_PREEMPT,
+    "pause": STOP_ACTION_PAUSE,
+    "drain": STOP_ACTION_DRAIN,
+}
 
 REGISTER_S: Final = 30.0
 """A name that another process holds is kept waiting until that one is known dead or alive."""
@@ -192,6 +207,56 @@ class CoordinatorClient:
         worker_id = checked_id("worker", worker_id)
         answer: RecoveryResponse = self.call(RecoveryRequest(job=self.job, worker_id=worker_id))
         return answer
+
+    # -- operating a job
+
+    def generations(self, *, limit: int = 0) -> list[Generation]:
+        """Return why each generation began, the newest first; 0: all that are kept."""
+        limit = arguments.integer("limit", limit, below=2**31)
+        answer = self.call(ListGenerationsRequest(job=self.job, limit=limit))
+        return list(answer.generations)
+
+    def scale(self, *, min_workers: int = 0, max_workers: int = 0) -> Job:
+        """Change how many members the job needs and takes; 0 keeps what it is. Return the job."""
+        least = arguments.integer("min_workers", min_workers, below=2**31)
+        most = arguments.integer("max_workers", max_workers, below=2**31)
+        job: Job = self.call(ScaleJobRequest(job=self.job, min_workers=least, max_workers=most)).job
+        return job
+
+    def stop(
+        self,
+        action: str,
+        *,
+        worker_ids: Iterable[str] = (),
+        reason: str = "",
+        grace_s: float = 60.0,
+        now: bool = False,
+    ) -> StopNotice | None:
+        """Ask all ranks to agree on a step, save it and stop: "preempt", "pause" or "drain".
+
+        `worker_ids` are those whom "drain" has leave. `now` is without a save. Returns the notice that
+        holds, an earlier one if there was one; None when there was no rank to ask, and when the
+        job was paused at once.
+        """
+        if action not in ACTIONS:
+            raise InvalidArgument(
+                f"{str(action)[:80]!r} is no way to stop", hint=f"one of {', '.join(ACTIONS)}"
+            )
+        request = StopJobRequest(
+            job=self.job,
+            action=ACTIONS[action],
+            reason=arguments.text("reason", reason),
+            worker_ids=arguments.texts("worker_ids", worker_ids),
+            grace_ms=max(1, round(1000 * arguments.seconds(grace_s, what="grace_s"))),
+            now=bool(now),
+        )
+        answer = self.call(request)
+        return answer.notice if answer.HasField("notice") else None
+
+    def resume(self) -> Job:
+        """Let the job, which is paused, train again; return it."""
+        job: Job = self.call(ResumeJobRequest(job=self.job)).job
+        return job
 
     # -- being a member by heartbeats
 
