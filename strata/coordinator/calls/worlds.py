@@ -1,4 +1,4 @@
-"""Requests about jobs and worlds: who trains together, and where a worker goes on from."""
+"""Requests about jobs and worlds: who trains together."""
 
 from __future__ import annotations
 
@@ -8,24 +8,20 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from strata.coordinator.ailments import job_trouble
-from strata.coordinator.calls.datasets import shards_of
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
-from strata.core.checkpoints import find
-from strata.core.ids import checked_id
 from strata.core.job import JobView, World, job_names
 from strata.core.stopping import decide_resume, decide_scale, decide_stop
 from strata.core.txn import Decision
 from strata.errors import InvalidArgument, StaleGeneration
-from strata.v1 import recovery_pb2, worlds_pb2
-from strata.wire import checkpoints as checkpoint_wire
+from strata.v1 import worlds_pb2
 from strata.wire import worlds as wire
 
 
 class WorldCalls:
-    """Answers what `Worlds` and `Recovery` offer."""
+    """Answers what `Worlds` offers."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -37,7 +33,6 @@ class WorldCalls:
             "get_world": self.get_world,
             "list_jobs": self.list_jobs,
             "get_job": self.get_job,
-            "get_recovery": self.get_recovery,
             "list_generations": self.list_generations,
             "scale_job": self.scale_job,
             "stop_job": self.stop_job,
@@ -127,33 +122,3 @@ class WorldCalls:
         job = await existing_job(self._context, name)
         await self._context.executor.settle(lambda view: decide(JobView(view, job.keys)))
         return job
-
-    async def get_recovery(self, request: recovery_pb2.RecoveryRequest) -> recovery_pb2.RecoveryResponse:
-        checked_id("worker", request.worker_id)
-        job = await existing_job(self._context, request.job)
-        response = recovery_pb2.RecoveryResponse()
-        world = job.world()
-        if world is None:
-            return response
-        response.world.CopyFrom(wire.world_message(job, world.head))
-        response.ranks.extend(_ranks(world, request.worker_id))
-        response.shards.extend(
-            recovery_pb2.DatasetShards(dataset=name, shards=shards)
-            for name, shards in shards_of(job, request.worker_id)
-        )
-        if (point := world.head.restore) is not None:
-            response.step = point.step
-            entry = find(job, point.step, point.attempt)
-            if entry is not None:
-                response.epoch = entry.record.epoch
-                response.checkpoint.CopyFrom(checkpoint_wire.checkpoint_message(job, entry))
-        return response
-
-
-def _ranks(world: World, worker: str) -> list[int]:
-    return [
-        rank
-        for member in world.members
-        if member.worker == worker
-        for rank in range(member.first_rank, member.first_rank + member.slots)
-    ]

@@ -1,0 +1,57 @@
+"""The request of a worker that goes on: its world, its ranks' parts of the checkpoint, its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strata.checkpoint.manifest import rank_manifest_name
+from strata.coordinator.calls.datasets import shards_of
+from strata.coordinator.calls.dispatch import Answer
+from strata.coordinator.calls.lookups import existing_job
+from strata.coordinator.context import ReplicaContext
+from strata.core.ids import checked_id
+from strata.core.recovery import ranks_of, recovery_point
+from strata.v1 import recovery_pb2 as pb
+from strata.wire import checkpoints as checkpoint_wire
+from strata.wire import worlds as wire
+
+
+class RecoveryCalls:
+    """Answers what `Recovery` offers."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+
+    def table(self) -> Mapping[str, Answer]:
+        return {"get_recovery": self.get_recovery}
+
+    async def get_recovery(self, request: pb.RecoveryRequest) -> pb.RecoveryResponse:
+        """A job that has no world yet has an empty answer."""
+        checked_id("worker", request.worker_id)
+        job = await existing_job(self._context, request.job)
+        response = pb.RecoveryResponse()
+        world = job.world()
+        if world is None:
+            return response
+        response.world.CopyFrom(wire.world_message(job, world.head))
+        response.ranks.extend(ranks_of(world, request.worker_id))
+        response.shards.extend(
+            pb.DatasetShards(dataset=name, shards=shards)
+            for name, shards in shards_of(job, request.worker_id)
+        )
+        point = recovery_point(job, request.worker_id)
+        if world.head.restore is not None:
+            response.step = world.head.restore.step
+        if point is not None:
+            record = point.entry.record
+            response.epoch = record.epoch
+            response.checkpoint.CopyFrom(checkpoint_wire.checkpoint_message(job, point.entry))
+            response.rank_recoveries.extend(
+                pb.RankRecovery(
+                    rank=part.rank,
+                    manifest=f"{record.path}/{rank_manifest_name(part.rank)}" if part.digest else "",
+                    manifest_digest=part.digest,
+                )
+                for part in point.parts
+            )
+        return response

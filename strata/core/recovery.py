@@ -1,0 +1,52 @@
+"""Where a worker goes on from: which ranks it runs now, and which part of the checkpoint is whose.
+
+The part of rank r is what rank r of the saving world wrote, whichever worker ran it then; a rank
+that the saving world did not have has no part of its own, and takes what all ranks had alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strata.core.checkpoints import find
+from strata.core.job import JobView, World
+from strata.core.records import Ack, CheckpointRecord
+from strata.core.view import Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPart:
+    """One rank's part of the checkpoint; the digest of its manifest is "" when it has none."""
+
+    rank: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPoint:
+    """Where the current generation begins, for the ranks of one worker."""
+
+    entry: Entry[CheckpointRecord]
+    parts: tuple[RankPart, ...]
+
+
+def ranks_of(world: World, worker: str) -> list[int]:
+    """Return the ranks that a worker runs; none for a standby."""
+    member = world.holder(worker)
+    return [] if member is None else list(range(member.first_rank, member.first_rank + member.slots))
+
+
+def recovery_point(job: JobView, worker: str) -> RecoveryPoint | None:
+    """Return where `worker` goes on from in the current world; None when it begins from nothing."""
+    world = job.world()
+    if world is None or world.head.restore is None:
+        return None
+    entry = find(job, world.head.restore.step, world.head.restore.attempt)
+    if entry is None:
+        return None
+    record = entry.record
+    parts = []
+    for rank in ranks_of(world, worker):
+        ack = job.view.record(job.keys.ack(record.step, record.generation, record.attempt, rank), Ack)
+        parts.append(RankPart(rank=rank, digest=ack.digest if ack is not None else ""))
+    return RecoveryPoint(entry=entry, parts=tuple(parts))

@@ -1,0 +1,43 @@
+"""Where a worker goes on from: its ranks of now, and the parts that ranks of these numbers saved."""
+
+from __future__ import annotations
+
+from strata.core.recovery import RankPart, ranks_of, recovery_point
+from tests.unit.core.checkpoint_job import Job
+from tests.unit.core.rig import carry_out, leave, register
+
+
+def test_a_job_that_begins_from_nothing() -> None:
+    job = Job(a=2, b=1)
+    assert recovery_point(job.store.job(), "a") is None
+
+
+def test_each_rank_has_the_part_that_its_number_saved() -> None:
+    job = Job(a=2, b=1)
+    job.save(20)
+    job.next_world()
+    view = job.store.job()
+    world = view.world()
+    assert world is not None
+    assert (ranks_of(world, "a"), ranks_of(world, "b"), ranks_of(world, "c")) == ([0, 1], [2], [])
+    point = recovery_point(view, "a")
+    assert point is not None
+    assert point.entry.record.step == 20
+    assert [part.rank for part in point.parts] == [0, 1]
+    assert all(part.digest for part in point.parts)
+    assert point.parts[0].digest != point.parts[1].digest
+    nobody = recovery_point(view, "c")
+    assert nobody is not None
+    assert nobody.parts == ()
+
+
+def test_a_rank_that_the_saving_world_did_not_have() -> None:
+    job = Job(a=2, b=1)
+    job.save(20)
+    leave(job.store, "b")
+    register(job.store, "c", slots=2)
+    job.close()
+    carry_out(job.store, job.epoch, settled=True)
+    point = recovery_point(job.store.job(), "c")
+    assert point is not None
+    assert point.parts == (RankPart(rank=2, digest="d2"), RankPart(rank=3, digest=""))
