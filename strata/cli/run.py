@@ -68,6 +68,12 @@ def run(
         str | None,
         typer.Option("--warm-import", help="Modules for it besides those found in the script, by commas."),
     ] = None,
+    preempt_grace_s: Annotated[
+        float | None,
+        typer.Option(
+            "--preempt-grace-s", help="Seconds for a common last step and its save when preempted. [25]"
+        ),
+    ] = None,
     resume: Annotated[
         bool | None,
         typer.Option("--resume", help="Go on with a job that is done or has failed."),
@@ -104,6 +110,7 @@ def run(
         "restart_grace_s": restart_grace_s,
         "warm": warm,
         "warm_imports": warm_import,
+        "preempt_grace_s": preempt_grace_s,
         "resume": resume,
         "credentials.ca_file": ca_file,
         "credentials.cert_file": cert_file,

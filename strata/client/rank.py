@@ -61,6 +61,7 @@ class Seat:
     owns_member: bool
     rounds: RoundBook = field(default_factory=RoundBook)
     phase: str = ""
+    heeds_notices: bool = False
     users: int = 0
 
 
@@ -275,8 +276,12 @@ class RankClient:
         phase = arguments.phase(phase)
         self._check_current()
         self._seat.phase = phase
-        told = RankProgress(rank=self.rank, step=step, phase=phase)
+        told = RankProgress(rank=self.rank, step=step, phase=phase, heeds_notices=self._seat.heeds_notices)
         self._loop.soon(lambda: self._session.progress(self.generation, [told]))
+
+    def heed_notices(self) -> None:
+        """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
+        self._seat.heeds_notices = True
 
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         """Return the response to one of the requests that a session carries.

@@ -56,6 +56,11 @@ class RunConfig:
     stop_grace_s: float = setting(
         "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"
     )
+    preempt_grace_s: float = setting(
+        "run.preempt_grace_s",
+        default=25.0,
+        doc="how long ranks have to stop together and to save when the run is preempted",
+    )
     restart_grace_s: float = setting(
         "run.restart_grace_s",
         default=2.0,
@@ -95,7 +100,7 @@ class RunConfig:
                 f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}",
                 hint="under Slurm both are the number of its tasks unless given: give both",
             )
-        for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s"):
+        for name in ("settle_s", "stop_grace_s", "preempt_grace_s", "restart_grace_s", "warm_after_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
         if self.join_timeout_s < 1:

@@ -42,7 +42,7 @@ class TrainingConfig:
 
     preempt_grace_s: float = setting(
         "train.preempt_grace_s",
-        default=30.0,
+        default=25.0,
         doc="from a signal to the end: a save that takes longer is skipped",
     )
 

@@ -36,6 +36,7 @@ class Place:
     socket: str
     endpoints: str
     detect_s: float
+    preempt_grace_s: float = 25.0
 
     @property
     def generation(self) -> int:
@@ -53,7 +54,7 @@ def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     Thread pools are held to one thread unless the user set them, because the ranks of a node share
     its cores.
     """
-    environment = {k: v for k, v in inherited.items() if not k.startswith(OURS) or k in PUBLIC}
+    environment = {k: v for k, v in inherited.items() if is_inherited(k)}
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     return environment
@@ -65,11 +66,9 @@ def rank_environment(
     """Return the whole environment of one rank's process.
 
     `restarts` counts the generations that this supervisor started before; `stacks` is the file
-    into which the process writes where its threads are, when asked. Thread pools are held
-    to one thread unless the user set them, because the ranks of a node share its cores.
+    into which the process writes where its threads are, when asked.
     """
-    environment = {k: v for k, v in inherited.items() if is_inherited(k)}
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment = common_environment(inherited)
     rank = place.member.first_rank + local_rank
     environment |= {
         "RANK": str(rank),
@@ -91,6 +90,7 @@ def rank_environment(
         "STRATA_SOCKET": place.socket,
         "STRATA_ENDPOINTS": place.endpoints,
         "STRATA_DETECT_S": str(place.detect_s),
+        "STRATA_TRAIN_PREEMPT_GRACE_S": str(place.preempt_grace_s),
         "STRATA_STACKS": stacks,
     }
     if place.world.HasField("restore"):

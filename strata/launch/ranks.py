@@ -43,6 +43,7 @@ class RankGroup:
         self._on_exit = on_exit
         self._processes: dict[int, RankProcess] = {}
         self._doomed: dict[int, str] = {}
+        self._heeding: set[int] = set()
         self._stopping = False
         self._watchers: list[asyncio.Task[None]] = []
 
@@ -83,7 +84,20 @@ class RankGroup:
     @property
     def running(self) -> bool:
         """Whether any rank still runs."""
-        return any(self._alive(rank) is not None for rank in self._processes)
+        return bool(self.alive())
+
+    def alive(self) -> list[int]:
+        """Return the ranks that still run."""
+        return [rank for rank in self._processes if self._alive(rank) is not None]
+
+    def note_heeding(self, rank: int) -> None:
+        """Take note that a rank stops by itself when its generation is asked to."""
+        self._heeding.add(rank)
+
+    @property
+    def heeding(self) -> bool:
+        """Whether every rank that still runs stops by itself when asked to."""
+        return self._heeding.issuperset(self.alive())
 
     def doom(self, rank: int, reason: str) -> None:
         """Kill one rank that can do nothing more, for `reason`."""
@@ -113,8 +127,8 @@ class RankGroup:
         await asyncio.gather(*self._watchers)
 
     async def join(self) -> None:
-        """Return once every rank has ended."""
-        await asyncio.gather(*self._watchers)
+        """Return once every rank has ended; to cancel this changes nothing for them."""
+        await asyncio.shield(asyncio.gather(*self._watchers))
 
     def _alive(self, rank: int) -> RankProcess | None:
         process = self._processes.get(rank)

@@ -73,21 +73,32 @@ class Upstream(Protocol):
         ...
 
 
-Silent = Callable[[int, int], None]
-"""Called with (rank, generation) of a rank that is attached no more though it did not leave."""
+OfRank = Callable[[int, int], None]
+"""Called with (rank, generation)."""
 
 
 class Relay:
     """Lets in the ranks of the current place, and carries between them and the session upward."""
 
     def __init__(
-        self, upstream: Upstream, *, worker_id: str, detect_s: float, grace_s: float, on_silent: Silent
+        self,
+        upstream: Upstream,
+        *,
+        worker_id: str,
+        detect_s: float,
+        grace_s: float,
+        on_silent: OfRank,
+        on_heeding: OfRank | None = None,
     ) -> None:
+        """`on_silent`: a rank is attached no more though it did not leave. `on_heeding`: it says that
+        it stops by itself when its generation is asked to.
+        """
         self._upstream = upstream
         self._worker_id = worker_id
         self._detect_s = detect_s
         self._grace_s = grace_s
         self._on_silent = on_silent
+        self._on_heeding = on_heeding
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
         self._pids: dict[int, int] = {}
@@ -167,6 +178,11 @@ class Relay:
                 hint="a rank takes its STRATA_* variables from strata run, unchanged",
             )
 
+    def heeds(self, rank: int, generation: int) -> None:
+        """Take note that a rank stops by itself when its generation is asked to."""
+        if self._on_heeding is not None:
+            self._on_heeding(rank, generation)
+
     def _detached(self, handler: _RankHandler, end: End) -> None:
         rank, generation = handler.rank, handler.generation
         if self._attached.get(rank) is not handler:
@@ -230,6 +246,8 @@ class _RankHandler:
     def progress(self, progress: Progress) -> None:
         mine = [one for one in progress.ranks if one.rank == self.rank]
         if progress.generation == self.generation and mine:
+            if any(one.heeds_notices for one in mine):
+                self._relay.heeds(self.rank, self.generation)
             self._upstream.progress(self.generation, mine)
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from strata.core.exit_codes import PREEMPTED
 from strata.observe import get_logger
 
 log = get_logger()
@@ -30,7 +31,7 @@ class ExitReports:
 
     def report(self, generation: int, rank: int, code: int, reason: str) -> None:
         """Tell that a rank ended: `code` is its exit code, or minus the signal."""
-        if code != 0 and generation != self._failed_generation:
+        if code not in {0, PREEMPTED} and generation != self._failed_generation:
             # the first that fails is the cause; others fail because their collectives broke
             self._failed_generation, self.first_code = generation, code
         task = asyncio.create_task(
@@ -40,10 +41,10 @@ class ExitReports:
         self._tasks.add(task)
         task.add_done_callback(self._reported)
 
-    async def told(self) -> None:
-        """Return once every end reported so far is durable, or can be told no more."""
+    async def told(self, limit_s: float | None = None) -> None:
+        """Return once every end reported so far is durable, or can be told no more, or after the limit."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks))
+            await asyncio.wait(set(self._tasks), timeout=limit_s)
 
     def _reported(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

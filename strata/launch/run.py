@@ -36,7 +36,7 @@ from strata.v1.worlds_pb2 import JobSpec
 
 log = get_logger()
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class _Observer:
@@ -158,6 +158,7 @@ async def _run(
         detect_s=timing.detect_s,
         grace_s=timing.reconnect_grace_s,
         on_silent=supervisor.rank_is_silent,
+        on_heeding=supervisor.rank_heeds_notices,
     )
     async with serving(relay, folder / SOCKET, timing):
         observer.relay, observer.supervisor = relay, supervisor

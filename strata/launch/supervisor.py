@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from strata.config import RunConfig
-from strata.core.exit_codes import DO_NOT_REQUEUE
+from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import BarrierTimeout
-from strata.launch import exit_status, joining, reports
+from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
+from strata.launch.notices import Stopping, ask_all_to_stop, leaves, notice_for
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
@@ -30,15 +32,17 @@ from strata.launch.starting import Starter
 from strata.launch.stopping import StopRequest
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, StopNotice
 
 log = get_logger()
 
 SOCKET: Final = "ranks.sock"
 """The relay's socket in the supervisor's folder."""
+REPORT_S: Final = 5.0
+"""How long a member that leaves waits until the ends of its ranks are on record."""
 
 
-class Upstream(joining.Upstream, reports.Upstream, Protocol):
+class Upstream(joining.Upstream, reports.Upstream, notices.Upstream, Protocol):
     """What the supervisor needs of its session with the coordinators."""
 
     async def leave(self, reason: str) -> None:
@@ -81,6 +85,13 @@ class Supervisor:
             on_exit=self._reports.report,
         )
         self._stop = StopRequest()
+        self._stopping = Stopping(
+            self._slots,
+            self._reports,
+            stop_grace_s=config.stop_grace_s,
+            restart_grace_s=config.restart_grace_s,
+            urgent=self._stop.urgent,
+        )
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
         self._handled = 0
@@ -95,7 +106,11 @@ class Supervisor:
             self._news.set()
 
     def ask_to_stop(self, number: int) -> None:
-        """Stop because of a signal: ranks get SIGTERM and `stop_grace_s`; asked twice, SIGKILL."""
+        """Stop because of a signal; asked twice, at once.
+
+        All ranks of the job stop together, if those here can and the signal says so; else the ranks
+        here get SIGTERM and `stop_grace_s`.
+        """
         self._stop.ask(number)
         self._news.set()
 
@@ -104,6 +119,12 @@ class Supervisor:
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
             ranks.doom(rank, f"frozen: it did not answer for {self._detect_s:g} s")
+
+    def rank_heeds_notices(self, rank: int, generation: int) -> None:
+        """Take note that a rank stops by itself when its generation is asked to."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_heeding(rank)
 
     # -- its life
 
@@ -125,6 +146,11 @@ class Supervisor:
                     await self._end_ranks(self._config.restart_grace_s)
                     if not self._stop.asked.is_set():
                         await self._begin(update)
+                notice = notice_for(update, self._worker_id)
+                if notice is not None:
+                    await self._stopping.obey(notice, hurry=partial(self._hurried, update))
+                    if leaves(notice):
+                        return await self._leave_preempted(notice.reason)
         finally:
             self._slots.kill()
             self._place_changed(None)
@@ -157,6 +183,7 @@ class Supervisor:
                 socket=str(self._socket),
                 endpoints=",".join(self._config.endpoints),
                 detect_s=self._detect_s,
+                preempt_grace_s=self._config.preempt_grace_s,
             )
             self._place_changed(place)
             self._slots.start(place)
@@ -188,6 +215,17 @@ class Supervisor:
             self._news.clear()
             await self._news.wait()
 
+    async def _hurried(self, update: WorldUpdate) -> None:
+        """Return once ranks that stop together are to be waited for no more: it is urgent, or over."""
+        while not self._stop.urgent.is_set() and not self._outdated(update) and not self._at_once():
+            self._news.clear()
+            await self._news.wait()
+        self._news.set()
+
+    def _at_once(self) -> bool:
+        newest = self._update
+        return newest is not None and newest.HasField("notice") and newest.notice.grace_ms == 0
+
     def _outdated(self, update: WorldUpdate) -> bool:
         newest = self._update
         return newest is not None and (
@@ -211,8 +249,42 @@ class Supervisor:
         return 0 if done else DO_NOT_REQUEUE
 
     async def _stop_now(self) -> int:
-        """Hand the signal on, give the ranks their time, and leave."""
+        """Have all ranks of the job stop together, or hand the signal on; then leave."""
+        notice = await self._asked_all()
+        if notice is not None and self._update is not None:
+            await self._stopping.obey(notice, hurry=partial(self._hurried, self._update))
+            if not self._stop.urgent.is_set():
+                return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
         await self._upstream.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
+
+    async def _asked_all(self) -> StopNotice | None:
+        """Ask all ranks of the job to stop together, if it is of use; return the notice that holds."""
+        ranks = self._slots.ranks
+        if not self._stop.preempts or ranks is None or not ranks.running or not ranks.heeding:
+            return None
+        asking = asyncio.ensure_future(
+            ask_all_to_stop(
+                self._upstream,
+                job=self._config.job,
+                generation=ranks.place.generation,
+                reason=f"{self._stop.signal_name} to {self._worker_id}",
+                grace_s=self._config.preempt_grace_s,
+            )
+        )
+        hurried = asyncio.ensure_future(self._stop.urgent.wait())
+        try:
+            await asyncio.wait({asking, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            asking.cancel()
+            hurried.cancel()
+
+    async def _leave_preempted(self, reason: str) -> int:
+        """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it."""
+        log.info("run.preempted", reason=reason)
+        await self._reports.told(REPORT_S)
+        await self._upstream.leave(reason)
+        return PREEMPTED

@@ -46,6 +46,10 @@ class Peers(Protocol):
         """Say how far this rank is; raises once its generation or session has ended."""
         ...
 
+    def heed_notices(self) -> None:
+        """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
+        ...
+
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         """Hand every update of the world to `callback`, in a background thread; return the way out."""
         ...
@@ -84,6 +88,9 @@ class Alone:
 
     def progress(self, step: int, phase: str = "") -> None:
         pass  # nobody listens
+
+    def heed_notices(self) -> None:
+        pass  # nobody needs to know
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         return lambda: None  # it never changes

@@ -20,6 +20,8 @@ from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, StopJobRequest, StopJobRes
 if TYPE_CHECKING:
     from strata.training.run import Run
 
+READY: Final = "ready"
+"""The phase of a rank that is ready for its first step."""
 PREEMPT_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 
 log: Final = logging.getLogger("strata.training")
@@ -47,6 +49,8 @@ class Preemption:
         self._signals: PreemptSignals | None = None
         self._stopper = Stopper(run, clock=clock, save_cost_s=save_cost_s, over=self._world_ended)
         self._signals = PreemptSignals(signals, self._signalled)
+        self._peers.heed_notices()
+        self._peers.progress(run.step, READY)
 
     # -- in the trainer's thread
 

@@ -352,6 +352,7 @@ class RankProgress(_message.Message):
     MEDIAN_STEP_US_FIELD_NUMBER: _builtins.int
     TRACE_FILE_FIELD_NUMBER: _builtins.int
     TRACE_BYTES_FIELD_NUMBER: _builtins.int
+    HEEDS_NOTICES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     phase: _builtins.str
@@ -371,6 +372,8 @@ class RankProgress(_message.Message):
     recorder), and how large that is; empty when there is none.
     """
     trace_bytes: _builtins.int
+    heeds_notices: _builtins.bool
+    """Whether it stops by itself when its generation is asked to, so that no signal is needed."""
     def __init__(
         self,
         *,
@@ -384,10 +387,11 @@ class RankProgress(_message.Message):
         median_step_us: _builtins.int = ...,
         trace_file: _builtins.str = ...,
         trace_bytes: _builtins.int = ...,
+        heeds_notices: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

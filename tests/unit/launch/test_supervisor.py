@@ -2,157 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import signal
-import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from strata.config import RunConfig
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import ConfigError, StaleGeneration
-from strata.launch.environment import Place
 from strata.launch.exit_status import exit_status
 from strata.launch.rendezvous import JOIN_BARRIER, Meeting
-from strata.launch.starting import ColdStarter
-from strata.launch.supervisor import Supervisor
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
     BARRIER_RESULT_TIMED_OUT,
-    Arrival,
     BarrierOutcome,
 )
-from strata.v1.common_pb2 import Token
-from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import (
-    JOB_PHASE_DONE,
-    JOB_PHASE_FAILED,
-    JOB_PHASE_RUNNING,
-    JobPhase,
-    RestorePoint,
-    World,
-    WorldMember,
-)
-
-LIMIT_S = 20.0
-FOREVER = ("sleep", "1000")
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    generation: int
-    rank: int
-    code: int
-    reason: str
-
-
-@dataclass(slots=True)
-class FakeUpstream:
-    """A session whose barrier the test opens, and which keeps what it is told."""
-
-    arrivals: asyncio.Queue[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(
-        default_factory=asyncio.Queue
-    )
-    exits: asyncio.Queue[Exit] = field(default_factory=asyncio.Queue)
-    left: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
-
-    async def arrive(self, arrival: Arrival) -> BarrierOutcome:
-        outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()
-        self.arrivals.put_nowait((arrival, outcome))
-        return await outcome
-
-    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str) -> None:
-        self.exits.put_nowait(Exit(generation, rank, code, reason))
-
-    async def leave(self, reason: str) -> None:
-        self.left.put_nowait(reason)
-
-
-def update(
-    generation: int,
-    *,
-    first_rank: int | None = 0,
-    slots: int = 1,
-    size: int = 4,
-    phase: JobPhase.ValueType = JOB_PHASE_RUNNING,
-    revision: int | None = None,
-    restore: RestorePoint | None = None,
-) -> WorldUpdate:
-    """A world as a replica tells it; without `first_rank` this member is a standby."""
-    place = (
-        None
-        if first_rank is None
-        else WorldMember(worker_id="w", incarnation=7, group_rank=1, slots=slots, first_rank=first_rank)
-    )
-    return WorldUpdate(
-        world=World(generation=generation, size=size, members=2, reason="as told", restore=restore),
-        place=place,
-        phase=phase,
-        token=Token(uid="u", revision=generation * 100 if revision is None else revision),
-    )
-
-
-class Stage:
-    """A supervisor that runs, the session it thinks it has, and the places it told of."""
-
-    def __init__(self, command: tuple[str, ...], folder: Path, *, stop_grace_s: float = 10.0) -> None:
-        self.upstream = FakeUpstream()
-        self.places: asyncio.Queue[Place | None] = asyncio.Queue()
-        self.supervisor = Supervisor(
-            RunConfig(job="j", stop_grace_s=stop_grace_s, restart_grace_s=10.0),
-            ColdStarter(command),
-            upstream=self.upstream,
-            worker_id="w",
-            address="192.0.2.1",
-            folder=folder,
-            detect_s=5.0,
-            place_changed=self.places.put_nowait,
-        )
-        self.done = asyncio.create_task(self.supervisor.run())
-
-    async def join(self, meeting: Meeting | None = None) -> Arrival:
-        """Release the join barrier that the supervisor arrives at next; return its arrival."""
-        arrival, outcome = await self.upstream.arrivals.get()
-        payload = arrival.payloads[0] if meeting is None else meeting.encode()
-        outcome.set_result(
-            BarrierOutcome(name=arrival.name, result=BARRIER_RESULT_RELEASED, payloads={0: payload})
-        )
-        return arrival
-
-    async def started(self) -> Place:
-        """Return the next place whose ranks were started."""
-        while (place := await self.places.get()) is None:
-            pass
-        return place
-
-    async def enter(self, world: WorldUpdate) -> Place:
-        """Tell of a world, release its barrier, and return the place."""
-        self.supervisor.on_world(world)
-        await self.join(Meeting("192.0.2.1", 4711))
-        return await self.started()
-
-
-@contextlib.asynccontextmanager
-async def stage(*command: str, stop_grace_s: float = 10.0) -> AsyncIterator[Stage]:
-    with tempfile.TemporaryDirectory() as folder:
-        async with asyncio.timeout(LIMIT_S):
-            it = Stage(command, Path(folder), stop_grace_s=stop_grace_s)
-            try:
-                yield it
-            finally:
-                it.done.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ConfigError):
-                    await it.done
-
-
-def shell(script: str) -> tuple[str, ...]:
-    return ("sh", "-c", script)
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
+from tests.unit.launch.stage import FOREVER, Exit, shell, stage, update
 
 
 async def test_a_process_a_slot_with_the_place_in_its_environment() -> None:

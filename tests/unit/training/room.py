@@ -113,6 +113,9 @@ class RoomRank:
         self._check()
         self.phases.append(phase)
 
+    def heed_notices(self) -> None:
+        pass
+
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         self._room.observers.setdefault(self.rank, []).append(callback)
         return lambda: self._room.observers[self.rank].remove(callback)

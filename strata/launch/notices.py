@@ -1,0 +1,135 @@
+"""What a notice means to one member, and how its ranks are ended as it asks.
+
+Ranks that heed notices agree on a step, save it and exit with code 75; the supervisor waits for
+that as long as the notice allows. Others know of no notice: they get SIGTERM, as at any stop. In
+both cases who still runs afterwards is ended, and counts as stopped and not as failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+
+from strata.core.exit_codes import PREEMPTED
+from strata.errors import StrataError
+from strata.launch.ranks import RankGroup
+from strata.launch.reports import ExitReports
+from strata.launch.slots import Slots
+from strata.observe import get_logger
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    StopJobRequest,
+    StopJobResponse,
+    StopNotice,
+)
+
+log = get_logger()
+
+LATE_S: Final = 1.0
+"""How much later than its grace the last rank may end: it has to leave after its save."""
+ASK_SHARE: Final = 0.5
+"""Of the grace: so long coordinators have to take note of a request to stop."""
+
+
+class Upstream(Protocol):
+    """What is needed of the session with the coordinators."""
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        """Return the response to one of the requests that a session carries."""
+        ...
+
+
+def notice_for(update: WorldUpdate, worker_id: str) -> StopNotice | None:
+    """Return the notice of `update` if this member is to do something about it, else None.
+
+    Who has no place is meant only by what asked it to leave in an earlier generation: it may have
+    come after the notice of this one.
+    """
+    if not update.HasField("notice") or update.notice.generation != update.world.generation:
+        return None
+    notice = update.notice
+    if notice.action == STOP_ACTION_DRAIN:
+        return notice if worker_id in notice.worker_ids else None
+    return notice if update.HasField("place") or update.world.forming else None
+
+
+def leaves(notice: StopNotice) -> bool:
+    """Tell whether a member that obeys this notice ends, or waits for the job to go on."""
+    return notice.action in {STOP_ACTION_PREEMPT, STOP_ACTION_DRAIN}
+
+
+async def ask_all_to_stop(
+    upstream: Upstream, *, job: str, generation: int, reason: str, grace_s: float
+) -> StopNotice | None:
+    """Have all ranks of the generation asked to stop; return the notice that holds, None if none can.
+
+    An earlier notice holds, if there was one.
+    """
+    request = StopJobRequest(
+        job=job,
+        action=STOP_ACTION_PREEMPT,
+        reason=reason,
+        generation=generation,
+        grace_ms=round(1000 * grace_s),
+    )
+    try:
+        response: StopJobResponse = await upstream.call(request, timeout_s=ASK_SHARE * grace_s)
+    except StrataError as error:
+        log.warning("run.nobody_asked", reason=str(error))
+        return None
+    return response.notice if response.HasField("notice") else None
+
+
+class Stopping:
+    """Ends this node's ranks as a notice asks. `urgent` ends them at once."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        reports: ExitReports,
+        *,
+        stop_grace_s: float,
+        restart_grace_s: float,
+        urgent: asyncio.Event,
+    ) -> None:
+        self._slots = slots
+        self._reports = reports
+        self._stop_grace_s = stop_grace_s
+        self._restart_grace_s = restart_grace_s
+        self._urgent = urgent
+
+    async def obey(self, notice: StopNotice, *, hurry: Callable[[], Awaitable[None]]) -> None:
+        """Return once no rank runs here; `hurry` returns when there is no use in waiting any longer."""
+        ranks = self._slots.ranks
+        if ranks is None:
+            return
+        grace_s = self._restart_grace_s
+        if ranks.heeding and notice.grace_ms > 0:
+            limit_s = notice.grace_ms / 1000 + LATE_S
+            log.info("run.stopping_together", reason=notice.reason, grace_s=notice.grace_ms / 1000)
+            if not await _ended(ranks, limit_s, hurry):
+                log.warning("run.not_stopped_together", ranks=ranks.alive(), reason=notice.reason)
+        elif notice.grace_ms > 0:
+            grace_s = self._stop_grace_s
+            log.info("run.stopping", reason=notice.reason)
+        late, generation = ranks.alive(), ranks.place.generation
+        await self._slots.end(grace_s, urgent=self._urgent)
+        for rank in late:
+            self._reports.report(generation, rank, PREEMPTED, f"ended without a common step: {notice.reason}")
+
+
+async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable[None]]) -> bool:
+    """Tell whether all ranks ended by themselves within the limit, and before there was a hurry."""
+    joined = asyncio.ensure_future(ranks.join())
+    hurried = asyncio.ensure_future(hurry())
+    try:
+        await asyncio.wait({joined, hurried}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        joined.cancel()
+        hurried.cancel()
+    return not ranks.running

@@ -1,0 +1,233 @@
+"""What a supervisor does when its generation is asked to stop, or when a signal asks it to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from strata.errors import Unavailable
+from strata.launch.notices import leaves, notice_for
+from strata.launch.stopping import StopRequest
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PAUSE,
+    STOP_ACTION_PREEMPT,
+    StopJobRequest,
+    StopJobResponse,
+    StopNotice,
+)
+from tests.unit.launch.stage import FOREVER, Exit, Stage, shell, stage, update
+
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+OBEDIENT = shell("trap 'exit 143' TERM; read _ < $FIFO; exit 75")
+"""Ends with 75 once the test lets it, as a rank does that has saved; with 143 after SIGTERM."""
+
+
+def notice(
+    action: Any = STOP_ACTION_PREEMPT,
+    *,
+    generation: int = 1,
+    grace_s: float = 20.0,
+    workers: tuple[str, ...] = (),
+) -> StopNotice:
+    return StopNotice(
+        generation=generation,
+        action=action,
+        reason="a test asks",
+        worker_ids=workers,
+        grace_ms=round(1000 * grace_s),
+    )
+
+
+@pytest.fixture
+def stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that lets the obedient rank end."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("FIFO", str(fifo))
+
+    async def stop() -> None:
+        await asyncio.to_thread(fifo.write_text, "\n")
+
+    return stop
+
+
+async def told(it: Stage, **more: Any) -> None:
+    """Have the ranks of generation 1 run, heed notices, and be asked."""
+    await it.enter(update(1))
+    it.supervisor.rank_heeds_notices(0, 1)
+    it.supervisor.on_world(update(1, revision=101, notice=notice(**more)))
+
+
+async def test_ranks_that_heed_it_stop_by_themselves_and_the_member_leaves_with_75(stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        await told(it)
+        await stopped()
+        assert await it.done == 75
+        assert it.upstream.exits.get_nowait() == Exit(1, 0, 75, "exited with 75")
+        assert it.upstream.left.get_nowait() == "a test asks"
+
+
+async def test_a_paused_member_stays_and_takes_part_again(stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        await told(it, action=STOP_ACTION_PAUSE)
+        await stopped()
+        assert (await it.upstream.exits.get()).code == 75
+        waiting = update(2, first_rank=None)
+        waiting.world.forming = True
+        it.supervisor.on_world(waiting)
+        assert (await it.enter(update(3))).generation == 3
+        assert it.upstream.left.empty()
+
+
+async def test_only_who_is_named_is_drained(stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        await told(it, action=STOP_ACTION_DRAIN, workers=("w2",))
+        assert (await it.enter(update(2))).generation == 2
+        it.supervisor.rank_heeds_notices(0, 2)
+        drain = notice(STOP_ACTION_DRAIN, generation=2, workers=("w",))
+        it.supervisor.on_world(update(2, revision=201, notice=drain))
+        await stopped()
+        assert await it.done == 75
+
+
+@pytest.mark.parametrize(
+    ("heeds", "grace_s"), [(False, 20.0), (True, 0.0), (True, 0.01)], ids=["heedless", "at once", "too late"]
+)
+async def test_who_does_not_stop_in_time_is_ended_and_counts_as_stopped(heeds: bool, grace_s: float) -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        if heeds:
+            it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.on_world(update(1, revision=101, notice=notice(grace_s=grace_s)))
+        assert await it.done == 75
+        exit_ = it.upstream.exits.get_nowait()
+        assert (exit_.code, exit_.reason) == (75, "ended without a common step: a test asks")
+
+
+async def test_a_notice_that_becomes_urgent_is_obeyed_at_once() -> None:
+    async with stage(*FOREVER) as it:
+        await told(it, grace_s=1000)
+        it.supervisor.on_world(update(1, revision=102, notice=notice(grace_s=0)))
+        assert await it.done == 75
+
+
+async def test_nobody_waits_for_ranks_of_a_generation_that_failed() -> None:
+    async with stage(*FOREVER) as it:
+        await told(it, grace_s=1000, action=STOP_ACTION_PAUSE)
+        assert (await it.enter(update(2))).generation == 2
+
+
+# -- signals ------------------------------------------------------------------------------------
+
+
+async def signalled(it: Stage, number: int) -> tuple[StopJobRequest, asyncio.Future[Any]]:
+    await it.enter(update(1))
+    it.supervisor.rank_heeds_notices(0, 1)
+    it.supervisor.ask_to_stop(number)
+    request, answer = await it.upstream.calls.get()
+    assert isinstance(request, StopJobRequest)
+    return request, answer
+
+
+@pytest.mark.parametrize("number", [TERM, USR1])
+async def test_a_signal_asks_all_ranks_and_the_status_is_75(number: signal.Signals, stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        request, answer = await signalled(it, number)
+        assert (request.job, request.action, request.generation) == ("j", STOP_ACTION_PREEMPT, 1)
+        assert (request.reason, request.grace_ms) == (f"{number.name} to w", 25_000)
+        answer.set_result(StopJobResponse(notice=notice()))
+        await stopped()
+        assert await it.done == 75
+        assert it.upstream.left.get_nowait() == f"{number.name}: a test asks"
+
+
+@pytest.mark.parametrize("answered", ["unavailable", "nobody"])
+async def test_without_a_notice_the_signal_is_handed_on(answered: str) -> None:
+    async with stage(*FOREVER) as it:
+        _, answer = await signalled(it, TERM)
+        if answered == "nobody":
+            answer.set_result(StopJobResponse())
+        else:
+            answer.set_exception(Unavailable("no coordinator"))
+        assert await it.done == 128 + TERM
+
+
+@pytest.mark.parametrize("when", ["while asking", "while waiting"])
+async def test_a_second_signal_is_obeyed_at_once(when: str) -> None:
+    async with stage(*shell("trap '' TERM; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
+        _, answer = await signalled(it, TERM)
+        if when == "while waiting":
+            answer.set_result(StopJobResponse(notice=notice(grace_s=1000)))
+            await asyncio.wait({answer})
+        it.supervisor.ask_to_stop(TERM)
+        assert await it.done == 128 + TERM
+
+
+async def test_ctrl_c_means_this_member_only() -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.ask_to_stop(INT)
+        assert await it.done == 128 + INT
+        assert it.upstream.calls.empty()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "urgent"),
+    [
+        ((TERM,), False),
+        ((TERM, TERM), True),
+        ((INT, TERM), True),
+        ((USR1, TERM), False),
+        ((USR1, USR1), True),
+        ((USR1, TERM, TERM), True),
+    ],
+)
+def test_a_scheduler_that_warned_and_then_means_it_is_not_impatient(
+    numbers: tuple[int, ...], urgent: bool
+) -> None:
+    request = StopRequest()
+    for number in numbers:
+        request.ask(number)
+    assert (request.number, request.urgent.is_set()) == (numbers[0], urgent)
+
+
+# -- whom a notice means ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "workers", "placed", "forming", "means"),
+    [
+        (STOP_ACTION_PREEMPT, (), True, False, True),
+        (STOP_ACTION_PAUSE, (), True, False, True),
+        (STOP_ACTION_PREEMPT, (), False, False, False),
+        (STOP_ACTION_PREEMPT, (), False, True, True),
+        (STOP_ACTION_DRAIN, ("w",), True, False, True),
+        (STOP_ACTION_DRAIN, ("w",), False, False, True),
+        (STOP_ACTION_DRAIN, ("v",), True, False, False),
+    ],
+)
+def test_whom_a_notice_means(
+    action: Any, workers: tuple[str, ...], placed: bool, forming: bool, means: bool
+) -> None:
+    told = update(1, first_rank=0 if placed else None, notice=notice(action, workers=workers))
+    told.world.forming = forming
+    assert (notice_for(told, "w") is not None) is means
+
+
+def test_a_notice_of_another_generation_means_nobody() -> None:
+    assert notice_for(update(2, notice=notice()), "w") is None
+    assert notice_for(update(2), "w") is None
+
+
+def test_who_is_paused_stays() -> None:
+    assert [leaves(notice(a)) for a in (STOP_ACTION_PREEMPT, STOP_ACTION_PAUSE, STOP_ACTION_DRAIN)] == [
+        True,
+        False,
+        True,
+    ]
