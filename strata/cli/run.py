@@ -78,6 +78,18 @@ def run(
         bool | None,
         typer.Option("--resume", help="Go on with a job that is done or has failed."),
     ] = None,
+    on_stall: Annotated[
+        str | None,
+        typer.Option("--on-stall", help="For ranks that stand still: report or evict. (report)"),
+    ] = None,
+    stall_factor: Annotated[
+        float | None,
+        typer.Option("--stall-factor", help="How many times its usual time a step may take. [10]"),
+    ] = None,
+    stall_limits: Annotated[
+        str | None,
+        typer.Option("--stall-limits", help="Limits of single phases: step=60,eval=900 (in seconds)."),
+    ] = None,
     ca_file: TlsCaFile = None,
     cert_file: TlsCertFile = None,
     key_file: TlsKeyFile = None,
@@ -112,6 +124,9 @@ def run(
         "warm_imports": warm_import,
         "preempt_grace_s": preempt_grace_s,
         "resume": resume,
+        "health.on_stall": on_stall,
+        "health.stall_factor": stall_factor,
+        "health.stall_limits": stall_limits,
         "credentials.ca_file": ca_file,
         "credentials.cert_file": cert_file,
         "credentials.key_file": key_file,

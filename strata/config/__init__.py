@@ -3,6 +3,7 @@
 from strata.config.client import ClientConfig, LibraryConfig
 from strata.config.coordinator import CoordinatorConfig, EtcdConfig, LogConfig, is_loopback, split_address
 from strata.config.credentials import Credentials
+from strata.config.health import HealthConfig
 from strata.config.loading import Setting, load, read_file, setting, settings
 from strata.config.run import RunConfig
 from strata.config.training import TrainingConfig
@@ -12,6 +13,7 @@ __all__ = [
     "CoordinatorConfig",
     "Credentials",
     "EtcdConfig",
+    "HealthConfig",
     "LibraryConfig",
     "LogConfig",
     "RunConfig",

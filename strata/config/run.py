@@ -10,6 +10,7 @@ from typing import Any
 
 from strata.config.coordinator import LogConfig
 from strata.config.credentials import Credentials
+from strata.config.health import HealthConfig
 from strata.config.loading import load, read_file, setting
 from strata.config.scheduler import allocation
 from strata.errors import ConfigError
@@ -85,6 +86,7 @@ class RunConfig:
         doc="how long new ranks have the node to themselves before the next warm processes start",
     )
     resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
+    health: HealthConfig = field(default_factory=HealthConfig)
     credentials: Credentials = field(default_factory=Credentials)
     log: LogConfig = field(default_factory=LogConfig)
 

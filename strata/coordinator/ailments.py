@@ -7,6 +7,7 @@ from typing import Protocol
 
 from strata.core.arrivals import OpenRound
 from strata.core.job import World
+from strata.core.stalls import innermost
 from strata.core.trouble import RankWord, Trouble, trouble
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
 
@@ -54,6 +55,7 @@ def trouble_of(told: Told, name: str, generation: int, said: Iterable[RankProgre
             stalled_ms=each.stalled_ms,
             median_step_us=each.median_step_us,
             waits=each.rank in waiting,
+            where=innermost(each.stack),
         )
         for each in said
     ]

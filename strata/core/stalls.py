@@ -15,7 +15,8 @@ of them stand still by this rule. `suspects` says who is to blame, as far as it 
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -31,6 +32,10 @@ FIRST_OTHER_S: Final = 1800.0
 MIN_SAMPLES: Final = 3
 """So many durations make a median: the first step of a generation is longer than all others."""
 KEPT: Final = 64
+
+_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]*)", line \d+ in (?P<function>.+)$')
+
+_PYTHONS_OWN: Final = re.compile(r"/python3(\.\d+)?/(?!(site|dist)-packages/)")
 
 SLOW_FACTOR: Final = 1.5
 """A rank whose steps take so many times the median of all ranks is a straggler."""
@@ -159,14 +164,16 @@ class Standing:
     phase: str
     waits: bool = False
     """It waits for others at a barrier: it is held up, whatever else it says."""
+    where: str = ""
+    """The innermost function of its main thread, if that is known."""
 
 
 def suspects(standing: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
     """Return which of the ranks that stand still hold up the others, and how that shows.
 
     Who waits at a barrier is held up; who is at an earlier step than others is not; of ranks at the
-    same step those are that do something else than most. When nothing tells them apart, all are
-    named: then their stacks have to.
+    same step those are that say they do something else than most, or whose main thread stands in
+    another function than that of most. When nothing tells them apart, all are named.
     """
     left = [each for each in standing if not each.waits] or list(standing)
     if len(left) < len(standing):
@@ -179,15 +186,41 @@ def suspects(standing: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
     behind = [each for each in left if each.step == least]
     if len(behind) < len(left):
         how = f"the others got beyond step {least}"
-    by_kind: dict[str, list[int]] = {}
-    for each in behind:
-        by_kind.setdefault(kind_of(each.phase), []).append(each.rank)
-    if len(by_kind) > 1:
-        few = min(len(ranks) for ranks in by_kind.values())
-        if few < max(len(ranks) for ranks in by_kind.values()):
-            named = [rank for ranks in by_kind.values() if len(ranks) == few for rank in ranks]
-            return tuple(sorted(named)), "most others do something else at the same step"
+    others = _unlike_most({each.rank: kind_of(each.phase) for each in behind})
+    if others:
+        return others, "most others do something else at the same step"
+    where = {each.rank: each.where for each in behind if each.where}
+    others = _unlike_most(where)
+    if others:
+        most = Counter(where.values()).most_common(1)[0][0]
+        return others, f"most others stand in {most}"
     return tuple(sorted(each.rank for each in behind)), how or "nothing tells them apart but their stacks"
+
+
+def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that are not with the majority; nobody when there is none."""
+    counted = Counter(what.values()).most_common(1)
+    if not counted or 2 * counted[0][1] <= len(what):
+        return ()
+    return tuple(sorted(rank for rank, each in what.items() if each != counted[0][0]))
+
+
+def innermost(stack: str) -> str:
+    """Return `function (file)` where the main thread stands, from a dump of faulthandler; "" if unknown.
+
+    faulthandler writes the newest thread first, so the main thread is the last one. Frames of
+    Python's own library are passed over: everybody who waits, waits in `threading` or `selectors`.
+    """
+    frames: list[re.Match[str]] = []
+    for line in stack.splitlines():
+        if line.rstrip().endswith("(most recent call first):"):
+            frames = []
+        elif match := _FRAME.match(line):
+            frames.append(match)
+    own = [frame for frame in frames if not _PYTHONS_OWN.search(frame["file"])]
+    for frame in own or frames:
+        return f"{frame['function']} ({frame['file'].rpartition('/')[2]})"
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ class RankWord:
     stalled_ms: int = 0
     median_step_us: int = 0
     waits: bool = False
+    where: str = ""
+    """The innermost function of its main thread, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,9 @@ class Trouble:
 def trouble(words: Sequence[RankWord], faults: Mapping[tuple[str, int], str]) -> Trouble:
     """Return what is wrong with ranks that said `words`, and with devices by (worker, index)."""
     stalled = tuple(word for word in words if word.stalled_ms > 0)
-    named, how = suspects([Standing(rank=w.rank, step=w.step, phase=w.phase, waits=w.waits) for w in stalled])
+    named, how = suspects(
+        [Standing(rank=w.rank, step=w.step, phase=w.phase, waits=w.waits, where=w.where) for w in stalled]
+    )
     slow = tuple(stragglers({w.rank: w.median_step_us / 1e6 for w in words if w.median_step_us > 0}))
     sick = tuple(
         SickDevice(worker=worker, index=index, fault=fault)

@@ -64,17 +64,30 @@ class Upstream(Protocol):
         """Arrive on behalf of ranks; the future ends with the outcome or the refusal."""
         ...
 
-    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
-        """Tell how far ranks are."""
-        ...
-
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
         """Return the response to one of the requests that a session carries."""
         ...
 
 
+<<<<<<< HEAD
 OfRank = Callable[[int, int], None]
 """Called with (rank, generation)."""
+=======
+class Listener(Protocol):
+    """Who hears what ranks say of themselves, and passes it on."""
+
+    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        """Take note of how far ranks are, and tell the coordinators."""
+        ...
+
+    def gone(self, generation: int, rank: int) -> None:
+        """Take note that a rank said farewell; its process may live on."""
+        ...
+
+
+Silent = Callable[[int, int], None]
+"""Called with (rank, generation) of a rank that is attached no more though it did not leave."""
+>>>>>>> e28b9ad (Watch ranks that live and do nothing: named with phase and stack, evicted if asked; find what NCCL recorded)
 
 
 class Relay:
@@ -87,13 +100,19 @@ class Relay:
         worker_id: str,
         detect_s: float,
         grace_s: float,
+<<<<<<< HEAD
         on_silent: OfRank,
         on_heeding: OfRank | None = None,
+=======
+        listener: Listener,
+        on_silent: Silent,
+>>>>>>> e28b9ad (Watch ranks that live and do nothing: named with phase and stack, evicted if asked; find what NCCL recorded)
     ) -> None:
         """`on_silent`: a rank is attached no more though it did not leave. `on_heeding`: it says that
         it stops by itself when its generation is asked to.
         """
         self._upstream = upstream
+        self._listener = listener
         self._worker_id = worker_id
         self._detect_s = detect_s
         self._grace_s = grace_s
@@ -189,7 +208,9 @@ class Relay:
             return
         del self._attached[rank]
         current = self._place is not None and self._place.generation == generation
-        if end is End.BROKEN and current:
+        if end is not End.BROKEN:
+            self._listener.gone(generation, rank)
+        elif current:
             self._graces[rank] = asyncio.get_running_loop().call_later(
                 self._grace_s, self._grace_over, rank, generation
             )
@@ -246,9 +267,13 @@ class _RankHandler:
     def progress(self, progress: Progress) -> None:
         mine = [one for one in progress.ranks if one.rank == self.rank]
         if progress.generation == self.generation and mine:
+<<<<<<< HEAD
             if any(one.heeds_notices for one in mine):
                 self._relay.heeds(self.rank, self.generation)
             self._upstream.progress(self.generation, mine)
+=======
+            self._relay._listener.hear(self.generation, mine)  # the relay's other half
+>>>>>>> e28b9ad (Watch ranks that live and do nothing: named with phase and stack, evicted if asked; find what NCCL recorded)
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         raise Refused("a rank's end is reported by the supervisor that waits for its process")

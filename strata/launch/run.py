@@ -22,6 +22,7 @@ from strata.core.timing import Timing
 from strata.errors import ConfigError, StrataError
 from strata.launch.addresses import address_towards
 from strata.launch.environment import Place
+from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.starting import ColdStarter, Starter
@@ -141,6 +142,7 @@ async def _run(
 
     def place_changed(place: Place | None) -> None:
         relay.set_place(place)
+        health.set_place(place)
 
     supervisor = Supervisor(
         config,
@@ -152,15 +154,17 @@ async def _run(
         detect_s=timing.detect_s,
         place_changed=place_changed,
     )
+    health = Health(config.health, session, supervisor, detect_s=timing.detect_s)
     relay = Relay(
         session,
         worker_id=worker_id,
         detect_s=timing.detect_s,
         grace_s=timing.reconnect_grace_s,
+        listener=health.stalls,
         on_silent=supervisor.rank_is_silent,
         on_heeding=supervisor.rank_heeds_notices,
     )
-    async with serving(relay, folder / SOCKET, timing):
+    async with serving(relay, folder / SOCKET, timing), health.watching():
         observer.relay, observer.supervisor = relay, supervisor
         if asked.done():
             supervisor.ask_to_stop(asked.result())

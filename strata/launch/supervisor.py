@@ -116,9 +116,18 @@ class Supervisor:
 
     def rank_is_silent(self, rank: int, generation: int) -> None:
         """Kill a rank whose process lives but whose transport answers no more."""
+        self.evict(rank, generation, f"frozen: it did not answer for {self._detect_s:g} s")
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        """Kill a rank of this generation for a reason that its exit carries."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
-            ranks.doom(rank, f"frozen: it did not answer for {self._detect_s:g} s")
+            ranks.doom(rank, reason)
+
+    async def stack(self, rank: int) -> str | None:
+        """Return where a rank's threads stand; None when it does not run here or cannot tell."""
+        ranks = self._slots.ranks
+        return await ranks.stack(rank) if ranks is not None else None
 
     def rank_heeds_notices(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""

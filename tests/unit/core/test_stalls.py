@@ -13,6 +13,7 @@ from strata.core.stalls import (
     RankPace,
     StallLimits,
     Standing,
+    innermost,
     is_outlier,
     kind_of,
     shortened,
@@ -134,6 +135,36 @@ def test_who_does_something_else_at_the_same_step_holds_up_the_others() -> None:
 def test_who_waits_at_a_barrier_is_held_up() -> None:
     standing = [Standing(rank=r, step=8, phase="save", waits=r != 3) for r in range(4)]
     assert suspects(standing) == ((3,), "the others wait for them at a barrier")
+
+
+DUMP = """Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f2 (most recent call first):
+  File "/app/torch/autograd/graph.py", line 841 in _engine_run_backward
+  File "/app/train.py", line 30 in <module>
+"""
+
+
+def test_the_main_thread_stands_where_the_last_stack_begins() -> None:
+    assert innermost(DUMP) == "_engine_run_backward (graph.py)"
+    waiting = (
+        'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 9 in wait\n'
+    )
+    assert innermost(waiting) == "wait (threading.py)"
+    assert innermost(waiting + '  File "/app/loader.py", line 9 in fetch\n') == "fetch (loader.py)"
+    site = '  File "/usr/lib/python3/dist-packages/torch/autograd/graph.py", line 9 in backward\n'
+    assert innermost(waiting + site) == "backward (graph.py)"
+    assert innermost("") == innermost("no stack\nat all") == ""
+
+
+def test_who_stands_elsewhere_than_most_holds_up_the_others() -> None:
+    standing = [
+        Standing(rank=r, step=8, phase="step", where="fetch (loader.py)" if r == 2 else "backward (graph.py)")
+        for r in range(4)
+    ]
+    assert suspects(standing) == ((2,), "most others stand in backward (graph.py)")
+    assert suspects(standing[1:3])[0] == (1, 2), "of two there is no majority"
 
 
 def test_what_cannot_be_told_apart_is_named_whole() -> None:

@@ -35,6 +35,7 @@ class FakeUpstream:
     connected: bool = True
     arrived: list[tuple[Arrival, asyncio.Future[BarrierOutcome]]] = field(default_factory=list)
     told: list[tuple[int, list[int]]] = field(default_factory=list)
+    left: list[tuple[int, int]] = field(default_factory=list)
     asked: list[Message] = field(default_factory=list)
     answer: Message | StrataError = field(default_factory=GetWorldResponse)
 
@@ -43,8 +44,11 @@ class FakeUpstream:
         self.arrived.append((arrival, outcome))
         return outcome
 
-    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
         self.told.append((generation, [r.rank for r in ranks]))
+
+    def gone(self, generation: int, rank: int) -> None:
+        self.left.append((generation, rank))
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
         self.asked.append(request)
@@ -78,6 +82,7 @@ class Node:
             worker_id="w",
             detect_s=5.0,
             grace_s=GRACE_S,
+            listener=self.upstream,
             on_silent=lambda rank, generation: self.silent.append((rank, generation)),
         )
         self.relay.set_place(place(1))

@@ -1,0 +1,57 @@
+"""What `strata run` does about ranks that stand still and accelerators that fail."""
+
+# `setting` returns a dataclass field, as `dataclasses.field` does
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strata.config.loading import setting
+from strata.errors import ConfigError
+
+REPORT = "report"
+EVICT = "evict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    """Whom a supervisor reports, kills or drains, and what it keeps of them."""
+
+    on_stall: str = setting(
+        "run.on_stall",
+        default=REPORT,
+        doc="what to do with a rank that stands still: report it, or evict it (kill it, which begins a generation)",
+    )
+    stall_factor: float = setting(
+        "run.stall_factor",
+        default=10.0,
+        doc="how many times its usual time a step or another phase may take",
+    )
+    stall_limits: tuple[str, ...] = setting(
+        "run.stall_limits",
+        default=(),
+        doc="limits set for single phases, as phase=seconds by commas: step=60,eval=900",
+    )
+
+    def __post_init__(self) -> None:
+        if self.on_stall not in {REPORT, EVICT}:
+            raise ConfigError(f"--on-stall must be {REPORT} or {EVICT}, not {self.on_stall!r}")
+        if self.stall_factor < 1:
+            raise ConfigError("--stall-factor must be at least 1")
+        self.phase_limits_s()
+
+    def phase_limits_s(self) -> Mapping[str, float]:
+        """Return the limits by phase; `ConfigError` for one that is none."""
+        limits: dict[str, float] = {}
+        for entry in self.stall_limits:
+            phase, equals, seconds = entry.partition("=")
+            try:
+                limits[phase.strip().lower()] = float(seconds)
+            except ValueError:
+                equals = ""
+            if not equals or not phase.strip() or not 0 < limits[phase.strip().lower()] < math.inf:
+                raise ConfigError(
+                    f"{entry!r} is no limit of a phase", hint="write phase=seconds, for example eval=900"
+                )
+        return limits

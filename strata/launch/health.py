@@ -1,0 +1,87 @@
+"""What a supervisor watches beside its ranks' lives: whether they move, and whether its devices are well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from strata.config import HealthConfig
+from strata.config.health import EVICT
+from strata.core.stalls import StallLimits, kind_of
+from strata.launch.environment import Place
+from strata.launch.stalls import Actions, StallWatch
+from strata.launch.traces import collect_trace
+from strata.observe import get_logger
+from strata.v1.members_pb2 import RankProgress
+
+log = get_logger()
+
+
+class Upstream(Protocol):
+    """What this needs of the session with the coordinators."""
+
+    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        """Tell how far ranks are."""
+        ...
+
+
+class Ranks(Protocol):
+    """What this needs of the supervisor."""
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        """Kill a rank of this generation for a reason that its exit carries."""
+        ...
+
+    async def stack(self, rank: int) -> str | None:
+        """Return where a rank's threads stand; None when it does not run here or cannot tell."""
+        ...
+
+
+class Health:
+    """The watch over one supervisor's ranks."""
+
+    def __init__(self, config: HealthConfig, upstream: Upstream, ranks: Ranks, *, detect_s: float) -> None:
+        self._config = config
+        fixed_s = {kind_of(phase): seconds for phase, seconds in config.phase_limits_s().items()}
+        limits = StallLimits.derive(detect_s, factor=config.stall_factor, fixed_s=fixed_s)
+        self.stalls = StallWatch(
+            limits,
+            Actions(
+                tell=upstream.progress,
+                stack=ranks.stack,
+                trace=self._trace,
+                evict=ranks.evict if config.on_stall == EVICT else None,
+            ),
+        )
+
+    def set_place(self, place: Place | None) -> None:
+        """Watch the ranks of `place` from now on; None: nobody."""
+        self.stalls.watch(place.generation if place is not None else 0)
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Watch inside the block."""
+        watch = asyncio.create_task(_kept(self.stalls.run), name="watch over stalls")
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _trace(self, rank: int) -> tuple[Path, int] | None:
+        return await collect_trace(os.environ, rank)
+
+
+async def _kept(watch: Callable[[], Awaitable[None]]) -> None:
+    """Run a watch, and begin it anew after a bug: it must not end the training that it watches."""
+    while True:
+        try:
+            await watch()
+        except Exception:
+            # as the docstring says; a minute later, so that it does not fill the log
+            log.exception("health.watch_failed")
+            await asyncio.sleep(60)

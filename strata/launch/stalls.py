@@ -1,0 +1,206 @@
+"""The supervisor's watch over ranks that live but do nothing.
+
+It hears what each rank says on its way up (`core.stalls` has the rules), adds how long steps take,
+and looks once a second who has stood still for too long. Such a rank is asked where its threads are
+and what its communication library recorded; both go up with its next word, so that the status page
+of any replica shows them. With `evict` the rank that seems to hold up the others is killed, which
+ends the generation: one restart instead of a hang of hours.
+
+What it decides costs nobody's life by default: a long evaluation that was told as a step is reported,
+and the report ends by itself when the rank moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from strata.core.stalls import RankPace, Stall, StallLimits, Standing, innermost, shortened, suspects
+from strata.observe import get_logger
+from strata.v1.members_pb2 import RankProgress
+
+log = get_logger()
+
+LOOK_S: Final = 1.0
+"""How often it looks who stands still."""
+LATE_S: Final = 0.5
+"""A look that came later than this tells of our own stall: nobody is blamed for that time."""
+STACKS: Final = 16
+"""At most so many stacks are asked for at a time, and told of: hundreds of slots may stand still."""
+STACK_CHARS: Final = 4000
+EVICT_AFTER_S: Final = 2.0
+"""Between the first stall and the eviction: others come to stand still in the same moments, and who
+holds up whom shows only then."""
+
+Tell = Callable[[int, Sequence[RankProgress]], None]
+"""Called with (generation, ranks): tells the coordinators."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Actions:
+    """What the watch may do; the supervisor's other parts do it."""
+
+    tell: Tell
+    stack: Callable[[int], Awaitable[str | None]]
+    """Returns the stacks of a rank's threads, or None when it cannot tell."""
+    trace: Callable[[int], Awaitable[tuple[Path, int] | None]]
+    """Returns where the recording of a rank's communication lies and its size, if there is one."""
+    evict: Callable[[int, int, str], None] | None
+    """Kills (rank, generation) for a reason; None: ranks are only reported."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    pace: RankPace = field(default_factory=RankPace)
+    stall: Stall | None = None
+    stack: str = ""
+    trace: tuple[Path, int] | None = None
+    since_s: float = 0.0
+    """When the stall was found."""
+
+
+class StallWatch:
+    """Watches the ranks of one generation at a time. `run` is its life; the rest is told to it."""
+
+    def __init__(self, limits: StallLimits, actions: Actions) -> None:
+        self._limits = limits
+        self._actions = actions
+        self._generation = 0
+        self._ranks: dict[int, _Watched] = {}
+        self._evicted = False
+        """Whether a rank of this generation was: one is enough to end it."""
+
+    # -- what it is told
+
+    def watch(self, generation: int) -> None:
+        """Watch the ranks of this generation from now on, and no others; 0: nobody."""
+        self._generation = generation
+        self._evicted = False
+        self._ranks.clear()
+
+    def hear(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        """Take note of what ranks say, and pass it on with how long their steps take."""
+        if generation == self._generation:
+            ranks = [self._heard(rank) for rank in ranks]
+        self._actions.tell(generation, ranks)
+
+    def gone(self, generation: int, rank: int) -> None:
+        """Watch a rank no more that has said farewell."""
+        if generation == self._generation:
+            self._ranks.pop(rank, None)
+
+    def _heard(self, said: RankProgress) -> RankProgress:
+        now_s = asyncio.get_running_loop().time()
+        watched = self._ranks.setdefault(said.rank, _Watched())
+        if watched.pace.hear(said.step, said.phase, now_s - max(0, said.age_ms) / 1000):
+            if watched.stall is not None:
+                log.info(
+                    "rank.moves_again",
+                    rank=said.rank,
+                    step=said.step,
+                    stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
+                )
+            watched.stall, watched.stack, watched.trace = None, "", None
+        return self._message(said.rank, watched, age_ms=said.age_ms, own_step_us=said.step_us)
+
+    def _message(self, rank: int, watched: _Watched, *, age_ms: int, own_step_us: int = 0) -> RankProgress:
+        pace, stall = watched.pace, watched.stall
+        trace, trace_bytes = watched.trace or ("", 0)
+        return RankProgress(
+            rank=rank,
+            step=pace.step,
+            phase=pace.phase,
+            age_ms=age_ms,
+            step_us=own_step_us or _us(pace.last_step_s),
+            median_step_us=_us(pace.usual_s()),
+            stalled_ms=max(1, round(stall.still_s * 1000)) if stall is not None else 0,
+            stack=watched.stack,
+            trace_file=str(trace),
+            trace_bytes=trace_bytes,
+        )
+
+    # -- its life
+
+    async def run(self) -> None:
+        """Look once a second who stands still, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            late_s = loop.time() - due_s
+            if late_s > LATE_S:
+                for watched in self._ranks.values():
+                    watched.pace.forgive(late_s)
+            await self._look(loop.time())
+            self._evict(loop.time())
+
+    async def _look(self, now_s: float) -> None:
+        """Report each rank that has come to stand still since the last look."""
+        generation = self._generation
+        found: dict[int, Stall] = {}
+        for rank, watched in self._ranks.items():
+            if watched.stall is None and (stall := watched.pace.stall(now_s, self._limits)) is not None:
+                watched.stall, watched.since_s = stall, now_s
+                found[rank] = stall
+        if not found:
+            return
+        held = sum(1 for watched in self._ranks.values() if watched.stack)
+        asked = sorted(found, key=lambda rank: (found[rank].step, rank))[: max(0, STACKS - held)]
+        evidence = await asyncio.gather(*map(self._evidence, asked))
+        if generation != self._generation:
+            return
+        for rank, (stack, trace) in zip(asked, evidence, strict=True):
+            now = self._ranks.get(rank)
+            if now is not None and now.stall is found[rank]:
+                now.stack, now.trace = shortened(stack, STACK_CHARS), trace
+        self._report(generation, found, asyncio.get_running_loop().time() - now_s)
+
+    def _report(self, generation: int, found: dict[int, Stall], passed_s: float) -> None:
+        told = []
+        for rank, stall in found.items():
+            watched = self._ranks.get(rank)
+            if watched is None or watched.stall is not stall:
+                continue  # it moved while it was asked
+            log.warning(
+                "rank.stalled",
+                rank=rank,
+                generation=generation,
+                step=stall.step,
+                phase=stall.phase,
+                reason=stall.reason,
+                stack=watched.stack or None,
+                trace=str(watched.trace[0]) if watched.trace else None,
+            )
+            told.append(self._message(rank, watched, age_ms=round(1000 * (stall.still_s + passed_s))))
+        if told:
+            self._actions.tell(generation, told)
+
+    async def _evidence(self, rank: int) -> tuple[str, tuple[Path, int] | None]:
+        stack, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
+        return stack or "", trace
+
+    def _evict(self, now_s: float) -> None:
+        """Kill one of the ranks here that hold up the others, once all had time to come to stand still."""
+        still = {rank: watched for rank, watched in self._ranks.items() if watched.stall is not None}
+        evict = self._actions.evict
+        if evict is None or self._evicted or not still:
+            return
+        if now_s - min(watched.since_s for watched in still.values()) < EVICT_AFTER_S:
+            return
+        named, how = suspects(
+            [
+                Standing(rank=rank, step=w.pace.step, phase=w.pace.phase, where=innermost(w.stack))
+                for rank, w in still.items()
+            ]
+        )
+        stall = still[named[0]].stall
+        assert stall is not None
+        evict(named[0], self._generation, f"stalled: {stall.reason}" + (f" ({how})" if how else ""))
+        self._evicted = True
+
+
+def _us(seconds: float | None) -> int:
+    return 0 if seconds is None else round(seconds * 1e6)

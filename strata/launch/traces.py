@@ -1,0 +1,88 @@
+"""NCCL's flight recorder: what a rank's communication did last, written when it stands still.
+
+torch keeps the last collectives of each process group in a ring, and writes it to a file when its
+own watchdog gives up, or at any time when something is written into a named pipe of the rank. Both
+are named by environment variables and end in the rank's number. What is written stays on its host:
+it may be large, and is a pickle that Strata never reads; people use `torchfrtrace` on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+FILE_VARIABLES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""The second is the older name, which torch still reads."""
+PIPE_VARIABLE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_SIZE_VARIABLES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_DUMP_VARIABLE: Final = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+ENTRIES: Final = "2000"
+"""Collectives that are remembered: torch's own recommendation, a few MB a process."""
+
+LIMIT_S: Final = 5.0
+"""How long to wait for the file after the pipe was written: torch looks at it once a second or so."""
+_STEP_S: Final = 0.1
+_QUIET_STEPS: Final = 3
+
+
+def trace_environment(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what ranks need in their environment to record; what a user has set stays as it is."""
+    chosen = next((inherited[name] for name in FILE_VARIABLES if inherited.get(name)), "")
+    stem = chosen or str(folder / "nccl_trace_rank_")
+    wanted = dict.fromkeys(FILE_VARIABLES, stem)
+    wanted |= dict.fromkeys(_SIZE_VARIABLES, ENTRIES)
+    wanted |= {PIPE_VARIABLE: str(folder / "nccl_pipe_rank_"), _DUMP_VARIABLE: "1"}
+    return {name: value for name, value in wanted.items() if not inherited.get(name)}
+
+
+async def collect_trace(
+    environment: Mapping[str, str], rank: int, *, limit_s: float = LIMIT_S
+) -> tuple[Path, int] | None:
+    """Have a rank write what it recorded; return the file and its size, or None when there is none.
+
+    A file that the rank has written by itself before, when torch's watchdog gave up, will do.
+    """
+    stem = next((environment[name] for name in FILE_VARIABLES if environment.get(name)), "")
+    if not stem:
+        return None
+    file = Path(f"{stem}{rank}")
+    before = _stamp(file)
+    if _asked(Path(f"{environment.get(PIPE_VARIABLE, '')}{rank}.pipe")):
+        quiet, last = 0, before
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while last == before or quiet < _QUIET_STEPS:
+                    await asyncio.sleep(_STEP_S)
+                    now = _stamp(file)
+                    quiet = quiet + 1 if now == last else 0
+                    last = now
+    found = _stamp(file)
+    return (file, found[1]) if found is not None and found[1] > 0 else None
+
+
+def _asked(pipe: Path) -> bool:
+    """Write into the pipe if somebody reads it; never wait, and never make a plain file of it."""
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # no such pipe, or nobody has it open
+        return False
+    try:
+        os.write(descriptor, b"1")
+    except OSError:  # full: it was asked and does not listen
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return when the file was last written and how large it is; None when there is none."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size

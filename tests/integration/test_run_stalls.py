@@ -1,0 +1,62 @@
+"""A rank that lives and does nothing: named with its stack by every replica, and evicted if asked for."""
+
+from __future__ import annotations
+
+import time
+
+from strata.client import CoordinatorClient
+from strata.launch.local_cluster import LocalCluster
+from strata.v1.members_pb2 import RankProgress
+from tests.cluster_fixtures import Nodes, run_strata
+from tests.processes import LIMIT_S
+
+OPTIONS = ("--slots", "3", "--stall-limits", "step=1.5")
+
+
+def stalled(endpoint: str, job: str) -> dict[int, RankProgress]:
+    """Return the ranks that stand still, once the replica at `endpoint` names all three."""
+    deadline = time.monotonic() + LIMIT_S
+    with CoordinatorClient.connect(endpoint, job=job) as client:
+        while True:
+            said = [rank for member in client.members() for rank in member.ranks]
+            found = {rank.rank: rank for rank in said if rank.stalled_ms}
+            if len(found) == 3:
+                return found
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)  # another process: a second until the peers are told
+
+
+def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, nodes: Nodes) -> None:
+    nodes.run(cluster.endpoints, "hanging", options=OPTIONS)
+    nodes.record.wait_one("hangs")
+    told = nodes.record.wait("rank.stalled", count=3)
+    assert {event["rank"]: "fetch_from_a_dead_disk" in event["stack"] for event in told} == {
+        0: False,
+        1: True,
+        2: False,
+    }
+    for endpoint in cluster.endpoints.split(","):
+        ranks = stalled(endpoint, nodes.job)
+        assert (ranks[1].step, ranks[1].phase) == (5, "step")
+        assert "in fetch_from_a_dead_disk" in ranks[1].stack
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        trouble = client.job_status().trouble
+    assert trouble.startswith("rank 1 stands still at step 5 (step) for "), "the others wait for it"
+    assert trouble.endswith(", and 2 more with it")
+    code, shown = run_strata(
+        "members", "--endpoints", cluster.endpoints, "--job", nodes.job, "--stacks", "--devices"
+    )
+    assert code == 0
+    assert "STALLED: 0-2 for" in shown
+    assert "rank 1 of node-1 stands still at step 5, step for" in shown
+    assert "in fetch_from_a_dead_disk" in shown
+    assert f"{nodes.job}: rank 1 stands still" in run_strata("status", "--endpoints", cluster.endpoints)[1]
+
+
+def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes: Nodes) -> None:
+    node = nodes.run(cluster.endpoints, "hanging", options=(*OPTIONS, "--on-stall", "evict"))
+    assert node.join() == 0
+    (killed,) = nodes.record.of("rank.killed")
+    assert killed["rank"] == 1, "not one of those that waited for it"
+    assert killed["reason"].startswith("stalled: no progress at step 5 (step)")
+    assert [end["generation"] for end in nodes.record.of("end")] == [2, 2, 2]

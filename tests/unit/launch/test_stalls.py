@@ -1,0 +1,155 @@
+"""The supervisor's watch over ranks that do nothing, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from strata.core.stalls import StallLimits
+from strata.launch.stalls import STACKS, Actions, StallWatch
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.members_pb2 import RankProgress
+
+DUMP = 'Thread 0x1 (most recent call first):\n  File "train.py", line {rank} in {where}\n'
+
+
+class Node:
+    """A watch, and what it told, asked and killed."""
+
+    def __init__(self, *, evict: bool = False) -> None:
+        self.told: list[RankProgress] = []
+        self.asked: list[int] = []
+        self.evicted: list[tuple[int, int, str]] = []
+        self.where: dict[int, str] = {}
+        self.unable: set[int] = set()
+        actions = Actions(
+            tell=self._tell,
+            stack=self._stack,
+            trace=self._trace,
+            evict=self._evict if evict else None,
+        )
+        self.watch = StallWatch(StallLimits.derive(5.0), actions)
+        self.watch.watch(1)
+
+    def _tell(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        self.told += ranks
+
+    async def _stack(self, rank: int) -> str | None:
+        self.asked.append(rank)
+        await asyncio.sleep(0.1)
+        return None if rank in self.unable else DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
+
+    async def _trace(self, rank: int) -> tuple[Path, int] | None:
+        return (Path("/traces/rank_1"), 2048) if rank == 1 else None
+
+    def _evict(self, rank: int, generation: int, reason: str) -> None:
+        self.evicted.append((rank, generation, reason))
+
+    def say(self, rank: int, step: int, phase: str = "step", generation: int = 1) -> None:
+        self.watch.hear(generation, [RankProgress(rank=rank, step=step, phase=phase)])
+
+    async def train(self, ranks: int, steps: int) -> None:
+        """Let ranks do steps of a second each."""
+        for step in range(steps + 1):
+            for rank in range(ranks):
+                self.say(rank, step)
+            await asyncio.sleep(1)
+
+    @property
+    def stalled(self) -> list[RankProgress]:
+        return [told for told in self.told if told.stalled_ms]
+
+
+@asynccontextmanager
+async def watched(*, evict: bool = False) -> AsyncIterator[Node]:
+    node = Node(evict=evict)
+    task = asyncio.create_task(node.watch.run())
+    try:
+        yield node
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@in_virtual_time()
+async def test_words_pass_with_how_long_steps_take() -> None:
+    async with watched() as node:
+        await node.train(1, 4)
+        last = node.told[-1]
+        assert (last.step, last.step_us, last.median_step_us) == (4, 1_000_000, 1_000_000)
+        node.watch.hear(1, [RankProgress(rank=0, step=5, phase="step", step_us=7)])
+        assert node.told[-1].step_us == 7, "what the rank itself measured counts"
+        node.say(9, 3, generation=8)
+        assert node.told[-1].rank == 9, "of a generation that is not watched: passed on as it is"
+
+
+@in_virtual_time()
+async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace() -> None:
+    async with watched() as node:
+        await node.train(3, 5)
+        for step in range(6, 21):
+            node.say(0, step)
+            node.say(2, step)
+            await asyncio.sleep(1)
+        (told,) = node.stalled
+        assert (told.rank, told.step, told.phase) == (1, 5, "step")
+        assert 10_000 <= told.stalled_ms < 12_000
+        assert told.age_ms >= told.stalled_ms
+        assert "line 1 in backward" in told.stack
+        assert (told.trace_file, told.trace_bytes) == ("/traces/rank_1", 2048)
+        assert node.asked == [1]
+        node.say(1, 6)
+        assert node.told[-1].stalled_ms == 0
+
+
+@in_virtual_time()
+async def test_a_rank_without_a_stack_is_told_of_all_the_same() -> None:
+    async with watched() as node:
+        node.unable = {0}
+        await node.train(1, 5)
+        await asyncio.sleep(12)
+        assert [told.stack for told in node.stalled] == [""]
+
+
+@in_virtual_time()
+async def test_of_very_many_only_some_are_asked() -> None:
+    async with watched() as node:
+        await node.train(40, 5)
+        await asyncio.sleep(12)
+        assert len(node.stalled) == 40
+        assert len(node.asked) == STACKS
+
+
+@in_virtual_time()
+async def test_who_said_farewell_or_belongs_to_another_generation_is_not_watched() -> None:
+    async with watched() as node:
+        await node.train(2, 5)
+        node.watch.gone(1, 0)
+        node.watch.gone(7, 1)
+        await asyncio.sleep(12)
+        assert [told.rank for told in node.stalled] == [1]
+        node.watch.watch(2)
+        await asyncio.sleep(60)
+        assert len(node.stalled) == 1
+
+
+@in_virtual_time()
+async def test_the_rank_that_holds_up_the_others_is_evicted() -> None:
+    async with watched(evict=True) as node:
+        node.where = {2: "fetch"}
+        await node.train(4, 5)
+        await asyncio.sleep(20)
+        ((rank, generation, reason),) = node.evicted
+        assert (rank, generation) == (2, 1)
+        assert reason.startswith("stalled: no progress at step 5 (step) for ")
+        assert "most others stand in backward (train.py)" in reason
+
+
+@in_virtual_time()
+async def test_nobody_is_evicted_unless_that_was_asked_for() -> None:
+    async with watched() as node:
+        await node.train(4, 5)
+        await asyncio.sleep(100)
+        assert node.evicted == []
