@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from strata.client import MemberSession
+from strata.config import HealthConfig
 from strata.core.timing import Timing
 from strata.errors import BarrierTimeout, JobFailed, Refused, StrataError, Unavailable
 from strata.integrations.torchrun import orphans
@@ -29,6 +30,7 @@ from strata.integrations.torchrun.meeting import Met, Offer, meet
 from strata.integrations.torchrun.settings import AgentSettings
 from strata.launch.addresses import address_towards
 from strata.launch.environment import OURS, Place, rank_environment
+from strata.launch.health import Health, SomebodyElses
 from strata.launch.joining import join_barrier
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
@@ -82,6 +84,7 @@ class AgentMember:
         self._reports = ExitReports(self._session)
         self._news = asyncio.Event()
         self._relay: Relay | None = None
+        self._health: Health | None = None
         self._door = Path()
         self._detect_s = 0.0
         self._handled = 0
@@ -129,15 +132,17 @@ class AgentMember:
             self._detect_s = timing.detect_s
             with tempfile.TemporaryDirectory(prefix="strata-") as folder:
                 door = Path(folder) / "ranks.sock"
+                health = Health(HealthConfig(), self._session, SomebodyElses(), detect_s=timing.detect_s)
                 relay = Relay(
                     self._session,
                     worker_id=self._settings.worker_id,
                     detect_s=timing.detect_s,
                     grace_s=timing.reconnect_grace_s,
+                    listener=health.stalls,
                     on_silent=self._silent,
                 )
-                async with serving(relay, door, timing), orphans.ended_with_us(door):
-                    self._relay, self._door = relay, door
+                async with serving(relay, door, timing), health.watching(), orphans.ended_with_us(door):
+                    self._relay, self._health, self._door = relay, health, door
                     self._news.set()
                     await asyncio.wait({session})
         finally:
@@ -162,7 +167,9 @@ class AgentMember:
                 continue
             self.place, self.met = found
             assert self._relay is not None
+            assert self._health is not None
             self._relay.set_place(self.place)
+            self._health.set_place(self.place)
             return found
 
     async def ended_within(self, limit_s: float) -> bool:
@@ -270,6 +277,8 @@ class AgentMember:
         self.place = None
         if self._relay is not None:
             self._relay.set_place(None)
+            assert self._health is not None
+            self._health.set_place(None)
 
     async def _newer(self) -> WorldUpdate:
         """Return a world newer than all handled ones, with a place here."""
