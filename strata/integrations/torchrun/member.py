@@ -275,9 +275,8 @@ class AgentMember:
             )
             self._reports.report(place.generation, told.rank, told.code, told.reason)
         self.place = None
-        if self._relay is not None:
+        if self._relay is not None and self._health is not None:
             self._relay.set_place(None)
-            assert self._health is not None
             self._health.set_place(None)
 
     async def _newer(self) -> WorldUpdate:
