@@ -26,6 +26,7 @@ from strata.errors import (
     Unavailable,
 )
 from strata.launch.environment import Place
+from strata.launch.health import Health, SomebodyElses
 from strata.launch.relay import Relay
 from strata.session.served import serve
 from strata.testing.links import MemoryLink, Switchboard
@@ -179,6 +180,7 @@ class Member:
             worker_id=self.worker,
             detect_s=5.0,
             grace_s=GRACE_S,
+            listener=Health(HealthConfig(), session, SomebodyElses(), detect_s=5.0).stalls,
             on_silent=lambda rank, generation: None,
         )
         supervisor.session = session
