@@ -69,10 +69,6 @@ class Upstream(Protocol):
         ...
 
 
-<<<<<<< HEAD
-OfRank = Callable[[int, int], None]
-"""Called with (rank, generation)."""
-=======
 class Listener(Protocol):
     """Who hears what ranks say of themselves, and passes it on."""
 
@@ -85,9 +81,8 @@ class Listener(Protocol):
         ...
 
 
-Silent = Callable[[int, int], None]
-"""Called with (rank, generation) of a rank that is attached no more though it did not leave."""
->>>>>>> e28b9ad (Watch ranks that live and do nothing: named with phase and stack, evicted if asked; find what NCCL recorded)
+OfRank = Callable[[int, int], None]
+"""Called with (rank, generation)."""
 
 
 class Relay:
@@ -100,13 +95,9 @@ class Relay:
         worker_id: str,
         detect_s: float,
         grace_s: float,
-<<<<<<< HEAD
+        listener: Listener,
         on_silent: OfRank,
         on_heeding: OfRank | None = None,
-=======
-        listener: Listener,
-        on_silent: Silent,
->>>>>>> e28b9ad (Watch ranks that live and do nothing: named with phase and stack, evicted if asked; find what NCCL recorded)
     ) -> None:
         """`on_silent`: a rank is attached no more though it did not leave. `on_heeding`: it says that
         it stops by itself when its generation is asked to.
@@ -267,13 +258,9 @@ class _RankHandler:
     def progress(self, progress: Progress) -> None:
         mine = [one for one in progress.ranks if one.rank == self.rank]
         if progress.generation == self.generation and mine:
-<<<<<<< HEAD
             if any(one.heeds_notices for one in mine):
                 self._relay.heeds(self.rank, self.generation)
-            self._upstream.progress(self.generation, mine)
-=======
             self._relay._listener.hear(self.generation, mine)  # the relay's other half
->>>>>>> e28b9ad (Watch ranks that live and do nothing: named with phase and stack, evicted if asked; find what NCCL recorded)
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
         raise Refused("a rank's end is reported by the supervisor that waits for its process")

@@ -104,9 +104,14 @@ class StallWatch:
                     stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
                 )
             watched.stall, watched.stack, watched.trace = None, "", None
-        return self._message(said.rank, watched, age_ms=said.age_ms, own_step_us=said.step_us)
+        told = RankProgress()
+        told.CopyFrom(said)  # with what is none of this watch's business
+        own_step_us = said.step_us
+        told.MergeFrom(self._message(said.rank, watched, age_ms=said.age_ms))
+        told.step_us = own_step_us or told.step_us
+        return told
 
-    def _message(self, rank: int, watched: _Watched, *, age_ms: int, own_step_us: int = 0) -> RankProgress:
+    def _message(self, rank: int, watched: _Watched, *, age_ms: int) -> RankProgress:
         pace, stall = watched.pace, watched.stall
         trace, trace_bytes = watched.trace or ("", 0)
         return RankProgress(
@@ -114,7 +119,7 @@ class StallWatch:
             step=pace.step,
             phase=pace.phase,
             age_ms=age_ms,
-            step_us=own_step_us or _us(pace.last_step_s),
+            step_us=_us(pace.last_step_s),
             median_step_us=_us(pace.usual_s()),
             stalled_ms=max(1, round(stall.still_s * 1000)) if stall is not None else 0,
             stack=watched.stack,
