@@ -74,7 +74,11 @@ async def join_barrier(
         phases=["join"] * slots,
         timeout_ms=round(1000 * timeout_s),
     )
-    met = asyncio.ensure_future(upstream.arrive(arrival))
+
+    async def arrived() -> BarrierOutcome:
+        return await upstream.arrive(arrival)  # which may refuse at once
+
+    met = asyncio.ensure_future(arrived())
     over = asyncio.ensure_future(superseded)
     try:
         await asyncio.wait({met, over}, return_when=asyncio.FIRST_COMPLETED)

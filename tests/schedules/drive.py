@@ -1,0 +1,291 @@
+"""One schedule on a real cluster: nodes are started, harmed by plan, and listened to until all end."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strata.client import CoordinatorClient
+from strata.errors import StrataError
+from strata.launch.local_cluster import LocalCluster
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED
+from tests.processes import Record, Talker, gone
+from tests.schedules.judge import History, Looked, NodeEnd
+from tests.schedules.plan import Event, Kind, Plan
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+POLL_S = 0.05
+"""The driver looks so often; it acts on a clock, as whoever harms a cluster does."""
+LOOK_S = 0.2
+ANSWER_S = 3.0
+STUCK_S = 60.0
+"""So long after the last deed, and the last step, the training counts as stuck."""
+ENDED_S = 30.0
+QUIET_S = 15.0
+
+
+@dataclass(slots=True)
+class Node:
+    """One member: its supervisor's process, the newest of its name."""
+
+    name: str
+    talker: Talker
+    late: bool = False
+
+
+@dataclass(slots=True)
+class Deeds:
+    """What took effect, and what was done late and undone."""
+
+    done: Counter[str] = field(default_factory=Counter)
+    later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.later, (time.monotonic() + seconds, next(self.numbers), act))
+
+    def due(self, *, all_of_them: bool = False) -> None:
+        """Do what is due by now."""
+        while self.later and (all_of_them or self.later[0][0] <= time.monotonic()):
+            heapq.heappop(self.later)[2]()
+
+
+class Drive:
+    """Carries a plan out; `run` returns what there is to judge."""
+
+    def __init__(self, plan: Plan, cluster: LocalCluster, folder: Path) -> None:
+        self.plan = plan
+        self.record = Record()
+        self.deeds = Deeds()
+        self._cluster = cluster
+        self._folder = folder
+        self._job = f"schedule-{plan.seed}-{os.getpid()}-{time.monotonic_ns()}"
+        self._client = CoordinatorClient.connect(cluster.endpoints, job=self._job, timeout_s=ANSWER_S)
+        self._looked: list[Looked] = []
+        self._look_at = 0.0
+        self._phase = 0
+        self._ended: list[NodeEnd] = []
+        self._nodes = [Node(name=f"n{i}", talker=self._start(f"n{i}")) for i in range(plan.nodes)]
+
+    def run(self) -> History:
+        """Return the history; nothing of the training is left running."""
+        try:
+            self._wait_steps(1)
+            for event in self.plan.events:
+                self._wait_steps(event.steps)
+                self._sleep(event.delay_s)
+                if self._over():
+                    break
+                self._do(event)
+            self._finish()
+        finally:
+            self.deeds.due(all_of_them=True)
+            self._end()
+            self._client.close()
+        return History(events=self.record.events, looked=self._looked, nodes=self._ended)
+
+    # -- the clock
+
+    def _tick(self) -> None:
+        """Do what is due, look, and let a moment pass."""
+        self.deeds.due()
+        if time.monotonic() >= self._look_at:
+            self._look()
+        time.sleep(POLL_S)
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if left < POLL_S:
+                time.sleep(left)
+            else:
+                self._tick()
+
+    def _look(self) -> None:
+        with contextlib.suppress(StrataError):  # nobody answers at this moment, or there is no job yet
+            job = self._client.job_status()
+            self._phase = job.phase
+            if job.has_latest:
+                self._looked.append(Looked(at=time.monotonic(), step=job.latest_step))
+        self._look_at = time.monotonic() + LOOK_S
+
+    def _trained(self) -> int:
+        return sum(1 for e in self.record.events if e["event"] == "step" and e["rank"] == 0)
+
+    def _wait_steps(self, count: int) -> None:
+        """Return once `count` more steps were trained, in whatever generation, or all is over or stuck."""
+        wanted = self._trained() + count
+        deadline = time.monotonic() + STUCK_S
+        while self._trained() < wanted and not self._over() and time.monotonic() < deadline:
+            self._tick()
+
+    def _over(self) -> bool:
+        return bool(self.record.of("end")) or self._phase == JOB_PHASE_DONE
+
+    # -- deeds
+
+    def _do(self, event: Event) -> None:
+        node = self._nodes[event.node]
+        deeds: dict[Kind, Callable[[], bool]] = {
+            Kind.KILL_RANK: lambda: self._signal_rank(node, signal.SIGKILL),
+            Kind.FREEZE_RANK: lambda: self._signal_rank(node, signal.SIGSTOP),
+            Kind.KILL_NODE: lambda: self._kill_node(node, event.lasting_s),
+            Kind.FREEZE_NODE: lambda: self._freeze_node(node, event.lasting_s),
+            Kind.KILL_LEADER: lambda: self._harm_leader(event.lasting_s, freeze=False),
+            Kind.FREEZE_LEADER: lambda: self._harm_leader(event.lasting_s, freeze=True),
+            Kind.SCALE: lambda: self._scale(event.amount),
+            Kind.PAUSE: lambda: self._pause(event.lasting_s),
+        }
+        if deeds[event.kind]():
+            self.deeds.done[event.kind] += 1
+
+    def _signal_rank(self, node: Node, number: int) -> bool:
+        """Signal the newest rank of a node that runs; False when it has none."""
+        ranks = [e["pid"] for e in self.record.of("rank.started") if e["source"] == node.name]
+        family = node.talker.family()
+        alive = [pid for pid in reversed(ranks) if pid in family]
+        if not alive:
+            return False
+        os.kill(alive[0], number)
+        return True
+
+    def _kill_node(self, node: Node, back_s: float) -> bool:
+        if node.talker.child.poll() is not None:
+            return False
+        node.talker.child.resume()
+        node.talker.child.kill()
+        self._ended.append(self._left(node))
+        self.deeds.after(back_s, lambda: self._bring_back(node))
+        return True
+
+    def _bring_back(self, node: Node) -> None:
+        if not self._over():
+            node.talker = self._start(node.name)
+            node.late = True
+
+    def _freeze_node(self, node: Node, lasting_s: float) -> bool:
+        if node.talker.child.poll() is not None:
+            return False
+        talker, family = node.talker, list(node.talker.family())
+        for pid in family:
+            _signal(pid, signal.SIGSTOP)
+        node.late = True
+
+        def wake() -> None:
+            for pid in {*family, *talker.family()}:
+                _signal(pid, signal.SIGCONT)
+
+        self.deeds.after(lasting_s, wake)
+        return True
+
+    def _harm_leader(self, lasting_s: float, *, freeze: bool) -> bool:
+        try:
+            leader = self._cluster.leader(timeout_s=ANSWER_S)
+        except StrataError:
+            return False  # there is none at this moment
+        if freeze:
+            leader.child.pause()
+            self.deeds.after(lasting_s, leader.child.resume)
+        else:
+            leader.child.kill()
+            self.deeds.after(lasting_s, leader.restart)
+        return True
+
+    def _scale(self, most: int) -> bool:
+        try:
+            self._client.scale(min_workers=min(most, self.plan.min_workers), max_workers=most)
+        except StrataError:
+            return False  # nobody led; the answer may be unknown
+        return True
+
+    def _pause(self, lasting_s: float) -> bool:
+        try:
+            self._client.stop("pause", grace_s=10.0)
+        except StrataError:
+            return False
+        self.deeds.after(lasting_s, self._resume)
+        return True
+
+    def _resume(self) -> None:
+        """Resume the job; one that is only about to pause, again a little later."""
+        with contextlib.suppress(StrataError):
+            if self._client.job_status().phase == JOB_PHASE_PAUSED:
+                self._client.resume()
+                return
+        if not self._over():
+            self.deeds.after(0.5, self._resume)
+
+    # -- begin and end
+
+    def _start(self, name: str) -> Talker:
+        plan = self.plan
+        command = [sys.executable, "-m", "strata", "run", "--endpoints", self._cluster.endpoints]
+        command += ["--job", self._job, "--worker-id", name, "--slots", str(plan.slots)]
+        command += ["--min-workers", str(plan.min_workers), "--max-workers", str(plan.nodes)]
+        command += ["--settle-s", "0.5", "--max-fruitless-generations", "1000", "--log-format", "json"]
+        command += ["--", sys.executable, str(ROOT / "tests" / "ranks" / "learning.py")]
+        command += ["--epochs", str(plan.epochs)]
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "STRATA_TRAIN_STORAGE": str(self._folder / self._job),
+            "STRATA_TRAIN_SAVE_EVERY_STEPS": str(plan.save_every),
+        }
+        return Talker(command, name=name, record=self.record, env=env)
+
+    def _finish(self) -> None:
+        """Return once every node has ended, or the training is stuck."""
+        trained, moved = self._trained(), time.monotonic()
+        ended_at = 0.0
+        while any(node.talker.child.poll() is None for node in self._nodes):
+            self._tick()
+            if self._trained() > trained or self.deeds.later:
+                trained, moved = self._trained(), time.monotonic()
+            if self._over():
+                self.deeds.due(all_of_them=True)
+                ended_at = ended_at or time.monotonic()
+            limit = ended_at + ENDED_S if ended_at else moved + STUCK_S
+            if time.monotonic() > limit:
+                return
+
+    def _end(self) -> None:
+        """Note how each node ended, and end what did not."""
+        for node in self._nodes:
+            code = node.talker.child.poll()
+            if code is None:
+                self._say_where(node)
+                node.talker.child.resume()
+                node.talker.child.kill()
+                self._left(node)
+                self._ended.append(NodeEnd(name=node.name, code=None, late=node.late))
+            elif code != -signal.SIGKILL:  # those that were killed are noted
+                left = self._left(node)
+                self._ended.append(NodeEnd(name=node.name, code=code, late=node.late, left=left.left))
+
+    def _say_where(self, node: Node) -> None:
+        """Put into the record what a node that does not end consists of."""
+        self.record.add({"event": "stuck", "source": node.name, "family": node.talker.family()})
+
+    def _left(self, node: Node) -> NodeEnd:
+        """Return what is left of a node whose supervisor has ended; as an end that was wanted."""
+        deadline = time.monotonic() + QUIET_S
+        while left := node.talker.family():
+            if not all(gone(pid, deadline - time.monotonic()) for pid in left):
+                break
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        return NodeEnd(name=node.name, code=0, late=True, left=left)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

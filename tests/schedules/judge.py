@@ -1,0 +1,123 @@
+"""What a training under a schedule must have kept, judged from what its processes said.
+
+It shares no code with Strata but the sampler's definition, by way of the reference values.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+DONE = 0
+TOO_LATE = 78
+"""`strata run` of a job that is done already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """The newest committed step, as the control plane told it; known by `at`, of the monotonic clock."""
+
+    at: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnd:
+    """How a node's supervisor ended by itself: `code` None when it had to be ended.
+
+    `late`: it was frozen or started when others may have been done. `left` are the processes that
+    were left of it.
+    """
+
+    name: str
+    code: int | None
+    late: bool
+    left: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All there is to judge."""
+
+    events: Sequence[Event]
+    looked: Sequence[Looked]
+    nodes: Sequence[NodeEnd]
+
+
+def judge(history: History, values: Sequence[int]) -> list[str]:
+    """Return what was broken, in words; `values` are the right parameters, before step 1 and after each."""
+    return [
+        *_steps(history.events, values),
+        *_generations(history.events),
+        *_lost(history),
+        *_finished(history, values),
+    ]
+
+
+def _steps(events: Sequence[Event], values: Sequence[int]) -> Iterator[str]:
+    """Every step of every process is the next one, and makes the right parameter."""
+    last: dict[tuple[str, int, int], int] = {}
+    for event in events:
+        if event["event"] not in {"start", "step"}:
+            continue
+        who = (event["source"], event["generation"], event["rank"])
+        step = event["step"]
+        name = f"rank {event['rank']} of generation {event['generation']}"
+        if event["event"] == "step" and step != last.get(who, -1) + 1:
+            yield f"{name} trained step {step} after {last.get(who)}"
+        if not 0 <= step < len(values):
+            yield f"{name} is at step {step}, of {len(values) - 1}"
+        elif event["value"] != str(values[step]):
+            yield f"{name} has a wrong parameter after step {step}"
+        last[who] = step
+
+
+def _generations(events: Sequence[Event]) -> Iterator[str]:
+    """All ranks of a generation begin at the same step, in worlds of the same size."""
+    begins: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for event in _of(events, "start"):
+        begins[event["generation"]].add((event["step"], event["world"]))
+    for generation, different in begins.items():
+        if len(different) > 1:
+            yield f"generation {generation} began differently, as (step, world): {sorted(different)}"
+
+
+def _lost(history: History) -> Iterator[str]:
+    """No generation begins before a step that had been committed by an older one.
+
+    What was known to be committed before a rank of the generation had begun, and before any newer
+    generation had, cannot have been committed by this one or a newer one.
+    """
+    starts = _of(history.events, "start")
+    for start in starts:
+        newer = [e["at"] for e in starts if e["generation"] > start["generation"]]
+        limit = min([start["at"], *newer])
+        committed = max((look.step for look in history.looked if look.at < limit), default=0)
+        if start["step"] < committed:
+            yield (
+                f"rank {start['rank']} of generation {start['generation']} began from step {start['step']}"
+                f" although {committed} was committed"
+            )
+
+
+def _finished(history: History, values: Sequence[int]) -> Iterator[str]:
+    """The training came to its end, every node said so, and nothing is left of any."""
+    ends = _of(history.events, "end")
+    total = len(values) - 1
+    if not ends:
+        yield "no rank came to the end of the training"
+    for end in ends:
+        if (end["step"], end["value"]) != (total, str(values[-1])):
+            yield f"rank {end['rank']} ended at step {end['step']} of {total} with {end['value']}"
+    for node in history.nodes:
+        if node.code != DONE and not (node.late and node.code == TOO_LATE):
+            yield f"{node.name} " + ("did not end" if node.code is None else f"ended with {node.code}")
+        if node.left:
+            yield f"of {node.name} there are left: {dict(node.left)}"
+
+
+def _of(events: Sequence[Event], kind: str) -> list[Event]:
+    return [event for event in events if event["event"] == kind]

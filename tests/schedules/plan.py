@@ -1,0 +1,100 @@
+"""A schedule: what is done to a training, and when. The seed says all of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What can be done."""
+
+    KILL_RANK = "kill_rank"
+    FREEZE_RANK = "freeze_rank"
+    """For good: somebody has to notice."""
+    KILL_NODE = "kill_node"
+    """SIGKILL to its supervisor; it comes back after `lasting_s`."""
+    FREEZE_NODE = "freeze_node"
+    """The supervisor and its ranks stand still for `lasting_s`."""
+    KILL_LEADER = "kill_leader"
+    """It is started again after `lasting_s`."""
+    FREEZE_LEADER = "freeze_leader"
+    SCALE = "scale"
+    """The job takes `amount` members from now on."""
+    PAUSE = "pause"
+    """The job is paused, and resumed after `lasting_s`."""
+
+
+WEIGHTS = {
+    Kind.KILL_RANK: 5,
+    Kind.FREEZE_RANK: 2,
+    Kind.KILL_NODE: 3,
+    Kind.FREEZE_NODE: 2,
+    Kind.KILL_LEADER: 3,
+    Kind.FREEZE_LEADER: 1,
+    Kind.SCALE: 3,
+    Kind.PAUSE: 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One deed: `steps` more steps must have been trained since the one before, then `delay_s` pass."""
+
+    kind: Kind
+    steps: int
+    delay_s: float
+    node: int = 0
+    lasting_s: float = 0.0
+    amount: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A training of `nodes` members with one or two ranks each, of which it needs `min_workers`."""
+
+    seed: int
+    nodes: int
+    slots: int
+    min_workers: int
+    save_every: int
+    epochs: int
+    events: tuple[Event, ...] = field(default=())
+
+
+def make_plan(seed: int, *, epochs: int = 10, events: int | None = None, kinds: frozenset[Kind]) -> Plan:
+    """Return the schedule of a seed, made of `kinds` only."""
+    rng = random.Random(seed)
+    nodes = 3
+    chosen = sorted(kinds)
+    count = rng.randint(2, 5) if events is None else events
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        slots=rng.choice((1, 1, 2)),
+        min_workers=rng.randint(1, 2),
+        save_every=rng.choice((3, 5, 8)),
+        epochs=epochs,
+        events=tuple(_event(rng, chosen, nodes) for _ in range(count)),
+    )
+
+
+def _event(rng: random.Random, kinds: list[Kind], nodes: int) -> Event:
+    kind = rng.choices(kinds, weights=[WEIGHTS[kind] for kind in kinds])[0]
+    at_once = rng.random() < 0.3
+    lasting_s = {
+        Kind.KILL_NODE: rng.uniform(0.0, 4.0),
+        Kind.FREEZE_NODE: rng.choice((rng.uniform(0.2, 1.5), rng.uniform(3.0, 6.0))),
+        Kind.KILL_LEADER: rng.uniform(0.0, 3.0),
+        Kind.FREEZE_LEADER: rng.uniform(0.5, 8.0),
+        Kind.PAUSE: rng.uniform(0.5, 3.0),
+    }
+    return Event(
+        kind=kind,
+        steps=0 if at_once else rng.randint(4, 30),
+        delay_s=rng.choice((0.0, rng.uniform(0.0, 0.1), rng.uniform(0.0, 1.5))),
+        node=rng.randrange(nodes),
+        lasting_s=round(lasting_s.get(kind, 0.0), 2),
+        amount=rng.randint(1, nodes),
+    )
