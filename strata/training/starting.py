@@ -22,7 +22,8 @@ from strata.training.goodput import START, Ledger
 from strata.training.group import ensure_group
 from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
-from strata.training.preempting import PREEMPT_SIGNALS, Preemption
+from strata.training.preempting import Preemption
+from strata.training.preempting import preempt_signals as usual_signals
 from strata.training.run import RESTORE, Run
 from strata.training.saves import GOODPUT_KEY, Saves
 from strata.training.state import (
@@ -57,7 +58,7 @@ def init(
     global_batch: int | None = None,
     uneven: bool = False,
     seed: int = 0,
-    preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
+    preempt_signals: Sequence[int] | None = None,
     preempt_grace_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> Run:
@@ -103,7 +104,7 @@ def init(
     run.hooks.append(
         Preemption(
             run,
-            signals=preempt_signals,
+            signals=usual_signals(os.environ) if preempt_signals is None else preempt_signals,
             grace_s=config.preempt_grace_s,
             clock=time.monotonic,
             save_cost_s=run.saves.expected_s,

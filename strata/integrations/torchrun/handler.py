@@ -31,9 +31,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from strata.client import loop
 from strata.config import Credentials
+from strata.core.exit_codes import PREEMPTED
 from strata.errors import (
     ClusterReplaced,
+    ConfigError,
     Conflict,
+    InvalidArgument,
     JobFailed,
     Refused,
     StaleIncarnation,
@@ -42,7 +45,7 @@ from strata.errors import (
 )
 from strata.integrations.torchrun.launcher import RankFailure, find_failure, find_launch
 from strata.integrations.torchrun.meeting import Met
-from strata.integrations.torchrun.member import AgentMember, Spare
+from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
 from strata.integrations.torchrun.settings import AgentSettings, read_settings
 from strata.integrations.torchrun.store import AgentStore
 from strata.launch.environment import Place
@@ -165,8 +168,11 @@ class StrataRendezvous(RendezvousHandler):
             return self._loop.call(self._member.join(failure, self._open_store))
         except Spare as error:
             raise RendezvousGracefulExitError(str(error)) from None
+        except Preempted as error:
+            log.warning("agent.preempted", reason=str(error))
+            raise SystemExit(PREEMPTED) from None
         except StrataError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error, attempt=self._settings.attempt) from error
 
     async def _open_store(self, address: str) -> int:
         """Open where the agents and workers of one generation meet, at this node."""
@@ -211,13 +217,15 @@ class StrataRendezvous(RendezvousHandler):
         self._before.clear()
 
 
-def as_torchs(error: StrataError) -> RendezvousError:
-    """Return the error of torch's that says the same."""
-    kind: type[RendezvousError] = RendezvousConnectionError
-    if isinstance(error, Conflict | StaleIncarnation | ClusterReplaced):
-        kind = RendezvousStateError
-    elif isinstance(error, JobFailed | Refused):
-        kind = RendezvousClosedError
-    elif isinstance(error, Unavailable):
-        kind = RendezvousTimeoutError
-    return kind(str(error))
+def as_torchs(error: StrataError, *, attempt: int) -> RendezvousError:
+    """Return the error of torch's that says the same, with what to do about it here."""
+    if isinstance(error, JobFailed) or type(error) is Refused:
+        return RendezvousClosedError(
+            f"{error.message} (give another --rdzv-id; or go on with this one by --rdzv-conf=attempt=N,"
+            f" with an N above {attempt})"
+        )
+    if isinstance(error, Conflict | StaleIncarnation | ClusterReplaced | ConfigError | InvalidArgument):
+        return RendezvousStateError(str(error))
+    if isinstance(error, Unavailable):
+        return RendezvousTimeoutError(str(error))
+    return RendezvousConnectionError(str(error))

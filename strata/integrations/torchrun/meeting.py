@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.errors import Refused
+from strata.errors import ConfigError
 
 DEFAULT_ROLE: Final = "default"
 
@@ -49,14 +49,14 @@ class Met:
 def meet(payloads: Mapping[int, bytes], *, size: int, first_rank: int, role: str) -> Met:
     """Return what all agents brought, as seen by the one with `first_rank` and `role`.
 
-    `payloads` are those of the first rank of each agent; `Refused` when others than torchrun's
+    `payloads` are those of the first rank of each agent; `ConfigError` when others than torchrun's
     agents wrote them.
     """
     bodies = {rank: _decode(payload) for rank, payload in payloads.items() if payload}
     try:
         store = bodies[0]
         if store["torchrun"] != 1:
-            raise Refused("this world was joined by agents of another version")
+            raise ConfigError("this world was joined by agents of another version of Strata")
         address, port = str(store["address"]), int(store["port"])
         named = {rank: (str(b["role"]), int(b["slots"])) for rank, b in bodies.items() if "role" in b}
     except (KeyError, TypeError, ValueError):
@@ -84,8 +84,8 @@ def _decode(payload: bytes) -> dict[str, Any]:
     return body
 
 
-def _foreign(payload: bytes) -> Refused:
-    return Refused(
+def _foreign(payload: bytes) -> ConfigError:
+    return ConfigError(
         f"the join barrier carries no store of torchrun's: {payload[:80]!r}",
         hint="the members of a job are all run by torchrun, or all by strata run",
     )

@@ -22,6 +22,7 @@ from typing import Final
 
 from strata.client import MemberSession
 from strata.config import HealthConfig
+from strata.core.exit_codes import PREEMPTED
 from strata.core.timing import Timing
 from strata.errors import BarrierTimeout, JobFailed, Refused, StrataError, Unavailable
 from strata.integrations.torchrun import orphans
@@ -40,7 +41,15 @@ from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, JobSpec
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
+    JOB_PHASE_PAUSED,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    JobSpec,
+    StopNotice,
+)
 
 log = get_logger()
 
@@ -56,6 +65,10 @@ OpenStore = Callable[[str], Awaitable[int]]
 
 class Spare(Exception):
     """The job is done, and had no place for this agent at the end."""
+
+
+class Preempted(Exception):
+    """This agent was asked to leave, and the job is to be put back into its queue."""
 
 
 class AgentMember:
@@ -115,6 +128,22 @@ class AgentMember:
             return True
         return update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}
 
+    @property
+    def standing_by(self) -> bool:
+        """Whether there is a world, and it has no place for this agent. Any thread; never blocks."""
+        update = self._session.world
+        return update is not None and not update.world.forming and not update.HasField("place")
+
+    @property
+    def asked_to_leave(self) -> StopNotice | None:
+        """The notice by which this agent was asked to leave: one for all, or one that names it."""
+        update = self._session.world
+        if update is None or not update.HasField("notice"):
+            return None
+        notice = update.notice
+        named = notice.action == STOP_ACTION_DRAIN and self._settings.worker_id in notice.worker_ids
+        return notice if named or notice.action == STOP_ACTION_PREEMPT else None
+
     # -- its life
 
     async def run(self) -> None:
@@ -155,10 +184,11 @@ class AgentMember:
         """Return where this agent's workers stand, once all agents of a newer world are there.
 
         Workers of the generation joined last do not run any more. If it was still the newest, it
-        ends by this, because of `failure`. Raises what ended the session, `Spare`, or
+        ends by this, because of `failure`. Raises what ended the session, `Spare`, `Preempted`, or
         `Unavailable` when `join_timeout_s` went by without enough agents.
         """
         self._end_generation(failure)
+        self._check_asked()
         while True:
             update = await self._newer()
             self._handled = update.world.generation
@@ -174,9 +204,13 @@ class AgentMember:
 
     async def ended_within(self, limit_s: float) -> bool:
         """Return True once the generation joined last has ended, False if it has not by then."""
+        return await self.comes_true(lambda: self.outdated, limit_s)
+
+    async def comes_true(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Return True once `condition`, looked at with every news of the session, holds; else False."""
         try:
             async with asyncio.timeout(limit_s):
-                while not self.outdated:
+                while not condition():
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -270,10 +304,14 @@ class AgentMember:
             return
         self._handled = max(self._handled, place.generation)
         if not self.outdated:
+            update = self._session.world
             told = failure or RankFailure(
                 rank=place.member.first_rank, code=1, reason="torchrun ended the workers"
             )
-            self._reports.report(place.generation, told.rank, told.code, told.reason)
+            stopped = told.code == PREEMPTED and update is not None and update.HasField("notice")
+            # who stops has saved; torchrun ends the others as soon as the first of them is gone
+            for rank in place.ranks if stopped else (told.rank,):
+                self._reports.report(place.generation, rank, told.code, told.reason)
         self.place = None
         if self._relay is not None and self._health is not None:
             self._relay.set_place(None)
@@ -290,6 +328,7 @@ class AgentMember:
             update = self._session.world
             if update is not None and self._relay is not None:
                 self._check_phase(update)
+                self._check_asked()
                 if self._is_ours(update):
                     return update
             limit_s = self._settings.join_timeout_s
@@ -327,12 +366,18 @@ class AgentMember:
         if update.phase == JOB_PHASE_DONE:
             raise Spare(f"job {self._settings.run_id} is done: {update.phase_reason}")
 
+    def _check_asked(self) -> None:
+        if (notice := self.asked_to_leave) is not None:
+            raise Preempted(
+                f"{self._settings.worker_id} was asked to leave job {self._settings.run_id}: {notice.reason}"
+            )
+
     def _lacks_members(self) -> bool:
         """Whether it is for others that this agent waits: not for coordinators, nor as a spare."""
         update = self._session.world
         if self._session.welcome is None:
             return True
-        if not self._session.connected:
+        if not self._session.connected or (update is not None and update.phase == JOB_PHASE_PAUSED):
             return False
         return update is None or update.world.forming or update.world.generation <= self._handled
 

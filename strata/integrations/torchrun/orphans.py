@@ -10,7 +10,6 @@ This file is that process's program, too: standard library only.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -22,6 +21,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 _BYE = b"bye\n"
+_BYE_S = 5.0
 _ROUNDS = 100
 _ROUND_S = 0.05
 """A process that forks while it is looked for may leave one more; in the end there is none."""
@@ -46,7 +46,7 @@ async def ended_with_us(door: Path) -> AsyncIterator[None]:
         with contextlib.suppress(BrokenPipeError):
             watcher.stdin.write(_BYE)
             watcher.stdin.close()
-        await asyncio.to_thread(watcher.wait)
+        watcher.wait(_BYE_S)  # milliseconds; a thread for it may not be had any more when the program ends
 
 
 def end_child(pid: int) -> None:

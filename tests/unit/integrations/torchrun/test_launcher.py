@@ -1,0 +1,96 @@
+"""What is read from the stack of torch's launcher and agent, and what from a stack without them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from strata.integrations.torchrun.launcher import Launch, RankFailure, find_failure, find_launch
+
+
+@dataclass
+class Config:
+    nproc_per_node: Any = 4
+    max_restarts: Any = 2
+    role: str = "default"
+
+
+@dataclass
+class Failure:
+    exitcode: int
+    timestamp: int = 0
+
+
+class GivesUpError(Exception):
+    """As torch's ChildFailedError."""
+
+    def __init__(self, failures: dict[int, Failure]) -> None:
+        super().__init__("failed")
+        self.failures = failures
+
+
+def launch_agent(config: object) -> Launch | None:
+    """Stand in for torch's: what counts is the name of the function and of its variable."""
+    return find_launch()
+
+
+def _invoke_run(run_result: object) -> RankFailure | None:
+    return find_failure()
+
+
+def test_the_launcher_s_configuration_is_found_by_name() -> None:
+    assert launch_agent(Config()) == Launch(slots=4, max_restarts=2, role="default")
+
+
+@pytest.mark.parametrize("config", [None, object(), Config(nproc_per_node=None), Config(max_restarts="many")])
+def test_a_launcher_that_is_not_torch_s_tells_nothing(config: object) -> None:
+    assert launch_agent(config) is None
+
+
+def test_the_worker_that_failed_first_is_named() -> None:
+    result = GivesUpError(
+        {3: Failure(1, timestamp=20), 1: Failure(-9, timestamp=10), 2: Failure(1, timestamp=30)}
+    )
+    found = _invoke_run(result)
+    assert found == RankFailure(rank=1, code=-9, reason="was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(3, "exited with 3"), (-15, "was ended by SIGTERM"), (-99, "was ended by signal 99")]
+)
+def test_a_failure_is_told_in_words(code: int, reason: str) -> None:
+    found = _invoke_run(GivesUpError({0: Failure(code)}))
+    assert found is not None
+    assert (found.code, found.reason) == (code, reason)
+
+
+def test_a_failure_with_exit_code_0_is_one_all_the_same() -> None:
+    found = _invoke_run(GivesUpError({0: Failure(0)}))
+    assert found is not None
+    assert found.code == 1
+
+
+@pytest.mark.parametrize("result", [None, object(), GivesUpError({})])
+def test_an_agent_whose_workers_did_not_fail_has_no_failure(result: object) -> None:
+    assert _invoke_run(result) is None
+
+
+def test_an_agent_that_gives_up_says_by_its_exception_why() -> None:
+    try:
+        raise GivesUpError({5: Failure(7)})
+    except GivesUpError:
+        found = find_failure()
+    assert found == RankFailure(rank=5, code=7, reason="exited with 7")
+    assert find_failure() is None
+
+
+def test_the_names_are_still_torch_s() -> None:
+    """The variables that are looked for exist in the torch at hand."""
+    api = pytest.importorskip("torch.distributed.elastic.agent.server.api")
+    launcher = pytest.importorskip("torch.distributed.launcher.api")
+    assert "run_result" in api.SimpleElasticAgent._invoke_run.__code__.co_varnames
+    assert "config" in launcher.launch_agent.__code__.co_varnames
+    fields = launcher.LaunchConfig.__dataclass_fields__
+    assert {"nproc_per_node", "max_restarts", "role"} <= set(fields)

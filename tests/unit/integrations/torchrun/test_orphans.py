@@ -1,0 +1,98 @@
+"""Workers end with their agent, also when it is killed; nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from strata.integrations.torchrun import orphans
+from strata.launch.children import Child
+from tests.processes import LIMIT_S, gone
+
+AGENT = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+from strata.integrations.torchrun import orphans
+
+async def main():
+    async with orphans.ended_with_us(Path(sys.argv[1])):
+        command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(1000)"]
+        worker = subprocess.Popen(
+            command, env={**os.environ, "STRATA_SOCKET": sys.argv[1]}, start_new_session=True, stdout=subprocess.PIPE
+        )
+        worker.stdout.readline()
+        print(worker.pid, flush=True)
+        sys.stdin.readline()
+
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def agent(door: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run an agent with one worker; both are gone afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(door)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    worker = 0
+    try:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        yield process, worker
+    finally:
+        process.kill()
+        process.communicate()
+        if worker:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+
+
+def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(tmp_path: Path) -> None:
+    door = tmp_path / "agent" / "ranks.sock"
+    door.parent.mkdir()
+    with agent(door) as (process, worker):
+        bystander = Child.start(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": f"{door}2"})
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+            assert gone(worker, LIMIT_S)
+            assert bystander.poll() is None, "another agent's worker"
+        finally:
+            bystander.kill()
+            bystander.join()
+
+
+def test_an_agent_that_ends_in_order_leaves_its_workers_to_torchrun(tmp_path: Path) -> None:
+    with agent(tmp_path / "ranks.sock") as (process, worker):
+        process.communicate("end\n")
+        assert process.returncode == 0, "the watcher has ended, too: it is waited for"
+        assert not gone(worker, 0.0)
+
+
+def test_only_a_child_of_this_process_is_ended() -> None:
+    child = Child.start(["sleep", "1000"])
+    try:
+        grandchild = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=-3, stderr=-3).pid)",
+            ],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        stranger = int(grandchild.stdout)
+        orphans.end_child(stranger)
+        assert not gone(stranger, 0.0)
+        os.kill(stranger, signal.SIGKILL)
+        orphans.end_child(child.pid)
+        assert child.join(LIMIT_S) == -signal.SIGKILL
+        orphans.end_child(child.pid)  # gone: nothing happens
+    finally:
+        child.kill()
+        child.join()
