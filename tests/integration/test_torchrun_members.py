@@ -101,13 +101,11 @@ async def test_members_meet_where_rank_0_s_says_and_tell_their_workers_where_the
     agents: Agents,
 ) -> None:
     a, b = agents.start("a", slots=2), agents.start("b", slots=3)
-    assert a.outdated, "nothing is joined yet"
     found = await joined(a, b)
     assert {(met.address, met.port) for _, met in found} == {("127.0.0.1", 4711)}
     assert sorted(place.ranks.start for place, _ in found) in ([0, 2], [0, 3])
     assert {place.world.size for place, _ in found} == {5}
-    assert not a.outdated
-    assert not a.closed
+    assert (a.outdated, a.closed) == (False, False)
     environment = a.environment()
     assert environment["STRATA_WORKER_ID"] == "a"
     assert stat.S_ISSOCK(os.stat(environment["STRATA_SOCKET"]).st_mode)  # noqa: PTH116
@@ -150,8 +148,8 @@ async def test_a_spare_takes_the_place_of_who_leaves_and_ends_when_the_job_is_do
     c, d = agents.start("c"), agents.start("d")
     waits_c = asyncio.create_task(c.join(None, open_store))
     waits_d = asyncio.create_task(raised(d.join(None, open_store)))
-    for spare in (c, d):
-        assert await spare.comes_true(lambda spare=spare: spare.standing_by, LIMIT_S)
+    assert await c.comes_true(lambda: c.standing_by, LIMIT_S)
+    assert await d.comes_true(lambda: d.standing_by, LIMIT_S)
     assert not waits_c.done()
     await b.leave(RankFailure(rank=0, code=1, reason="gave up"))
     await joined(a)
