@@ -60,6 +60,12 @@ def run(
             "--restart-grace-s", help="Seconds from SIGTERM to SIGKILL when a generation has ended. [2]"
         ),
     ] = None,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            "--restart", help="For a new generation: a new process, or in_process where ranks can. (process)"
+        ),
+    ] = None,
     warm: Annotated[
         bool | None,
         typer.Option("--warm/--no-warm", help="Keep a process a slot that has done the imports. (yes)"),
@@ -120,6 +126,7 @@ def run(
         "stop_grace_s": stop_grace_s,
         "max_generations": max_generations,
         "restart_grace_s": restart_grace_s,
+        "restart": restart,
         "warm": warm,
         "warm_imports": warm_import,
         "preempt_grace_s": preempt_grace_s,

@@ -16,6 +16,8 @@ from strata.config.scheduler import allocation
 from strata.errors import ConfigError
 
 MAX_SLOTS = 1024
+PROCESS = "process"
+IN_PROCESS = "in_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,11 @@ class RunConfig:
         default=300.0,
         doc="how long members of a new world wait for each other before it counts as failed",
     )
+    restart: str = setting(
+        "run.restart",
+        default=PROCESS,
+        doc="what a new generation means for a rank: process (a new one) or in_process (where its program can)",
+    )
     warm: bool = setting(
         "run.warm",
         default=True,
@@ -109,6 +116,8 @@ class RunConfig:
             raise ConfigError("run.join_timeout_s must be at least 1 second")
         if self.max_fruitless_generations < 1:
             raise ConfigError("--max-fruitless-generations must be at least 1")
+        if self.restart not in {PROCESS, IN_PROCESS}:
+            raise ConfigError(f"--restart must be {PROCESS} or {IN_PROCESS}, not {self.restart!r}")
         if self.max_generations < 0:
             raise ConfigError("--max-generations cannot be negative")
 

@@ -61,12 +61,13 @@ def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(
-    place: Place, *, local_rank: int, inherited: Mapping[str, str], restarts: int, stacks: str
+    place: Place, *, local_rank: int, inherited: Mapping[str, str], restarts: int, stacks: str, restart: str
 ) -> dict[str, str]:
     """Return the whole environment of one rank's process.
 
     `restarts` counts the generations that this supervisor started before; `stacks` is the file
-    into which the process writes where its threads are, when asked.
+    into which the process writes where its threads are, when asked; `restart` says whether it may
+    go on in a newer generation by itself (`in_process`).
     """
     environment = common_environment(inherited)
     rank = place.member.first_rank + local_rank
@@ -92,6 +93,7 @@ def rank_environment(
         "STRATA_DETECT_S": str(place.detect_s),
         "STRATA_TRAIN_PREEMPT_GRACE_S": str(place.preempt_grace_s),
         "STRATA_STACKS": stacks,
+        "STRATA_RESTART": restart,
     }
     if place.world.HasField("restore"):
         restore = place.world.restore

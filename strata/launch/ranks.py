@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+from strata.config.run import PROCESS
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
@@ -16,6 +18,9 @@ from strata.launch.starting import Starter
 from strata.observe import get_logger
 
 log = get_logger()
+
+_CANNOT_RUN = 127
+"""What a shell says of a command that is not there."""
 
 Exited = Callable[[int, int, int, str], None]
 """Called with (generation, rank, exit code or minus the signal, reason) when a rank ends itself."""
@@ -29,47 +34,109 @@ class RankProcess:
     stacks: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What the ranks of every generation of a run have in common."""
+
+    starter: Starter
+    inherited: Mapping[str, str]
+    folder: Path
+    """Private to this supervisor, and outlives every group."""
+    restart: str = PROCESS
+
+
 class RankGroup:
     """The ranks that this member runs in one generation. A rank is started at most once.
 
     The exit of a rank is reported once, to `on_exit`, unless `stop` ended it. `doom` names why
     a rank is about to be killed, so that its exit carries that reason.
+
+    A process of the generation before may be adopted as a rank. Until it has `arrived` it is none
+    yet: when it ends, or `give_up` ends it, a new process takes its place and nothing is reported.
     """
 
-    def __init__(self, place: Place, *, folder: Path, on_exit: Exited) -> None:
-        """`folder` is private to this supervisor, and outlives the group."""
+    def __init__(self, place: Place, program: Program, *, restarts: int, on_exit: Exited) -> None:
+        """`restarts` counts the generations that were started before."""
         self.place = place
-        self._folder = folder
+        self._program = program
+        self._restarts = restarts
         self._on_exit = on_exit
         self._processes: dict[int, RankProcess] = {}
+        self._awaited: set[int] = set()
         self._doomed: dict[int, str] = {}
         self._heeding: set[int] = set()
         self._stopping = False
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[int, asyncio.Task[None]] = {}
 
-    def start(self, starter: Starter, *, inherited: Mapping[str, str], restarts: int) -> None:
-        """Start one process a slot; `ConfigError` when the command cannot be run at all."""
+    def start(self, adopted: Mapping[int, RankProcess] = MappingProxyType({})) -> None:
+        """Start one process a slot, but for slots whose process, by local rank, is adopted.
+
+        `ConfigError` when the command cannot be run at all.
+        """
         for local_rank, rank in enumerate(self.place.ranks):
-            stacks = self._folder / f"stacks-{self.place.generation}-{rank}.txt"
-            environment = rank_environment(
-                self.place,
-                local_rank=local_rank,
-                inherited=inherited,
-                restarts=restarts,
-                stacks=str(stacks),
-            )
+            process = adopted.get(local_rank)
+            if process is not None:
+                process.child.name = f"rank {rank}"
+                self._awaited.add(rank)
+                self._has(rank, process)
+                log.info("rank.goes_on", rank=rank, pid=process.child.pid, generation=self.place.generation)
+                continue
             try:
-                child = starter.start(environment, name=f"rank {rank}")
-            except OSError as error:
+                self._has(rank, self._new(local_rank))
+            except ConfigError:
                 self.kill()
-                raise ConfigError(
-                    f"cannot run the command: {error}",
-                    hint="the command after -- must be a program on this node",
-                ) from error
-            process = RankProcess(child=child, stacks=stacks)
-            self._processes[rank] = process
-            log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation)
-            self._watchers.append(asyncio.create_task(self._watch(rank, process), name=f"watch rank {rank}"))
+                raise
+
+    def _new(self, local_rank: int) -> RankProcess:
+        rank = self.place.ranks[local_rank]
+        stacks = self._program.folder / f"stacks-{self.place.generation}-{rank}.txt"
+        environment = rank_environment(
+            self.place,
+            local_rank=local_rank,
+            inherited=self._program.inherited,
+            restarts=self._restarts,
+            stacks=str(stacks),
+            restart=self._program.restart,
+        )
+        try:
+            child = self._program.starter.start(environment, name=f"rank {rank}")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot run the command: {error}",
+                hint="the command after -- must be a program on this node",
+            ) from error
+        log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation)
+        return RankProcess(child=child, stacks=stacks)
+
+    def _has(self, rank: int, process: RankProcess) -> None:
+        self._processes[rank] = process
+        self._watchers[rank] = asyncio.create_task(self._watch(rank, process), name=f"watch rank {rank}")
+
+    # -- processes that go from one generation to the next
+
+    def release(self, local_ranks: Collection[int]) -> dict[int, RankProcess]:
+        """Give away the processes of these local ranks that live: they are no ranks of this group."""
+        released = {}
+        for local_rank, rank in enumerate(self.place.ranks):
+            process = self._alive(rank)
+            if local_rank in local_ranks and process is not None and rank not in self._doomed:
+                released[local_rank] = process
+                del self._processes[rank]
+                self._watchers.pop(rank).cancel()
+        return released
+
+    def arrived(self, rank: int) -> None:
+        """Take note that a process, adopted or not, is this rank from now on."""
+        self._awaited.discard(rank)
+
+    def give_up(self) -> None:
+        """Kill the adopted processes that have not arrived: new ones take their places."""
+        for rank in self._awaited:
+            if (process := self._alive(rank)) is not None:
+                log.warning(
+                    "rank.replaced", rank=rank, pid=process.child.pid, reason="it did not go on by itself"
+                )
+                process.child.kill()
 
     def pid(self, rank: int) -> int | None:
         """Return the process id of a rank, or None when it does not run here."""
@@ -124,11 +191,11 @@ class RankGroup:
         async with asyncio.TaskGroup() as group:
             for process in self._processes.values():
                 group.create_task(process.child.stop_async(grace_s))
-        await asyncio.gather(*self._watchers)
+        await asyncio.gather(*self._watchers.values())
 
     async def join(self) -> None:
         """Return once every rank has ended; to cancel this changes nothing for them."""
-        await asyncio.shield(asyncio.gather(*self._watchers))
+        await asyncio.shield(asyncio.gather(*self._watchers.values()))
 
     def _alive(self, rank: int) -> RankProcess | None:
         process = self._processes.get(rank)
@@ -140,9 +207,20 @@ class RankGroup:
         process.stacks.unlink(missing_ok=True)
         if self._stopping:
             return
+        if rank in self._awaited:
+            self._awaited.discard(rank)
+            self._renew(rank)
+            return
         reason = self._doomed.get(rank, child.describe())
         log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason)
         self._on_exit(self.place.generation, rank, code, reason)
+
+    def _renew(self, rank: int) -> None:
+        """Start the rank that an adopted process did not become."""
+        try:
+            self._has(rank, self._new(self.place.ranks.index(rank)))
+        except ConfigError as error:
+            self._on_exit(self.place.generation, rank, _CANNOT_RUN, error.message)
 
 
 def inherited_environment() -> dict[str, str]:

@@ -5,6 +5,9 @@ says goes up as it is (the session upward puts arrivals of one round into one me
 checkpoints and worlds that come down are handed to every rank of their generation. So the loss of
 a coordinator is met in one place, and a rank never notices.
 
+A rank that can go on in a newer generation by itself is told its place there (`move`), and attaches
+again; its local rank is what stays.
+
 The relay also finds frozen ranks: a rank whose transport ended while its process lives, and that
 does not attach again within the grace, is reported to `on_silent`. A rank that never attached (a
 script that does not use the library) is not watched in this way.
@@ -13,7 +16,7 @@ script that does not use the library) is not watched in this way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -37,6 +40,7 @@ from strata.v1.session_pb2 import (
     Progress,
     RankExit,
     RankHello,
+    RankPlace,
     Reply,
     Tick,
     Welcome,
@@ -96,21 +100,24 @@ class Relay:
         detect_s: float,
         grace_s: float,
         listener: Listener,
+        on_attached: OfRank,
         on_silent: OfRank,
         on_heeding: OfRank | None = None,
     ) -> None:
-        """`on_silent`: a rank is attached no more though it did not leave. `on_heeding`: it says that
-        it stops by itself when its generation is asked to.
+        """`on_attached`: a rank is let in. `on_silent`: one is attached no more though it did not leave.
+        `on_heeding`: it says that it stops by itself when its generation is asked to.
         """
         self._upstream = upstream
         self._listener = listener
         self._worker_id = worker_id
         self._detect_s = detect_s
         self._grace_s = grace_s
+        self._on_attached = on_attached
         self._on_silent = on_silent
         self._on_heeding = on_heeding
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
+        """By local rank, which a process keeps from one generation to the next."""
         self._pids: dict[int, int] = {}
         self._graces: dict[int, asyncio.TimerHandle] = {}
 
@@ -127,6 +134,26 @@ class Relay:
     def pid(self, rank: int) -> int | None:
         """Return the process that attached last as this rank of the current place, if one did."""
         return self._pids.get(rank)
+
+    def in_process(self) -> frozenset[int]:
+        """Return the local ranks that are attached and can go on in another generation."""
+        return frozenset(local for local, handler in self._attached.items() if handler.in_process)
+
+    def move(self, place: Place, local_ranks: Collection[int]) -> None:
+        """Tell these local ranks, of the generation before, their place in this one."""
+        for local in local_ranks:
+            if (handler := self._attached.get(local)) is not None:
+                handler.session.send(
+                    Down(
+                        place=RankPlace(
+                            world=place.world,
+                            member=place.member,
+                            local_rank=local,
+                            master_addr=place.master_addr,
+                            master_port=place.master_port,
+                        )
+                    )
+                )
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         """Hand a round's outcome to the ranks of its generation."""
@@ -153,12 +180,13 @@ class Relay:
         place, rank = self._place, hello.rank
         if not hello.HasField("rank"):
             raise InvalidArgument("only ranks of this node are served here")
-        self._check(place, rank)
-        before = self._attached.pop(rank.rank, None)
+        local = self._check(place, rank)
+        before = self._attached.pop(local, None)
         if before is not None:
             before.session.close()
-        handler = _RankHandler(self, rank, session)
-        self._attached[rank.rank] = handler
+        handler = _RankHandler(self, rank, local, session)
+        self._attached[local] = handler
+        self._on_attached(rank.rank, rank.generation)
         self._pids[rank.rank] = rank.pid
         if (timer := self._graces.pop(rank.rank, None)) is not None:
             timer.cancel()
@@ -178,7 +206,8 @@ class Relay:
         log.debug("rank.attached", rank=rank.rank, generation=rank.generation, pid=rank.pid)
         return handler
 
-    def _check(self, place: Place | None, rank: RankHello) -> None:
+    def _check(self, place: Place | None, rank: RankHello) -> int:
+        """Return the local rank of one that may attach."""
         if place is None or rank.generation != place.generation:
             now = f"generation {place.generation}" if place is not None else "none"
             raise StaleGeneration(f"{self._worker_id} runs {now}, not generation {rank.generation}")
@@ -187,6 +216,7 @@ class Relay:
                 f"rank {rank.rank} of {rank.worker_id} in job {rank.job} is not run by {self._worker_id}",
                 hint="a rank takes its STRATA_* variables from strata run, unchanged",
             )
+        return place.ranks.index(rank.rank)
 
     def heeds(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""
@@ -195,9 +225,9 @@ class Relay:
 
     def _detached(self, handler: _RankHandler, end: End) -> None:
         rank, generation = handler.rank, handler.generation
-        if self._attached.get(rank) is not handler:
+        if self._attached.get(handler.local_rank) is not handler:
             return
-        del self._attached[rank]
+        del self._attached[handler.local_rank]
         current = self._place is not None and self._place.generation == generation
         if end is not End.BROKEN:
             self._listener.gone(generation, rank)
@@ -208,18 +238,20 @@ class Relay:
 
     def _grace_over(self, rank: int, generation: int) -> None:
         self._graces.pop(rank, None)
-        if rank not in self._attached and self._place is not None:
+        if self._place is not None and self._place.ranks.index(rank) not in self._attached:
             self._on_silent(rank, generation)
 
 
 class _RankHandler:
     """What one rank says (`session.served.Handler`)."""
 
-    def __init__(self, relay: Relay, hello: RankHello, session: Session) -> None:
+    def __init__(self, relay: Relay, hello: RankHello, local_rank: int, session: Session) -> None:
         self._relay = relay
         self._upstream = relay._upstream  # the relay's other half
         self._job = hello.job
         self.rank = hello.rank
+        self.local_rank = local_rank
+        self.in_process = hello.in_process
         self.generation = hello.generation
         self.session = session
 

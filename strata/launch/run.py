@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,23 @@ class _Observer:
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         if self.relay is not None:
             self.relay.on_checkpoint(checkpoint)
+
+
+class _Door:
+    """Where the supervisor tells of places: the relay lets ranks in, the watch looks at them."""
+
+    relay: Relay
+    health: Health
+
+    def set_place(self, place: Place | None) -> None:
+        self.relay.set_place(place)
+        self.health.set_place(place)
+
+    def in_process(self) -> frozenset[int]:
+        return self.relay.in_process()
+
+    def move(self, place: Place, local_ranks: Collection[int]) -> None:
+        self.relay.move(place, local_ranks)
 
 
 async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
@@ -140,10 +157,7 @@ async def _run(
     assert session.welcome is not None
     timing = Timing.derive(session.welcome.detect_s)
 
-    def place_changed(place: Place | None) -> None:
-        relay.set_place(place)
-        health.set_place(place)
-
+    door = _Door()
     supervisor = Supervisor(
         config,
         _starter(config, command),
@@ -152,7 +166,7 @@ async def _run(
         address=address,
         folder=folder,
         detect_s=timing.detect_s,
-        place_changed=place_changed,
+        door=door,
     )
     health = Health(config.health, session, supervisor, detect_s=timing.detect_s)
     relay = Relay(
@@ -161,9 +175,11 @@ async def _run(
         detect_s=timing.detect_s,
         grace_s=timing.reconnect_grace_s,
         listener=health.stalls,
+        on_attached=supervisor.rank_attached,
         on_silent=supervisor.rank_is_silent,
         on_heeding=supervisor.rank_heeds_notices,
     )
+    door.relay, door.health = relay, health
     async with serving(relay, folder / SOCKET, timing), health.watching():
         observer.relay, observer.supervisor = relay, supervisor
         if asked.done():

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 from strata.launch.environment import Place
-from strata.launch.ranks import Exited, RankGroup, inherited_environment
+from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
 from strata.launch.rendezvous import Meeting, ReservedPort
-from strata.launch.starting import Starter
 
 
 class Slots:
-    """Has `starter` start a process a slot for each generation, and holds what lasts as long as one.
+    """Has a process a slot for each generation, and holds what lasts as long as one.
 
-    `on_exit` hears of every rank that ended by itself. `folder` is private to this supervisor.
+    `on_exit` hears of every rank that ended by itself.
     """
 
-    def __init__(
-        self, starter: Starter, *, count: int, prepare_after_s: float, folder: Path, on_exit: Exited
-    ) -> None:
-        self._starter = starter
+    def __init__(self, program: Program, *, count: int, prepare_after_s: float, on_exit: Exited) -> None:
+        self._program = program
         self._count = count
         self._prepare_after_s = prepare_after_s
-        self._folder = folder
         self._on_exit = on_exit
         self._port: ReservedPort | None = None
         self._starts = 0
         self._preparing: asyncio.TimerHandle | None = None
+        self._kept: dict[int, RankProcess] = {}
+        """By local rank: processes of the generation before that will be ranks of the next one."""
         self.ranks: RankGroup | None = None
         """Those of the current generation; None between two of them."""
 
@@ -36,25 +34,47 @@ class Slots:
         self._port = ReservedPort()
         return Meeting(address, self._port.port)
 
-    def start(self, place: Place) -> None:
-        """Start the ranks of `place`; `ConfigError` when the command cannot be run at all."""
-        self.ranks = RankGroup(place, folder=self._folder, on_exit=self._on_exit)
-        self.ranks.start(self._starter, inherited=inherited_environment(), restarts=self._starts)
+    def start(self, place: Place) -> frozenset[int]:
+        """Start the ranks of `place`; return the local ranks that processes kept by `end` have to become.
+
+        `ConfigError` when the command cannot be run at all.
+        """
+        adopted = {local: process for local, process in self._kept.items() if process.child.poll() is None}
+        self._kept.clear()
+        self.ranks = RankGroup(place, self._program, restarts=self._starts, on_exit=self._on_exit)
+        self.ranks.start(adopted)
         self._starts += 1
         self.prepare(self._prepare_after_s)
+        return frozenset(adopted)
 
     def prepare(self, after_s: float = 0.0) -> None:
         """Get ready for the ranks of the next generation, after so long."""
         if self._preparing is not None:
             self._preparing.cancel()
         loop = asyncio.get_running_loop()
-        self._preparing = loop.call_later(after_s, self._starter.prepare, self._count)
+        self._preparing = loop.call_later(after_s, self._program.starter.prepare, self._count)
 
-    async def end(self, grace_s: float, *, urgent: asyncio.Event) -> None:
-        """End the ranks: SIGTERM, then SIGKILL after the grace, or as soon as it is `urgent`."""
+    async def end(
+        self, grace_s: float, *, urgent: asyncio.Event, keep: Collection[int] = frozenset()
+    ) -> None:
+        """End the ranks: SIGTERM, then SIGKILL after the grace, or as soon as it is `urgent`.
+
+        The processes of the local ranks in `keep` live on, for the next generation.
+        """
         ranks, self.ranks = self.ranks, None
         if ranks is not None:
-            await _stop(ranks, grace_s, urgent)
+            self._kept |= ranks.release(keep)
+        leaving = [self._kept.pop(local) for local in list(self._kept) if local not in keep]
+        stopping = asyncio.create_task(_stop(ranks, leaving, grace_s))
+        hurry = asyncio.create_task(urgent.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not stopping.done():
+            for process in leaving:
+                process.child.kill()
+            if ranks is not None:
+                ranks.kill()
+        await stopping
         if self._port is not None:
             self._port.close()
             self._port = None
@@ -63,16 +83,16 @@ class Slots:
         """Send SIGKILL to every rank and all that was prepared; does not wait."""
         if self._preparing is not None:
             self._preparing.cancel()
-        self._starter.close()
+        self._program.starter.close()
+        for process in self._kept.values():
+            process.child.kill()
         if self.ranks is not None:
             self.ranks.kill()
 
 
-async def _stop(ranks: RankGroup, grace_s: float, urgent: asyncio.Event) -> None:
-    stopping = asyncio.create_task(ranks.stop(grace_s))
-    hurry = asyncio.create_task(urgent.wait())
-    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    hurry.cancel()
-    if not stopping.done():
-        ranks.kill()
-    await stopping
+async def _stop(ranks: RankGroup | None, processes: Sequence[RankProcess], grace_s: float) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        if ranks is not None:
+            tasks.create_task(ranks.stop(grace_s))
+        for process in processes:
+            tasks.create_task(process.child.stop_async(grace_s))

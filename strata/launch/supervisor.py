@@ -6,6 +6,10 @@ and whether somebody asked it to stop. A generation goes through
     world with a place here → end the ranks of the one before → meet at the join barrier
     → start the ranks → they end, or a newer world comes
 
+With `--restart=in_process` the ranks that can go on by themselves are not ended: they are told
+their place in the new generation, and have `restart_grace_s` to attach in it; a process that does
+not is replaced by a new one.
+
 `slots` has the ranks, `joining` the barrier, `reports` tells of ranks that ended. Losing the
 coordinators changes nothing here: ranks go on, and what they did is told later.
 """
@@ -13,18 +17,20 @@ coordinators changes nothing here: ranks go on, and what they did is told later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from strata.config import RunConfig
+from strata.config.run import IN_PROCESS
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import BarrierTimeout
 from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
 from strata.launch.notices import Stopping, ask_all_to_stop, leaves, notice_for
+from strata.launch.ranks import Program, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
@@ -50,11 +56,27 @@ class Upstream(joining.Upstream, reports.Upstream, notices.Upstream, Protocol):
         ...
 
 
+class Door(Protocol):
+    """What the supervisor needs of the relay, where the ranks attach."""
+
+    def set_place(self, place: Place | None) -> None:
+        """Let in the ranks of `place` from now on, and no others; None: nobody."""
+        ...
+
+    def in_process(self) -> frozenset[int]:
+        """Return the local ranks that are attached and can go on in another generation."""
+        ...
+
+    def move(self, place: Place, local_ranks: Collection[int]) -> None:
+        """Tell these local ranks, of the generation before, their place in this one."""
+        ...
+
+
 class Supervisor:
     """Has `starter` start the command once a slot in every generation that has a place for this member.
 
-    `place_changed` is told of the ranks that run here whenever they change (None: none), so that
-    the relay knows whom to let in. `folder` is this supervisor's own, and has the relay's socket.
+    `door` is told of the ranks that run here whenever they change. `folder` is this supervisor's
+    own, and has the relay's socket.
     """
 
     def __init__(
@@ -67,7 +89,7 @@ class Supervisor:
         address: str,
         folder: Path,
         detect_s: float,
-        place_changed: Callable[[Place | None], None],
+        door: Door,
     ) -> None:
         self._config = config
         self._upstream = upstream
@@ -75,13 +97,17 @@ class Supervisor:
         self._address = address
         self._socket = folder / SOCKET
         self._detect_s = detect_s
-        self._place_changed = place_changed
+        self._door = door
         self._reports = ExitReports(upstream)
         self._slots = Slots(
-            starter,
+            Program(
+                starter=starter,
+                inherited=inherited_environment(),
+                folder=folder,
+                restart=config.restart,
+            ),
             count=config.slots,
             prepare_after_s=config.warm_after_s,
-            folder=folder,
             on_exit=self._reports.report,
         )
         self._stop = StopRequest()
@@ -113,6 +139,12 @@ class Supervisor:
         """
         self._stop.ask(number)
         self._news.set()
+
+    def rank_attached(self, rank: int, generation: int) -> None:
+        """Take note that a rank was let in: one that goes on by itself has arrived."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.arrived(rank)
 
     def rank_is_silent(self, rank: int, generation: int) -> None:
         """Kill a rank whose process lives but whose transport answers no more."""
@@ -152,7 +184,7 @@ class Supervisor:
                     return await self._finish(update)
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
-                    await self._end_ranks(self._config.restart_grace_s)
+                    await self._end_ranks(self._config.restart_grace_s, keep=self._going_on(update))
                     if not self._stop.asked.is_set():
                         await self._begin(update)
                 notice = notice_for(update, self._worker_id)
@@ -162,7 +194,7 @@ class Supervisor:
                         return await self._leave_preempted(notice.reason)
         finally:
             self._slots.kill()
-            self._place_changed(None)
+            self._door.set_place(None)
 
     async def _begin(self, update: WorldUpdate) -> None:
         """Meet the other members and start this generation's ranks, unless it ends before."""
@@ -194,8 +226,20 @@ class Supervisor:
                 detect_s=self._detect_s,
                 preempt_grace_s=self._config.preempt_grace_s,
             )
-            self._place_changed(place)
-            self._slots.start(place)
+            self._door.set_place(place)
+            self._move(place, self._slots.start(place))
+
+    def _going_on(self, update: WorldUpdate) -> frozenset[int]:
+        """Return the local ranks whose processes shall go on in the world of `update`, or wait for one."""
+        placed = update.HasField("place") or update.world.forming
+        return self._door.in_process() if placed and self._config.restart == IN_PROCESS else frozenset()
+
+    def _move(self, place: Place, local_ranks: frozenset[int]) -> None:
+        """Tell processes of the generation before their place, and replace those that do not heed it."""
+        ranks = self._slots.ranks
+        if local_ranks and ranks is not None:
+            self._door.move(place, local_ranks)
+            asyncio.get_running_loop().call_later(self._config.restart_grace_s, ranks.give_up)
 
     async def _meet(self, update: WorldUpdate) -> Meeting | None:
         """Return where ranks meet, once every member is there; None when the world has ended."""
@@ -241,9 +285,9 @@ class Supervisor:
             newest.world.generation != update.world.generation or newest.phase != update.phase
         )
 
-    async def _end_ranks(self, grace_s: float) -> None:
-        self._place_changed(None)
-        await self._slots.end(grace_s, urgent=self._stop.urgent)
+    async def _end_ranks(self, grace_s: float, *, keep: frozenset[int] = frozenset()) -> None:
+        self._door.set_place(None)
+        await self._slots.end(grace_s, urgent=self._stop.urgent, keep=keep)
 
     # -- the end
 

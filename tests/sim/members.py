@@ -182,6 +182,7 @@ class Member:
             detect_s=5.0,
             grace_s=GRACE_S,
             listener=Health(HealthConfig(), session, SomebodyElses(), detect_s=5.0).stalls,
+            on_attached=lambda rank, generation: None,
             on_silent=lambda rank, generation: None,
         )
         supervisor.session = session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,21 +96,39 @@ def update(
     )
 
 
+@dataclass(slots=True)
+class FakeDoor:
+    """A relay that keeps the places it is told, and whose ranks the test plays."""
+
+    places: asyncio.Queue[Place | None] = field(default_factory=asyncio.Queue)
+    moves: asyncio.Queue[tuple[int, frozenset[int]]] = field(default_factory=asyncio.Queue)
+    movable: frozenset[int] = frozenset()
+
+    def set_place(self, place: Place | None) -> None:
+        self.places.put_nowait(place)
+
+    def in_process(self) -> frozenset[int]:
+        return self.movable
+
+    def move(self, place: Place, local_ranks: Collection[int]) -> None:
+        self.moves.put_nowait((place.generation, frozenset(local_ranks)))
+
+
 class Stage:
     """A supervisor that runs, the session it thinks it has, and the places it told of."""
 
-    def __init__(self, command: tuple[str, ...], folder: Path, *, stop_grace_s: float = 10.0) -> None:
+    def __init__(self, command: tuple[str, ...], folder: Path, **settings: Any) -> None:
         self.upstream = FakeUpstream()
-        self.places: asyncio.Queue[Place | None] = asyncio.Queue()
+        self.door = FakeDoor()
         self.supervisor = Supervisor(
-            RunConfig(job="j", stop_grace_s=stop_grace_s, restart_grace_s=10.0),
+            RunConfig(**{"job": "j", "stop_grace_s": 10.0, "restart_grace_s": 10.0, **settings}),
             ColdStarter(command),
             upstream=self.upstream,
             worker_id="w",
             address="192.0.2.1",
             folder=folder,
             detect_s=5.0,
-            place_changed=self.places.put_nowait,
+            door=self.door,
         )
         self.done = asyncio.create_task(self.supervisor.run())
 
@@ -125,7 +143,7 @@ class Stage:
 
     async def started(self) -> Place:
         """Return the next place whose ranks were started."""
-        while (place := await self.places.get()) is None:
+        while (place := await self.door.places.get()) is None:
             pass
         return place
 
@@ -137,10 +155,10 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(*command: str, stop_grace_s: float = 10.0) -> AsyncIterator[Stage]:
+async def stage(*command: str, **settings: Any) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory() as folder:
         async with asyncio.timeout(LIMIT_S):
-            it = Stage(command, Path(folder), stop_grace_s=stop_grace_s)
+            it = Stage(command, Path(folder), **settings)
             try:
                 yield it
             finally:

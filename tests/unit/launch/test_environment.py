@@ -24,7 +24,12 @@ def place(*, restore: RestorePoint | None = None) -> Place:
 
 def test_torch_s_names_and_ours() -> None:
     assert rank_environment(
-        place(), local_rank=3, inherited={"PATH": "/bin"}, restarts=2, stacks="/run/strata/1"
+        place(),
+        local_rank=3,
+        inherited={"PATH": "/bin"},
+        restarts=2,
+        stacks="/run/strata/1",
+        restart="process",
     ) == {
         "PATH": "/bin",
         "OMP_NUM_THREADS": "1",
@@ -50,6 +55,7 @@ def test_torch_s_names_and_ours() -> None:
         "STRATA_DETECT_S": "2.5",
         "STRATA_TRAIN_PREEMPT_GRACE_S": "25.0",
         "STRATA_STACKS": "/run/strata/1",
+        "STRATA_RESTART": "process",
     }
 
 
@@ -62,7 +68,9 @@ def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
         "STRATAGEM": "x",
         "STRATA_TRAIN_STORAGE": "/shared",
     }
-    found = rank_environment(place(), local_rank=0, inherited=inherited, restarts=0, stacks="")
+    found = rank_environment(
+        place(), local_rank=0, inherited=inherited, restarts=0, stacks="", restart="process"
+    )
     assert "STRATA_RUN_SLOTS" not in found
     assert "STRATA_RESTORE" not in found
     assert "STRATA_AUTH_TOKEN_FILE" not in found  # a rank's supervisor speaks for it
@@ -72,13 +80,17 @@ def test_what_the_supervisor_was_told_is_not_handed_on() -> None:
 
 
 def test_the_user_s_thread_count_stands() -> None:
-    found = rank_environment(place(), local_rank=0, inherited={"OMP_NUM_THREADS": "4"}, restarts=0, stacks="")
+    found = rank_environment(
+        place(), local_rank=0, inherited={"OMP_NUM_THREADS": "4"}, restarts=0, stacks="", restart="process"
+    )
     assert found["OMP_NUM_THREADS"] == "4"
 
 
 def test_the_point_to_restore_from_is_json() -> None:
     point = RestorePoint(step=40, attempt="a1", record_generation=4, path="file:///c/x", manifest_digest="d")
-    found = rank_environment(place(restore=point), local_rank=0, inherited={}, restarts=0, stacks="")
+    found = rank_environment(
+        place(restore=point), local_rank=0, inherited={}, restarts=0, stacks="", restart="process"
+    )
     assert json.loads(found["STRATA_RESTORE"]) == {
         "step": 40,
         "attempt": "a1",

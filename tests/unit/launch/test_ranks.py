@@ -15,7 +15,7 @@ import pytest
 
 from strata.errors import ConfigError
 from strata.launch.environment import Place
-from strata.launch.ranks import RankGroup, inherited_environment
+from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.stack_dump import dump_stacks
 from strata.launch.starting import ColdStarter
 from strata.v1.worlds_pb2 import World, WorldMember
@@ -39,14 +39,23 @@ def place(slots: int) -> Place:
     )
 
 
+def program(folder: Path, *command: str) -> Program:
+    return Program(starter=ColdStarter(command), inherited=inherited_environment(), folder=folder)
+
+
 @contextlib.asynccontextmanager
 async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, asyncio.Queue[Ended]]]:
     ended: asyncio.Queue[Ended] = asyncio.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        group = RankGroup(place(slots), folder=Path(folder), on_exit=lambda *what: ended.put_nowait(what))
+        group = RankGroup(
+            place(slots),
+            program(Path(folder), *command),
+            restarts=0,
+            on_exit=lambda *what: ended.put_nowait(what),
+        )
         async with asyncio.timeout(LIMIT_S):
             try:
-                group.start(ColdStarter(command), inherited=inherited_environment(), restarts=0)
+                group.start()
                 yield group, ended
             finally:
                 group.kill()
@@ -117,9 +126,9 @@ async def test_a_rank_takes_what_it_started_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["/no/such/program", "no-such-program"])
 async def test_what_cannot_be_run_is_said_at_once(command: str, tmp_path: Path) -> None:
-    group = RankGroup(place(2), folder=tmp_path, on_exit=lambda *_: None)
+    group = RankGroup(place(2), program(tmp_path, command), restarts=0, on_exit=lambda *_: None)
     with pytest.raises(ConfigError, match=command) as refused:
-        group.start(ColdStarter((command,)), inherited=inherited_environment(), restarts=0)
+        group.start()
     assert "after --" in refused.value.hint
 
 

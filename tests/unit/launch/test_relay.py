@@ -77,30 +77,41 @@ class Node:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.upstream = FakeUpstream()
         self.silent: list[tuple[int, int]] = []
+        self.attachments: list[tuple[int, int]] = []
         self.relay = Relay(
             self.upstream,
             worker_id="w",
             detect_s=5.0,
             grace_s=GRACE_S,
             listener=self.upstream,
+            on_attached=lambda rank, generation: self.attachments.append((rank, generation)),
             on_silent=lambda rank, generation: self.silent.append((rank, generation)),
         )
         self.relay.set_place(place(1))
         self._tasks = tasks
         self._links: list[MemoryLink] = []
 
-    async def dial(self, rank: int, *, generation: int = 1, job: str = "j", worker: str = "w") -> MemoryLink:
+    async def dial(
+        self,
+        rank: int,
+        *,
+        generation: int = 1,
+        job: str = "j",
+        worker: str = "w",
+        in_process: bool = False,
+    ) -> MemoryLink:
         """Open a session as a rank does; what comes down is read by the caller."""
         ours, theirs = pair()
         self._tasks.create_task(serve(theirs, self.relay.accept))
         self._links.append(ours)
         hello = {"job": job, "worker_id": worker, "generation": generation, "rank": rank}
+        hello["in_process"] = in_process
         ours.send(up(hello={"rank": hello}))
         return ours
 
-    async def attached(self, rank: int, *, generation: int = 1) -> MemoryLink:
+    async def attached(self, rank: int, *, generation: int = 1, in_process: bool = False) -> MemoryLink:
         """Open a session and return its link after the welcome."""
-        link = await self.dial(rank, generation=generation)
+        link = await self.dial(rank, generation=generation, in_process=in_process)
         assert (await link.recv()).WhichOneof("message") == "welcome"
         return link
 
@@ -330,3 +341,25 @@ async def test_ticks_say_whether_a_coordinator_serves(connected: bool) -> None:
         it.upstream.connected = connected
         link = await it.attached(2)
         assert (await link.recv()).tick.ready is connected
+
+
+@in_virtual_time()
+async def test_a_rank_goes_on_in_a_newer_generation() -> None:
+    async with node() as it:
+        mover = await it.attached(3, in_process=True)
+        other = await it.attached(2)
+        assert it.relay.in_process() == {1}, "by local rank"
+        it.relay.set_place(None)
+        newer = place(2, first_rank=0)
+        it.relay.set_place(newer)
+        it.relay.move(newer, {1})
+        told = (await news(mover)).place
+        assert (told.world.generation, told.member.first_rank, told.local_rank) == (2, 0, 1)
+        again = await it.attached(1, generation=2, in_process=True)
+        assert it.attachments == [(3, 1), (2, 1), (1, 2)]
+        assert await mover.recv() is None, "its session of the old generation is over"
+        assert it.relay.in_process() == {1}
+        await it.attached(0, generation=2)
+        assert await other.recv() is None, "whatever rank it was: this one has its slot"
+        it.relay.on_world(WorldUpdate(world=World(generation=2)))
+        assert (await news(again)).HasField("world")

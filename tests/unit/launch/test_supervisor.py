@@ -6,6 +6,7 @@ import dataclasses
 import signal
 
 import pytest
+from structlog.testing import capture_logs
 
 from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import ConfigError, StaleGeneration
@@ -76,7 +77,7 @@ async def test_nobody_may_attach_between_two_generations() -> None:
     async with stage(*FOREVER) as it:
         await it.enter(update(1))
         it.supervisor.on_world(update(2))
-        assert await it.places.get() is None
+        assert await it.door.places.get() is None
         await it.join()
         assert (await it.started()).generation == 2
 
@@ -146,7 +147,7 @@ async def test_losing_a_place_ends_the_ranks() -> None:
     async with stage(*shell("trap 'exit 9' TERM; sleep 1000 & wait")) as it:
         await it.enter(update(1))
         it.supervisor.on_world(update(2, first_rank=None))
-        assert await it.places.get() is None
+        assert await it.door.places.get() is None
         it.supervisor.on_world(update(3, first_rank=None, phase=JOB_PHASE_DONE))
         assert await it.done == 0
         assert it.upstream.exits.empty()
@@ -165,16 +166,21 @@ async def test_a_job_that_is_done_ends_with_0() -> None:
     ("script", "status"), [("exit 7", 7), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("exec sleep 1000", None)]
 )
 async def test_a_job_that_failed_is_not_to_be_requeued_and_says_how_the_rank_ended(
-    script: str, status: int | None, capsys: pytest.CaptureFixture[str]
+    script: str, status: int | None
 ) -> None:
+    with capture_logs() as logs:
+        await failed_job(script, status)
+    (ended,) = (line for line in logs if line["event"] == "job.ended")
+    assert ended.get("rank_status") == status
+
+
+async def failed_job(script: str, status: int | None) -> None:
     async with stage(*shell(script)) as it:
         await it.enter(update(1))
         if status is not None:
             await it.upstream.exits.get()
         it.supervisor.on_world(update(1, phase=JOB_PHASE_FAILED, revision=101))
         assert await it.done == DO_NOT_REQUEUE
-    said = capsys.readouterr()
-    assert ("rank_status" in said.out + said.err) == (status is not None)
 
 
 async def test_the_rank_that_counts_failed_first_in_the_last_generation() -> None:
@@ -209,7 +215,7 @@ async def test_signals_are_obeyed_during_the_grace_of_a_restart() -> None:
         it.supervisor._config = dataclasses.replace(it.supervisor._config, restart_grace_s=1000)
         await it.enter(update(1))
         it.supervisor.on_world(update(2))
-        assert await it.places.get() is None
+        assert await it.door.places.get() is None
         it.supervisor.ask_to_stop(signal.SIGTERM)
         it.supervisor.ask_to_stop(signal.SIGTERM)
         assert await it.done == 128 + signal.SIGTERM

@@ -1,0 +1,90 @@
+"""Ranks that go on in a newer generation without a new process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+from tests.unit.launch.stage import FOREVER, Exit, Stage, shell, stage, update
+
+
+def in_process(**more: Any) -> dict[str, Any]:
+    return {"restart": "in_process", "slots": 2, **more}
+
+
+def pids(it: Stage) -> list[int | None]:
+    ranks = it.supervisor._slots.ranks
+    assert ranks is not None
+    return [ranks.pid(rank) for rank in ranks.place.ranks]
+
+
+async def test_ranks_that_can_go_on_in_a_newer_generation() -> None:
+    async with stage(*FOREVER, **in_process()) as it:
+        await it.enter(update(1, slots=2))
+        before = pids(it)
+        it.door.movable = frozenset({1})
+        await it.enter(update(2, slots=2, first_rank=2))
+        assert await it.door.moves.get() == (2, frozenset({1}))
+        assert pids(it)[1] == before[1]
+        assert pids(it)[0] not in before
+        it.supervisor.rank_attached(3, 2)
+        os.kill(before[1] or 0, signal.SIGKILL)
+        assert (await it.upstream.exits.get()) == Exit(2, 3, -9, "was ended by SIGKILL")
+
+
+async def test_a_rank_that_does_not_go_on_in_time_is_replaced() -> None:
+    script = 'test "$STRATA_GENERATION" = 2 && exit 5; exec sleep 1000'
+    async with stage(*shell(script), **in_process(restart_grace_s=0.1)) as it:
+        await it.enter(update(1, slots=2))
+        before = pids(it)
+        it.door.movable = frozenset({0, 1})
+        await it.enter(update(2, slots=2))
+        it.supervisor.rank_attached(1, 2)
+        assert before[0] is not None
+        await gone(before[0])
+        assert (await it.door.moves.get())[1] == {0, 1}
+        assert await it.upstream.exits.get() == Exit(2, 0, 5, "exited with 5"), "of the new process only"
+        assert pids(it)[1] == before[1], "who has arrived is let be"
+
+
+async def test_a_process_that_waits_for_its_place_ends_with_the_job() -> None:
+    async with stage(*FOREVER, **in_process()) as it:
+        await it.enter(update(1, slots=2))
+        first, second = pids(it)
+        assert first is not None
+        assert second is not None
+        it.door.movable = frozenset({0, 1})
+        forming = update(2, first_rank=None)
+        forming.world.forming = True
+        it.supervisor.on_world(forming)
+        assert await it.door.places.get() is None
+        await it.enter(update(3, slots=2))
+        assert pids(it) == [first, second], "they waited for others to come"
+        it.supervisor.on_world(update(4, first_rank=None))
+        await gone(first)
+        await gone(second)
+
+
+async def test_by_default_a_new_generation_is_a_new_process() -> None:
+    async with stage(*FOREVER, slots=2) as it:
+        await it.enter(update(1, slots=2))
+        before = pids(it)
+        it.door.movable = frozenset({0, 1})
+        await it.enter(update(2, slots=2))
+        assert not set(pids(it)) & set(before)
+        assert it.door.moves.empty()
+
+
+async def gone(pid: int) -> None:
+    """Return once a process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(fd, ended.set)
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(fd)
+    os.close(fd)
