@@ -22,6 +22,7 @@ from typing import Final
 
 from strata.client import MemberSession
 from strata.config import HealthConfig
+from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
 from strata.core.timing import Timing
 from strata.errors import BarrierTimeout, JobFailed, Refused, StrataError, Unavailable
@@ -168,6 +169,7 @@ class AgentMember:
                     detect_s=timing.detect_s,
                     grace_s=timing.reconnect_grace_s,
                     listener=health.stalls,
+                    on_attached=lambda _rank, _generation: None,
                     on_silent=self._silent,
                 )
                 async with serving(relay, door, timing), health.watching(), orphans.ended_with_us(door):
@@ -259,7 +261,9 @@ class AgentMember:
     def environment(self) -> dict[str, str]:
         """Return what workers find of Strata in their environment; the same for all of them."""
         assert self.place is not None
-        whole = rank_environment(self.place, local_rank=0, inherited={}, restarts=0, stacks="")
+        whole = rank_environment(
+            self.place, local_rank=0, inherited={}, restarts=0, stacks="", restart=PROCESS
+        )
         del whole["STRATA_STACKS"]  # a file a rank
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
 
