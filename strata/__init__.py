@@ -32,6 +32,7 @@ _HOME = {
     "DatasetRegistry": "client.datasets",
     "RankClient": "client.rank",
     "RecoveryResponse": "v1.recovery_pb2",
+    "TrainingOrchestrator": "training.orchestrator",
     "TrainingConfig": "config.training",
     "TrainingWorld": "training.world",
     "ElasticSampler": "data.sampler",

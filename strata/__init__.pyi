@@ -36,6 +36,7 @@ from strata.errors import StorageError as StorageError
 from strata.errors import StrataError as StrataError
 from strata.errors import Unauthenticated as Unauthenticated
 from strata.errors import Unavailable as Unavailable
+from strata.training.orchestrator import TrainingOrchestrator as TrainingOrchestrator
 from strata.training.run import Run as Run
 from strata.training.starting import init as init
 from strata.training.world import TrainingWorld as TrainingWorld

@@ -158,12 +158,14 @@ async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str
             rank=place.rank,
             local_rank=int(environment.get("LOCAL_RANK", "0")),
             pid=os.getpid(),
+            in_process=environment.get("STRATA_IN_PROCESS") == "1",
         )
     except ValueError as error:
         raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
     answer_stack_dumps(environment)
     watcher = Watcher()
     session = RankSession(Endpoint(path=environment["STRATA_SOCKET"]), hello, watcher, rng=random.Random())
+    session.on_place = watcher.on_place
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)
     try:

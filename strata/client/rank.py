@@ -24,6 +24,7 @@ from strata.errors import JobFailed, Refused, StaleGeneration, StrataError, Unav
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import RankProgress
+from strata.v1.session_pb2 import RankPlace as PlaceMessage
 from strata.v1.session_pb2 import Welcome, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 
@@ -72,6 +73,7 @@ class Watcher:
         self.changed = asyncio.Event()
         self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
         self.world_callbacks: list[Callable[[WorldUpdate], None]] = []
+        self.place_callbacks: list[Callable[[PlaceMessage], None]] = []
         self._told: set[type[StrataError]] = set()
         """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
 
@@ -94,6 +96,13 @@ class Watcher:
                 callback(update)
             except Exception:
                 log.exception("an observer of the world failed")  # as with checkpoints
+
+    def on_place(self, place: PlaceMessage) -> None:
+        for callback in tuple(self.place_callbacks):
+            try:
+                callback(place)
+            except Exception:
+                log.exception("an observer of places failed")  # as with checkpoints
 
     def on_outcome(self, outcome: BarrierOutcome) -> None:
         pass  # whoever arrived has its future
@@ -307,6 +316,18 @@ class RankClient:
             known = self._session.world
             self._loop.soon(lambda: callback(known))
         return stop
+
+    def observe_place(self, callback: Callable[[PlaceMessage], None]) -> Callable[[], None]:
+        """Hand this rank's place in a newer generation to `callback`, in the background thread.
+
+        Only a supervisor that restarts ranks in their processes tells one. It must not block.
+        """
+        return _observe(self._seat.watcher.place_callbacks, callback)
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether this process is a member of its own, and no supervisor's rank."""
+        return self._seat.owns_member
 
     def check(self) -> None:
         """Raise if this rank's generation or session has ended; return at once otherwise."""

@@ -40,6 +40,7 @@ from strata.v1.session_pb2 import (
     Leave,
     Progress,
     RankExit,
+    RankPlace,
     Reply,
     Tick,
     Up,
@@ -108,6 +109,8 @@ class Session:
         self.incarnation = 0
         self.welcome: Welcome | None = None
         self.world: WorldUpdate | None = None
+        self.on_place: Callable[[RankPlace], None] | None = None
+        """Called as the observer is, with this rank's place in a newer generation."""
 
     # -- for everybody
 
@@ -295,6 +298,9 @@ class Session:
                 self._arrivals.refuse(key, refused.ranks, unpack(refused.error))
             case "checkpoint":
                 self._observer.on_checkpoint(down.checkpoint)
+            case "place":
+                if self.on_place is not None:
+                    self.on_place(down.place)
             case "reply":
                 self._take_reply(down.reply)
             case "moved":

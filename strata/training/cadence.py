@@ -116,8 +116,9 @@ def agreed(told: Mapping[int, bytes]) -> Pace:
 
 
 def payload_of(pace: Pace, **more: Any) -> bytes:
-    """Return what a rank brings to the barrier: its pace, and what else it tells."""
-    return json.dumps({**asdict(pace), **more}, allow_nan=False).encode()
+    """Return what a rank brings to the barrier: its pace, and what else it tells; short, for large worlds."""
+    told = {name: float(f"{value:.6g}") for name, value in asdict(pace).items()}
+    return json.dumps({**told, **more}, allow_nan=False, separators=(",", ":")).encode()
 
 
 def pace_of(saved: Mapping[str, Any]) -> Pace | None:

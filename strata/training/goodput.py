@@ -23,7 +23,8 @@ from typing import Final
 STEP: Final = "step"
 LOST: Final = "lost"
 START: Final = "start"
-MAX_PARTS: Final = 32
+MAX_PARTS: Final = 12
+MAX_NAME: Final = 16
 OTHER: Final = "other"
 
 
@@ -63,7 +64,7 @@ class Ledger:
     def enter(self, phase: str, now_s: float) -> None:
         """Book the time since the last call under the phase it was spent in."""
         spent = max(0.0, now_s - self.since_s)
-        name = self.phase
+        name = self.phase[:MAX_NAME]
         if name not in self.spent_s and len(self.spent_s) >= MAX_PARTS:
             name = OTHER  # a program that makes up names must not fill the checkpoint's metadata
         self.spent_s[name] = self.spent_s.get(name, 0.0) + spent
@@ -80,12 +81,10 @@ class Ledger:
         `began_unix_s` is when this generation began. The program's own start before that, and what
         lies between, was lost.
         """
-        try:
-            saved = json.loads(text)
-            spent = {str(k): float(v) for k, v in saved["spent_s"].items()}
-            until = float(saved["unix_s"])
-        except (ValueError, TypeError, KeyError, AttributeError):
+        saved = read_account(text)
+        if saved is None:
             return
+        spent, until = saved
         for what, seconds in spent.items():
             self.spent_s[what] = self.spent_s.get(what, 0.0) + seconds
         own_s = sum(self.spent_s.values()) - sum(spent.values())
@@ -100,4 +99,19 @@ class Ledger:
         """Return the account for a checkpoint's metadata."""
         self.enter(self.phase, now_s)
         spent = {what: round(seconds, 6) for what, seconds in self.spent_s.items()}
-        return json.dumps({"spent_s": spent, "unix_s": round(now_unix_s, 6)})
+        return json.dumps({"spent_s": spent, "unix_s": round(now_unix_s, 6)}, separators=(",", ":"))
+
+
+def read_account(text: str) -> tuple[dict[str, float], float] | None:
+    """Return the seconds by what they were spent on, and until when; None when `text` is no account."""
+    try:
+        saved = json.loads(text)
+        return {str(k): float(v) for k, v in saved["spent_s"].items()}, float(saved["unix_s"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def told_goodput(text: str) -> str:
+    """Return in words what a checkpoint's metadata says of the goodput up to it; "" when nothing."""
+    saved = read_account(text)
+    return "" if saved is None else str(Goodput(spent_s=saved[0]))

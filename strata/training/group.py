@@ -8,9 +8,11 @@ barrier. Each generation has a fresh store, since a used one holds stale keys.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,24 +21,36 @@ from strata.training.peers import Peers
 
 MEETING: Final = "strata.group"
 MEETING_S: Final = 300.0
+JOIN: Final = "join"
+"""The phase of a rank that waits for the others."""
+
+log: Final = logging.getLogger("strata.training")
 
 
-def ensure_group(peers: Peers) -> bool:
+def ensure_group(peers: Peers, *, arm: Callable[[], None]) -> bool:
     """Initialise torch's process group unless there is one, or torch is not imported.
 
-    Returns whether it did, so that the caller ends what it began.
+    Returns whether it did, so that the caller ends what it began. `arm` is called once this process
+    is bound to its generation, which is when it begins to meet the others in a store.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or torch.distributed.is_initialized():
+    if torch is None or not torch.distributed.is_available():
+        return False
+    if torch.distributed.is_initialized():
+        arm()
         return False
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    peers.progress(0, JOIN)
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        arm()
         torch.distributed.init_process_group(backend)
         return True
+    store = _store(torch, peers)
+    arm()
     torch.distributed.init_process_group(
-        backend, store=_store(torch, peers), rank=peers.rank, world_size=peers.world_size
+        backend, store=store, rank=peers.rank, world_size=peers.world_size
     )
     return True
 
@@ -46,6 +60,17 @@ def end_group() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def abort_group() -> None:
+    """Abort the collectives that are under way, where the backend can: whoever waits in one comes back."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    try:
+        torch.distributed.group.WORLD.abort()
+    except (AttributeError, RuntimeError) as error:
+        log.info("the process group cannot be aborted: %s", error)
 
 
 def _store(torch: Any, peers: Peers) -> Any:

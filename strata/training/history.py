@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from strata.errors import StrataError
 from strata.training.cadence import PRIOR_S, time_between_failures
+from strata.training.peers import Peers
 from strata.v1.worlds_pb2 import ListGenerationsRequest
 
 ASK_S: Final = 5.0
@@ -23,15 +24,15 @@ class Past:
     failure_s: float = PRIOR_S
 
 
-def past_of(client: Any, *, now_unix_s: float) -> Past:
+def past_of(peers: Peers, *, now_unix_s: float) -> Past:
     """Return what the coordinators know; without an answer, that nothing has failed."""
     try:
-        answer = client.call(ListGenerationsRequest(job=client.job), timeout_s=ASK_S)
+        answer = peers.call(ListGenerationsRequest(job=peers.job), timeout_s=ASK_S)
     except StrataError as error:
         log.info("the job's history is not known: %s", error.message)
         return Past(began_unix_s=now_unix_s)
     began = {g.world.generation: g.began_unix_ms / 1000 for g in answer.generations if not g.world.forming}
     return Past(
-        began_unix_s=began.get(client.generation, now_unix_s),
+        began_unix_s=began.get(peers.generation, now_unix_s),
         failure_s=time_between_failures(list(began.values()), now_s=now_unix_s),
     )

@@ -7,10 +7,12 @@ any coordinator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from strata.errors import ConfigError
-from strata.v1.session_pb2 import WorldUpdate
+from google.protobuf.message import Message
+
+from strata.errors import ConfigError, Refused
+from strata.v1.session_pb2 import RankPlace, WorldUpdate
 
 
 class Peers(Protocol):
@@ -54,6 +56,18 @@ class Peers(Protocol):
         """Hand every update of the world to `callback`, in a background thread; return the way out."""
         ...
 
+    def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
+        """Hand a place in a newer generation to `callback`, in a background thread; return the way out."""
+        ...
+
+    def call(self, request: Message, *, timeout_s: float = ...) -> Any:
+        """Return the coordinators' response to one of the requests that a session carries."""
+        ...
+
+    def check(self) -> None:
+        """Raise once the generation or the session has ended."""
+        ...
+
     def close(self, *, code: int = 0, reason: str = "") -> None:
         """Leave; with a code other than 0 this rank has failed."""
         ...
@@ -94,6 +108,15 @@ class Alone:
 
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         return lambda: None  # it never changes
+
+    def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
+        return lambda: None  # there is no other
+
+    def call(self, request: Message, *, timeout_s: float = 0.0) -> Any:
+        raise Refused("this process trains alone: there are no coordinators to ask")
+
+    def check(self) -> None:
+        pass  # it never ends
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
         pass  # nobody to tell

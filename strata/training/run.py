@@ -11,26 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import InvalidArgument, StaleGeneration, StrataError
+from strata.training.beginning import Beginning
 from strata.training.clock import Clock
-from strata.training.feeds import Feed, Feeding, Loader
-from strata.training.goodput import START, STEP, Goodput, Ledger
+from strata.training.ending import Ending
+from strata.training.feeds import Feed, Loader
+from strata.training.goodput import START, STEP, Goodput
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
 from strata.training.peers import Peers
-from strata.training.saves import Saves
-from strata.training.state import Position, Remembered, on_optimizer_step
+from strata.training.state import Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
+from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 
 SAVE: Final = "save"
-RESTORE: Final = "restore"
 EVAL: Final = "eval"
 """Phases that a run reports; limits for a stalled rank go by them."""
 
@@ -50,37 +51,72 @@ class Run:
         *,
         checkpoints: CheckpointManager,
         state: dict[str, Any],
-        position: Position,
-        saves: Saves,
-        ledger: Ledger,
+        beginning: Callable[[], Beginning],
+        hooked: Callable[[Run], None],
+        ending: Ending,
         clock: Clock,
-        feeding: Feeding,
         data: Loader | None,
-        owns_group: bool,
     ) -> None:
-        """`state` is restored to `position`; `data` is the loader that `steps` takes by default."""
+        """`beginning` restores `state`; it is called again if another world is adopted before the first step.
+
+        `hooked` gives the run its hooks, as often. `data` is the loader that `steps` takes by default.
+        """
         self.peers = peers
         self.checkpoints = checkpoints
         self.hooks: list[StepHook] = []
-        self.position = position
         self._state = state
-        self.saves = saves
-        self._ledger = ledger
+        self._beginning = beginning
+        self._hooked = hooked
+        self._ending = ending
         self._clock = clock
-        self._feeding = feeding
         self._data = data
-        self._owns_group = owns_group
-        self._remembered = Remembered.of(state)
-        self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
-        self._facts: dict[str, Any] = dict(feeding.saved)
+        self._owns_group = False
+        self._at_end: list[Callable[[], None]] = []
         self._weight, self._last = 1.0, True
         self._optimizer_steps = 0
-        on_optimizer_step(state, self._optimizer_stepped)
-        self._begun = position.step
+        on_optimizer_steps(state, after=self._optimizer_stepped)
         self._epochs_called = 0
         self._passed_over = False
-        self._closed = False
+        self._closed = self._over = False
         self._phase = START
+        self._go_to_the_beginning()
+
+    def _go_to_the_beginning(self) -> None:
+        beginning = self._beginning()
+        self.position = beginning.position
+        self.saves = beginning.saves
+        self._ledger = beginning.ledger
+        self._feeding = beginning.feeding
+        self._remembered = Remembered.of(self._state)
+        self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
+        self._facts: dict[str, Any] = dict(beginning.feeding.saved)
+        self._begun = beginning.position.step
+        self._owns_group |= beginning.owns_group
+        self._hooked(self)
+
+    def _settle(self) -> None:
+        """Belong to this generation for good from now on; adopt a newer one first, if there is one."""
+        if self._ending.armed:
+            return
+        try:
+            self.peers.check()
+        except StaleGeneration:
+            for hook in self.hooks:
+                hook.closed()
+            self.hooks.clear()
+            self._go_to_the_beginning()
+        self._ending.arm()
+
+    @contextlib.contextmanager
+    def _within_generation(self) -> Iterator[None]:
+        """Let whatever follows the end of the generation follow it."""
+        try:
+            yield
+        except StaleGeneration as error:
+            if not self._over:  # blocks of this kind may lie in each other
+                self._over = True
+                self._ending.over(error)
+            raise
 
     # -- where this rank is
 
@@ -117,6 +153,15 @@ class Run:
         """Whether the optimizer is to step after the batch at hand."""
         return self._last
 
+    def recovery(self) -> RecoveryResponse:
+        """Return where this member's ranks went on from: checkpoint, each rank's part, and its shards.
+
+        `Refused` for a training without coordinators.
+        """
+        request = RecoveryRequest(job=self.peers.job, worker_id=self.peers.worker_id)
+        response: RecoveryResponse = self.peers.call(request)
+        return response
+
     # -- the loop
 
     def steps(
@@ -132,6 +177,7 @@ class Run:
         Each call is an epoch, counted from 0 unless `epoch` says which: one that was finished before
         this generation began has no batches left.
         """
+        self._settle()
         loader = self._data if loader is None else loader
         if loader is None:
             raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
@@ -163,7 +209,8 @@ class Run:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts()
         for fed in feed.epoch(self.position):
-            self._begin()
+            with self._within_generation():
+                self._begin()
             self._weight, self._last = fed.weight, fed.last
             stepped = self._optimizer_steps
             try:
@@ -173,7 +220,8 @@ class Run:
                     self._count(fed.samples, batches=fed.batches)
                 raise
             if fed.last:
-                self._complete(fed.samples, batches=fed.batches)
+                with self._within_generation():
+                    self._complete(fed.samples, batches=fed.batches)
 
     def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
         """Say that an optimizer step is complete in which all ranks used `samples` samples together.
@@ -181,12 +229,13 @@ class Run:
         For loops of one's own. It belongs behind `optim.step()`, on every rank.
         """
         samples = integer("samples", samples, below=2**63)
+        self._ending.arm()
         if epoch is not None and epoch != self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
-        if self._begun == self.position.step:
+        with self._within_generation():
             self._begin()
-        self._complete(samples, batches=1)
-        self._begin()
+            self._complete(samples, batches=1)
+            self._begin()
 
     def _begin(self) -> None:
         """Begin the step after the last complete one, unless it has."""
@@ -196,7 +245,8 @@ class Run:
         for hook in self.hooks:
             hook.begins(number)
         self._begun = number
-        self._tell(STEP)
+        if self._phase != STEP:
+            self._tell(STEP)
 
     def _count(self, samples: int, *, batches: int) -> None:
         before = self.position
@@ -225,10 +275,14 @@ class Run:
     def phase(self, name: str) -> Iterator[None]:
         """Report that this rank is in phase `name` ("eval", "compile"…) inside of the block."""
         before = self._phase
-        self._tell(name)
+        with self._within_generation():
+            self._tell(name)
         try:
             yield
-        finally:
+        except BaseException:
+            self._phase = before  # told with the next step: another error must not hide this one
+            raise
+        with self._within_generation():
             self._tell(before)
 
     def _tell(self, phase: str) -> None:
@@ -247,7 +301,7 @@ class Run:
         """
         if self.position.step == self.saves.saved_step:
             return None
-        with self.phase(SAVE):
+        with self._within_generation(), self.phase(SAVE):
             info = self.saves.save(self._state, self.position, self._facts, patient=patient)
             if wait:
                 info.wait()
@@ -287,7 +341,22 @@ class Run:
         finally:
             self._leave(code, reason)
 
+    def failed(self, error: BaseException) -> None:
+        """Return when `error` is this process's own failure; not when the loss of a peer caused it.
+
+        For a member of its own: its program is then run anew once the newer world is there.
+        """
+        if not self._closed:
+            self._ending.failed(error)
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """Have `act` called when the run has ended, whichever way."""
+        self._at_end.append(act)
+
     def _leave(self, code: int, reason: str) -> None:
+        self._ending.close()
+        for act in self._at_end:
+            act()
         for hook in self.hooks:
             hook.closed()
         if self._owns_group and code == 0:
@@ -301,4 +370,5 @@ class Run:
         if error is None:
             self.close()
         else:
+            self.failed(error)
             self.abandon(f"{type(error).__name__}: {error}")

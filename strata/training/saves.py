@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
+from strata.core.arrivals import payload_limit
 from strata.errors import BarrierTimeout
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.clock import Clock
@@ -77,14 +78,15 @@ class Saves:
         begun_s = self._clock.monotonic_s()
         told = self._meet(self._payload(position.step), patient=patient)
         pace = agreed(told)
-        account = json.loads(told[0]).get("account", "") if 0 in told else ""
+        account = json.loads(told[0]).get("account", {}) if 0 in told else {}
         self.plan = next_save(
             self._rule, step=position.step, before=self.plan.interval, pace=pace if pace.step_s else None
         )
         own = {**saved_position(position), LOADER_KEY: dict(facts), PACE_KEY: json.loads(payload_of(pace))}
         state[OWN_KEY] = own
+        metadata = {GOODPUT_KEY: json.dumps(account)} if account else {}
         info = self._checkpoints.save_state(
-            state, step=position.step, epoch=position.epoch, metadata={GOODPUT_KEY: account}
+            state, step=position.step, epoch=position.epoch, metadata=metadata
         )
         self.saved_step = position.step
         self._since = position.step, self._stepping_s()
@@ -94,6 +96,11 @@ class Saves:
             "saving step %d; the next after step %d: %s", position.step, self.plan.step, self.plan.reason
         )
         return info
+
+    def cancel(self) -> None:
+        """Give up what is in flight: its generation has ended, so nothing of it is committed any more."""
+        if self._last is not None:
+            self._last[0].cancel()
 
     def _payload(self, step: int) -> bytes:
         before, stepping_s = self._since
@@ -106,8 +113,9 @@ class Saves:
         )
         if self._peers.rank != 0:
             return payload_of(pace)
-        account = self._ledger.saved(self._clock.monotonic_s(), self._clock.unix_s())
-        return payload_of(pace, account=account)
+        account = json.loads(self._ledger.saved(self._clock.monotonic_s(), self._clock.unix_s()))
+        whole = payload_of(pace, account=account)
+        return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace)
 
     def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
         """Return what each rank brought, once every one is here; those that are late are named."""

@@ -1,18 +1,12 @@
-"""`strata.init()`: from a process to a run, which is where its world begins.
-
-join the world → initialise the process group → restore → all ranks are here → Run
-"""
+"""`strata.init()`: the three lines that make an ordinary script survive."""
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import sys
-import time
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Any, Final
+from typing import Any
 
+<<<<<<< HEAD
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, TrainingConfig
 from strata.training.cadence import Rule
@@ -37,6 +31,13 @@ from strata.training.state import (
 )
 
 log: Final = logging.getLogger("strata.training")
+=======
+from strata.config import Credentials
+from strata.training.feeds import Loader
+from strata.training.orchestrator import TrainingOrchestrator, refuse_in_process
+from strata.training.preempting import PREEMPT_SIGNALS
+from strata.training.run import Run
+>>>>>>> 97e4e31 (TrainingOrchestrator: a lone member runs its program anew, and ranks may go on in their processes)
 
 
 def init(
@@ -64,38 +65,24 @@ def init(
 ) -> Run:
     """Join the world, initialise torch's process group if there is none, restore, and return the run.
 
-    Under `strata run` this process is the rank of the environment; with `endpoints` (or
-    STRATA_ENDPOINTS) it is a member of its own, and the job is created with `min_workers` and
-    `max_workers`; with neither it trains alone. `model`, `optim` and `sched` are saved and
-    restored, as is what `state` holds under names of its own. `data` is the loader for `run.steps`;
-    its samples are ordered by `seed`. A step has `global_batch` samples (by default those that it has
-    in the first world), whichever world trains; `uneven` allows ranks to have shares that differ.
-    The other arguments win over STRATA_TRAIN_* and the table [train] of strata.toml.
-
-    Each of `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step,
-    save it within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75.
-
-    The checkpoints lie in `storage_path`, a folder that all hosts share. `ConfigError` when
-    several processes train together without a coordinator; else what `strata.connect` and
-    `CheckpointManager.restore` raise.
+    `TrainingOrchestrator` says what each argument means, and its `init` those about the objects.
     """
-    flags = {
-        "storage": None if storage_path is None else os.fspath(storage_path),
-        "save_every_steps": save_every_steps,
-        "save_every_s": save_every_s,
-        "keep_count": keep_count,
-        "preempt_grace_s": preempt_grace_s,
-    }
-    config = TrainingConfig.load(flags=flags, env=os.environ)
-    saved = state_of(model=model, optim=optim, sched=sched, extra=state)
-    peers = _join(
+    refuse_in_process()
+    orchestrator = TrainingOrchestrator(
         endpoints,
         job=job,
         worker_id=worker_id,
         min_workers=min_workers,
         max_workers=max_workers,
+        storage_path=storage_path,
+        save_every_steps=save_every_steps,
+        save_every_s=save_every_s,
+        keep_count=keep_count,
+        preempt_signals=preempt_signals,
+        preempt_grace_s=preempt_grace_s,
         credentials=credentials,
     )
+<<<<<<< HEAD
     try:
         run = _begin(peers, saved, config, data, global_batch=global_batch, uneven=uneven, seed=seed)
     except BaseException as error:
@@ -202,25 +189,15 @@ def _begin(
             uneven=uneven,
             saved=own.get(LOADER_KEY, {}),
         ),
+=======
+    return orchestrator.init(
+        model=model,
+        optim=optim,
+        sched=sched,
+>>>>>>> 97e4e31 (TrainingOrchestrator: a lone member runs its program anew, and ranks may go on in their processes)
         data=data,
-        owns_group=owns_group,
+        state=state,
+        global_batch=global_batch,
+        uneven=uneven,
+        seed=seed,
     )
-
-
-def _close_at_exit(run: Run) -> None:
-    """End the run with the program: as a success unless an exception ends it."""
-    failed: list[str] = []
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        failed.append(f"{kind.__name__}: {error}")
-        before(kind, error, trace)
-
-    def end() -> None:
-        if failed:
-            run.abandon(failed[0])
-        else:
-            run.close()
-
-    sys.excepthook = hook
-    atexit.register(end)

@@ -112,11 +112,19 @@ class Remembered:
         rng.restore(self.random)
 
 
-def on_optimizer_step(state: Mapping[str, Any], callback: Callable[[], None]) -> None:
-    """Have `callback` called after each step of the (first) optimizer, if it is one of torch's."""
+def on_optimizer_steps(
+    state: Mapping[str, Any],
+    *,
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    """Have these called around each step of the (first) optimizer, if it is one of torch's."""
     for one in _each(state.get("optim")):
         if hasattr(one, "register_step_post_hook"):
-            one.register_step_post_hook(lambda *_: callback())
+            if before is not None:
+                one.register_step_pre_hook(lambda *_: before())
+            if after is not None:
+                one.register_step_post_hook(lambda *_: after())
             return
 
 

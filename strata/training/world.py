@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from google.protobuf import json_format
+
 from strata.training.peers import Peers
+from strata.v1.session_pb2 import RankPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,34 @@ def world_of(peers: Peers) -> TrainingWorld:
         master_addr=env.get("MASTER_ADDR", "") if supervised else "",
         master_port=_number(env.get("MASTER_PORT"), 0) if supervised else 0,
     )
+
+
+def enter_place(place: RankPlace) -> None:
+    """Set this process's environment as the supervisor would for a new process in `place`."""
+    world, member = place.world, place.member
+    rank = member.first_rank + place.local_rank
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world.size),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(member.slots),
+            "GROUP_RANK": str(member.group_rank),
+            "GROUP_WORLD_SIZE": str(world.members),
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(world.size),
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": str(place.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(_number(os.environ.get("TORCHELASTIC_RESTART_COUNT"), 0) + 1),
+            "STRATA_INCARNATION": str(member.incarnation),
+            "STRATA_GENERATION": str(world.generation),
+        }
+    )
+    os.environ.pop("STRATA_RESTORE", None)
+    if world.HasField("restore"):
+        os.environ["STRATA_RESTORE"] = json_format.MessageToJson(
+            world.restore, preserving_proto_field_name=True, indent=None
+        )
 
 
 def _number(text: str | None, otherwise: int) -> int:

@@ -1,4 +1,4 @@
-"""A rank that trains by `strata.init` on samples it can check: torch is not needed.
+"""A rank that trains on samples it can check: torch is not needed.
 
 `sum` is the sum of all samples that completed steps used, over all ranks, exchanged in a barrier as
 a collective would. The sum after a number of steps is the same in any world.
@@ -28,37 +28,44 @@ def main() -> int:
     parser.add_argument("--storage", required=True)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--pace-s", type=float, default=0.02)
+    parser.add_argument("--pace-s", type=float, default=0.01)
     parser.add_argument("--endpoints")
     parser.add_argument("--job")
     parser.add_argument("--worker-id")
     parser.add_argument("--min-workers", type=int, default=1)
+    parser.add_argument("--hang-at", type=int, help="the step of generation 1 in which the main thread hangs")
     options = parser.parse_args()
-
-    state: dict[str, Any] = {"sum": np.zeros(1, dtype=np.int64)}
-    run = strata.init(
-        state=state,
-        storage_path=options.storage,
-        save_every_steps=options.every,
-        endpoints=options.endpoints,
+    orchestrator = strata.TrainingOrchestrator(
+        options.endpoints,
         job=options.job,
         worker_id=options.worker_id,
         min_workers=options.min_workers,
+        storage_path=options.storage,
+        save_every_steps=options.every,
     )
+    return orchestrator.train(lambda orchestrator: train(orchestrator, options))
+
+
+def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace) -> int:
+    """Train in one generation."""
+    state: dict[str, Any] = {"sum": np.zeros(1, dtype=np.int64)}
+    run = orchestrator.init(state=state)
     world = run.world
     place = {"rank": world.rank, "generation": world.generation}
     say("begun", **place, pid=os.getpid(), step=run.step, world=world.size, worker=world.worker_id)
     sampler = strata.ElasticSampler(LENGTH, global_batch=GLOBAL_BATCH, seed=3)
-    with run:
-        for _ in range(options.epochs):
-            for indices in run.steps(sampler):
-                mine = json.dumps(indices).encode()
-                parts = run.peers.barrier("allreduce", mine)
-                samples = sorted(i for part in parts.values() for i in json.loads(part))
-                state["sum"] += sum(samples)
-                say("step", **place, step=run.step + 1, epoch=run.epoch, samples=samples)
-                time.sleep(options.pace_s)
-    say("end", **place, step=run.step, sum=int(state["sum"][0]))
+    for _ in range(options.epochs):
+        for indices in run.steps(sampler):
+            if run.begun == options.hang_at and world.generation == 1:
+                say("hangs", **place)
+                time.sleep(1000)
+            parts = run.peers.barrier("allreduce", json.dumps(indices).encode())
+            samples = sorted(i for part in parts.values() for i in json.loads(part))
+            state["sum"] += sum(samples)
+            say("step", **place, step=run.begun, epoch=run.epoch, samples=samples)
+            time.sleep(options.pace_s)
+    run.close()
+    say("end", **place, step=run.step, sum=int(state["sum"][0]), goodput=str(run.goodput()))
     return 0
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from strata.client.checkpoints import CheckpointManager
-from strata.training.cadence import Rule
+from strata.config import TrainingConfig
+from strata.training.beginning import Sampling, begin
 from strata.training.clock import Clock
-from strata.training.feeds import Feeding
+from strata.training.ending import NeverEnds
 from strata.training.goodput import Ledger
 from strata.training.peers import Peers
 from strata.training.run import Run
-from strata.training.saves import Saves
-from strata.training.state import Position
 
 
 def make_run(
@@ -22,34 +21,23 @@ def make_run(
 ) -> Run:
     """Return a run that begins from nothing, and saves to a storage of its own."""
     clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
-    ledger = Ledger(since_s=clock.monotonic_s())
     checkpoints = CheckpointManager(folder)
-    position = Position()
+    config = TrainingConfig(save_every_steps=save_every_steps, save_wait_s=wait_s)
     return Run(
         peers,
         checkpoints=checkpoints,
         state=state,
-        position=position,
-        saves=Saves(
+        beginning=lambda: begin(
             peers,
             checkpoints,
-            rule=Rule(every_steps=save_every_steps),
-            wait_s=wait_s,
+            state,
+            config=config,
+            sampling=Sampling(),
             clock=clock,
-            ledger=ledger,
-            position=position,
-            saved={},
+            ledger=Ledger(since_s=clock.monotonic_s()),
         ),
-        ledger=ledger,
+        hooked=lambda run: None,
+        ending=NeverEnds(),
         clock=clock,
-        feeding=Feeding(
-            rank=peers.rank,
-            world_size=peers.world_size,
-            global_batch=None,
-            seed=0,
-            uneven=False,
-            saved={},
-        ),
         data=None,
-        owns_group=False,
     )

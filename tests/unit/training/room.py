@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration
-from strata.v1.session_pb2 import WorldUpdate
+from google.protobuf.message import Message
+
+from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, Unavailable
+from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, StopAction, StopNotice, World
 
 LIMIT_S = 20.0
@@ -79,6 +82,7 @@ class RoomRank:
         self.world_size = room.size
         self.phases: list[str] = []
         self.left: tuple[int, str] | None = None
+        self.place: Callable[[RankPlace], None] = lambda place: None
         self._rounds: dict[str, int] = {}
 
     def barrier(
@@ -119,6 +123,16 @@ class RoomRank:
     def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
         self._room.observers.setdefault(self.rank, []).append(callback)
         return lambda: self._room.observers[self.rank].remove(callback)
+
+    def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
+        self.place = callback
+        return lambda: None
+
+    def check(self) -> None:
+        self._check()
+
+    def call(self, request: Message, *, timeout_s: float = 0.0) -> Any:
+        raise Unavailable("a room has no coordinators")
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
         self.left = (code, reason)

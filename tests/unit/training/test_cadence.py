@@ -107,3 +107,8 @@ def test_a_checkpoint_without_a_pace() -> None:
     assert pace_of({}) is None
     assert pace_of({"step_s": "x", "save_s": 1, "commit_s": 1, "failure_s": 1}) is None
     assert pace_of({"step_s": 1, "save_s": 1, "commit_s": 1, "failure_s": 1}) is not None
+
+
+def test_what_a_rank_brings_fits_into_the_barrier_of_a_large_world() -> None:
+    pace = Pace(step_s=0.123456789, save_s=12.3456789e-5, commit_s=1234.56789, failure_s=123456.789)
+    assert len(payload_of(pace)) <= 512 * 1024 // 4096

@@ -1,0 +1,100 @@
+"""Where a generation begins for one rank: the state restored, and all that follows from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from strata.client.checkpoints import CheckpointManager
+from strata.config import TrainingConfig
+from strata.training.cadence import Rule
+from strata.training.clock import Clock
+from strata.training.feeds import Feeding
+from strata.training.goodput import START, Ledger
+from strata.training.group import ensure_group
+from strata.training.history import Past, past_of
+from strata.training.peers import Alone, Peers
+from strata.training.saves import GOODPUT_KEY, Saves
+from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, buffers_of, position_of
+
+RESTORE: Final = "restore"
+
+log: Final = logging.getLogger("strata.training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What was asked for of the samples: how many a step has, in which order, how divided."""
+
+    global_batch: int | None = None
+    seed: int = 0
+    uneven: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """One rank's place to begin at in one generation."""
+
+    position: Position
+    saves: Saves
+    ledger: Ledger
+    feeding: Feeding
+    owns_group: bool
+    """Whether torch's process group was initialised here, and is to be ended here."""
+
+
+def begin(
+    peers: Peers,
+    checkpoints: CheckpointManager,
+    state: dict[str, Any],
+    *,
+    config: TrainingConfig,
+    sampling: Sampling,
+    clock: Clock,
+    ledger: Ledger,
+    arm: Callable[[], None] = lambda: None,
+) -> Beginning:
+    """Restore `state` to where the world of `peers` begins, and return what follows from it.
+
+    Torch's process group is initialised before. `arm` is called when this process is bound to its
+    generation by that.
+    """
+    peers.check()
+    owns_group = ensure_group(peers, arm=arm)
+    peers.progress(0, RESTORE)
+    ledger.enter(RESTORE, clock.monotonic_s())
+    state[OWN_KEY] = {}
+    restored = checkpoints.restore(state, of_rank_0=buffers_of(state))
+    own = state[OWN_KEY]
+    position = Position() if restored is None else position_of(own)
+    ledger.enter(START, clock.monotonic_s())
+    past = Past(began_unix_s=clock.unix_s())
+    if peers.rank == 0:  # it speaks for all
+        if not isinstance(peers, Alone):
+            past = past_of(peers, now_unix_s=clock.unix_s())
+        if restored is not None:
+            account = restored.metadata.get(GOODPUT_KEY, "")
+            ledger.go_on(account, began_unix_s=past.began_unix_s, now_unix_s=clock.unix_s())
+            log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
+    saves = Saves(
+        peers,
+        checkpoints,
+        rule=Rule(every_steps=config.save_every_steps, every_s=config.save_every_s),
+        wait_s=config.save_wait_s,
+        clock=clock,
+        ledger=ledger,
+        position=position,
+        saved=own.get(PACE_KEY, {}),
+        failure_s=past.failure_s,
+    )
+    feeding = Feeding(
+        rank=peers.rank,
+        world_size=peers.world_size,
+        global_batch=sampling.global_batch,
+        seed=sampling.seed,
+        uneven=sampling.uneven,
+        saved=own.get(LOADER_KEY, {}),
+    )
+    return Beginning(position=position, saves=saves, ledger=ledger, feeding=feeding, owns_group=owns_group)

@@ -1,0 +1,249 @@
+"""What a process does once its generation has ended: `Ending`.
+
+    under strata run        wait: the supervisor ends this process and starts another
+      --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
+    a lone member           leave, and run the program anew in its place (os.execv)
+
+A lone member's main thread may hang in a collective whose peer has gone, and nothing ends that from
+inside: gloo's abort does not reach a frozen peer. So its program is replaced from a background
+thread, whatever the main one does. It leaves first, and registers again only when its imports are
+done (PROTOCOLS 5.7). Before it has handed out a batch it adopts newer worlds without that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from strata.errors import StaleGeneration, StrataError
+from strata.training.group import abort_group
+from strata.training.peers import Peers
+from strata.v1.session_pb2 import RankPlace, WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED
+
+PATIENCE_S: Final = 60.0
+"""How long a rank of an ended generation waits to be ended."""
+OVER_S: Final = 10.0
+"""How much longer than `detect_s` the end of a generation may follow what it made fail here."""
+REAP_S: Final = 1.0
+_ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
+
+log: Final = logging.getLogger("strata.training")
+
+
+class Ending(Protocol):
+    """What follows the end of a generation."""
+
+    @property
+    def armed(self) -> bool:
+        """Whether this process belongs to its generation for good."""
+        ...
+
+    def arm(self) -> None:
+        """From now on this process holds what it cannot leave: a process group, a step under way."""
+        ...
+
+    def over(self, error: StaleGeneration) -> None:
+        """In the trainer's thread, which met `error`; returns when that is to be raised."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """In the trainer's thread, which `error` ends; returns when that is this process's own failure."""
+        ...
+
+    def close(self) -> None:
+        """The training is done; nothing follows any more."""
+        ...
+
+
+class NeverEnds:
+    """Of a process without any coordinator."""
+
+    armed = True
+
+    def arm(self) -> None:
+        pass
+
+    def over(self, error: StaleGeneration) -> None:
+        pass
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SupervisedEnding:
+    """A supervisor ends this process: waiting for it spares the user an error that is none."""
+
+    armed = True
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+
+    def arm(self) -> None:
+        pass
+
+    def over(self, error: StaleGeneration) -> None:
+        log.info("this generation has ended: %s", error.message)
+        threading.Event().wait(self._patience_s)
+
+    def failed(self, error: BaseException) -> None:
+        pass  # the supervisor learns of it from the process's end
+
+    def close(self) -> None:
+        pass
+
+
+class InProcessEnding:
+    """The next generation begins in this process, once its supervisor has told the place in it.
+
+    Collectives under way are aborted. One of NCCL's may then return as if it had succeeded, so
+    `check` is called before each step of the optimizer.
+    """
+
+    armed = True
+
+    def __init__(self, peers: Peers) -> None:
+        self._generation = peers.generation
+        self._changed = threading.Condition()
+        self._newer = False
+        self._place: RankPlace | None = None
+        self._forget = (peers.observe_world(self._on_world), peers.observe_place(self._on_place))
+
+    def arm(self) -> None:
+        pass
+
+    def over(self, error: StaleGeneration) -> None:
+        pass  # raised, and met by `TrainingOrchestrator.train`
+
+    def failed(self, error: BaseException) -> None:
+        pass  # as above
+
+    def close(self) -> None:
+        for forget in self._forget:
+            forget()
+
+    def check(self) -> None:
+        """Raise `StaleGeneration` once the generation has ended."""
+        if self._newer:
+            raise StaleGeneration(f"generation {self._generation} has ended: this step is not to be taken")
+
+    def wait_over(self, timeout_s: float) -> bool:
+        """Return whether the generation has ended, or does within `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._newer, timeout_s)
+
+    def wait_place(self) -> RankPlace:
+        """Return this rank's place in a newer generation, however long the job waits for members.
+
+        The supervisor ends this process when there will be none.
+        """
+        with self._changed:
+            while self._place is None:
+                self._changed.wait()
+            return self._place
+
+    def _on_world(self, update: WorldUpdate) -> None:
+        if update.world.generation > self._generation:
+            self._end()
+
+    def _on_place(self, place: RankPlace) -> None:
+        if place.world.generation > self._generation:
+            with self._changed:
+                self._place = place
+            self._end()
+
+    def _end(self) -> None:
+        with self._changed:
+            first, self._newer = not self._newer, True
+            self._changed.notify_all()
+        if first:  # in a thread of its own: an abort may wait, and this is the session's
+            threading.Thread(target=abort_group, name="strata-abort", daemon=True).start()
+
+
+class LoneEnding:
+    """This process leaves, and runs its program anew, once a newer world is there and it is armed."""
+
+    def __init__(self, peers: Peers, *, detect_s: float, again: Callable[[], None] | None = None) -> None:
+        """`detect_s` is how soon a death is known; `again` replaces the program, and does not come back."""
+        self._peers = peers
+        self._detect_s = detect_s
+        self._again = again if again is not None else execute_again
+        self._lock = threading.Lock()
+        self._update: WorldUpdate | None = None
+        self._started = threading.Event()
+        self._closed = False
+        self.armed = False
+        self._forget = peers.observe_world(self._on_world)
+
+    def arm(self) -> None:
+        with self._lock:
+            self.armed = True
+        self._look()
+
+    def over(self, error: StaleGeneration) -> None:
+        if self.armed and not self._closed:
+            threading.Event().wait(PATIENCE_S)
+
+    def failed(self, error: BaseException) -> None:
+        """Wait whether a peer's death was why: then a newer world is on its way."""
+        if self._closed or self._peers.world_size == 1 or not isinstance(error, Exception):
+            return
+        log.warning("waiting whether another rank was lost: %s: %s", type(error).__name__, error)
+        self.arm()
+        if self._started.wait(self._detect_s + OVER_S):
+            threading.Event().wait(PATIENCE_S)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._forget()
+
+    def _on_world(self, update: WorldUpdate) -> None:
+        with self._lock:
+            self._update = update
+        self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            update = self._update
+            if update is None or not self.armed or self._started.is_set() or self._closed:
+                return
+            if update.world.generation <= self._peers.generation or update.phase in _ENDED:
+                return
+            self._started.set()
+        # not in the session's thread: to leave is to wait for it
+        threading.Thread(target=self._replace, args=(update,), name="strata-again", daemon=True).start()
+
+    def _replace(self, update: WorldUpdate) -> None:
+        why = f"generation {update.world.generation} began: {update.world.reason}"
+        log.warning("running this program anew: %s", why)
+        with contextlib.suppress(StrataError):  # nobody is there to hear it
+            self._peers.close(code=1, reason=f"restarts, because {why}")
+        self._again()
+
+
+def execute_again() -> None:
+    """Replace this process's program by the same, with the arguments that it was started with.
+
+    DataLoader workers would outlive that: they look whether their parent's process id is still the
+    same, and it is.
+    """
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(REAP_S)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    # what is blocked here stays blocked in the new program
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execv(sys.executable, sys.orig_argv)

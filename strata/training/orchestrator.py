@@ -1,0 +1,310 @@
+"""`TrainingOrchestrator`: from a process to a run, in each generation that it is part of.
+
+    join the world → initialise the process group → restore → Run
+
+`strata.init(...)` is `TrainingOrchestrator(...).init(...)`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Final, TypeVar
+
+from strata.client.checkpoints import CheckpointManager
+from strata.config import Credentials, TrainingConfig
+from strata.errors import Refused, StaleGeneration
+from strata.training.beginning import Beginning, Sampling, begin
+from strata.training.clock import Clock
+from strata.training.ending import OVER_S, Ending, InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
+from strata.training.feeds import Loader
+from strata.training.goodput import Ledger
+from strata.training.group import end_group
+from strata.training.peers import Alone, Peers
+from strata.training.preempting import PREEMPT_SIGNALS, Preemption
+from strata.training.run import Run
+from strata.training.state import on_optimizer_steps, state_of
+from strata.training.world import enter_place
+
+T = TypeVar("T")
+
+log: Final = logging.getLogger("strata.training")
+
+
+class TrainingOrchestrator:
+    """One process of a training, over the coordinators at `endpoints`.
+
+    Under `strata run` there is nothing to say: this process is the rank of the environment. With
+    `endpoints`, or STRATA_ENDPOINTS, it is a member of its own with one rank, and `job` is created
+    with `min_workers` and `max_workers` if it is new. With neither it trains alone.
+
+    The checkpoints lie in `storage_path`, a folder that all hosts share; `keep_count` of them stay.
+    What is given here wins over STRATA_TRAIN_* and the table [train] of strata.toml. Each of
+    `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step, save it
+    within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Iterable[str] | None = None,
+        *,
+        job: str | None = None,
+        worker_id: str | None = None,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        storage_path: str | os.PathLike[str] | None = None,
+        save_every_steps: int | None = None,
+        save_every_s: float | None = None,
+        keep_count: int | None = None,
+        preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
+        preempt_grace_s: float | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        flags = {
+            "storage": None if storage_path is None else os.fspath(storage_path),
+            "save_every_steps": save_every_steps,
+            "save_every_s": save_every_s,
+            "keep_count": keep_count,
+            "preempt_grace_s": preempt_grace_s,
+        }
+        self.config = TrainingConfig.load(flags=flags, env=os.environ)
+        self._endpoints = endpoints
+        self._job = job
+        self._worker_id = worker_id
+        self._min_workers = min_workers
+        self._max_workers = max_workers
+        self._preempt_signals = preempt_signals
+        self._credentials = credentials
+        self._clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
+        self._in_process = False
+        self._ending: Ending | None = None
+        self._peers: Peers | None = None
+        self._run: Run | None = None
+
+    # -- one run
+
+    def init(
+        self,
+        *,
+        model: object = None,
+        optim: object = None,
+        sched: object = None,
+        data: Loader | None = None,
+        state: MutableMapping[str, Any] | None = None,
+        global_batch: int | None = None,
+        uneven: bool = False,
+        seed: int = 0,
+    ) -> Run:
+        """Join the world, initialise torch's process group if there is none, restore, return the run.
+
+        `model`, `optim` and `sched` (or lists of them) are saved and restored, as is what `state`
+        holds under names of its own. `data` is the loader for `run.steps`; its samples are ordered by
+        `seed`. A step has `global_batch` samples (by default those that it has in the first world),
+        whichever world trains; `uneven` allows ranks to have shares that differ.
+
+        `ConfigError` when several processes train together without a coordinator; else what
+        `strata.connect` and `CheckpointManager.restore` raise.
+        """
+        saved = state_of(model=model, optim=optim, sched=sched, extra=state)
+        ledger = Ledger(since_s=self._clock.monotonic_s())
+        peers = self._peers = self._join()
+        ending = self._ending = self._ending_of(peers)
+        try:
+            run = self._begin(
+                peers,
+                ending,
+                saved,
+                data=data,
+                sampling=Sampling(global_batch=global_batch, uneven=uneven, seed=seed),
+                ledger=ledger,
+            )
+        except StaleGeneration as error:
+            ending.over(error)
+            raise
+        except BaseException as error:
+            if not self._in_process:  # there, whether it is a failure is not known yet
+                peers.close(code=1, reason=f"{type(error).__name__}: {error}")
+            raise
+        self._run = run
+        _close_at_exit(run)
+        return run
+
+    def _join(self) -> Peers:
+        env = os.environ
+        if self._endpoints is None and "STRATA_SOCKET" not in env and not env.get("STRATA_ENDPOINTS"):
+            size = env.get("WORLD_SIZE", "1")
+            return Alone(world_size=int(size) if size.isdigit() else 1)
+        from strata.client.fork import check_import_order  # noqa: PLC0415  # before grpc is imported
+
+        check_import_order()
+        from strata.client.joining import connect  # noqa: PLC0415  # imports grpc
+
+        return connect(
+            self._endpoints,
+            job=self._job,
+            worker_id=self._worker_id,
+            min_workers=self._min_workers,
+            max_workers=self._max_workers,
+            credentials=self._credentials,
+        )
+
+    def _ending_of(self, peers: Peers) -> Ending:
+        if isinstance(peers, Alone):
+            return NeverEnds()
+        if getattr(peers, "is_lone", False):
+            return LoneEnding(peers, detect_s=getattr(peers, "detect_s", 0.0))
+        return InProcessEnding(peers) if self._in_process else SupervisedEnding()
+
+    def _begin(
+        self,
+        peers: Peers,
+        ending: Ending,
+        state: dict[str, Any],
+        *,
+        data: Loader | None,
+        sampling: Sampling,
+        ledger: Ledger,
+    ) -> Run:
+        checkpoints = CheckpointManager(
+            self.config.storage,
+            client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
+            keep_count=self.config.keep_count or None,
+            save_wait_s=self.config.save_wait_s,
+        )
+
+        def beginning() -> Beginning:
+            """Begin where the newest world does that this process may still become part of."""
+            while True:
+                try:
+                    return begin(
+                        peers,
+                        checkpoints,
+                        state,
+                        config=self.config,
+                        sampling=sampling,
+                        clock=self._clock,
+                        ledger=ledger,
+                        arm=ending.arm,
+                    )
+                except StaleGeneration as error:
+                    if ending.armed:
+                        raise
+                    log.info("adopting a newer world: %s", error.message)
+                    peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
+
+        def hooked(run: Run) -> None:
+            run.hooks.append(
+                Preemption(
+                    run,
+                    signals=self._preempt_signals,
+                    grace_s=self.config.preempt_grace_s,
+                    clock=self._clock.monotonic_s,
+                    save_cost_s=lambda: run.saves.expected_s(),
+                )
+            )
+
+        run = Run(
+            peers,
+            checkpoints=checkpoints,
+            state=state,
+            beginning=beginning,
+            hooked=hooked,
+            ending=ending,
+            clock=self._clock,
+            data=data,
+        )
+        if isinstance(ending, InProcessEnding):
+            on_optimizer_steps(state, before=ending.check)
+        return run
+
+    # -- one generation after another, in this process
+
+    def train(self, main: Callable[[TrainingOrchestrator], T]) -> T:
+        """Return what `main(self)` does; under `strata run --restart=in_process`, call it in each generation.
+
+        `main` makes its model, calls `init` with it, and trains. When the generation ends, whatever
+        that raises in `main` is met here, and the next one begins in the same process, which keeps
+        its imports and what lies outside of `main`. For backends whose collectives can be aborted
+        (NCCL); where one hangs, the supervisor replaces the process after `--restart-grace-s`.
+        """
+        self._in_process = os.environ.get("STRATA_RESTART") == "in_process"
+        if self._in_process:
+            os.environ["STRATA_IN_PROCESS"] = "1"  # `strata.connect` tells the supervisor
+        while True:
+            try:
+                done = main(self)
+            except Exception as error:
+                if not self._goes_on(error):
+                    raise
+            else:
+                if self._run is not None:
+                    self._run.close()
+                return done
+
+    def _goes_on(self, error: Exception) -> bool:
+        """Take the place in the next generation if `error` came of the end of this one."""
+        ending, peers = self._ending, self._peers
+        if not isinstance(ending, InProcessEnding) or peers is None:
+            return False
+        if not ending.wait_over(getattr(peers, "detect_s", 0.0) + OVER_S):
+            self._abandon(f"{type(error).__name__}: {error}", code=1)
+            return False
+        log.warning("generation %d has ended (%s); waiting for the next", peers.generation, error)
+        # its frames hold the model, the process group and the loaders of the generation that ended
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        place = ending.wait_place()
+        ending.close()
+        if self._run is not None:
+            self._run.saves.cancel()  # or the way to the next generation waits for it
+        self._abandon("restarts in its process", code=0)
+        end_group()
+        gc.collect()
+        enter_place(place)
+        return True
+
+    def _abandon(self, reason: str, *, code: int) -> None:
+        if self._run is not None:
+            self._run.abandon(reason, code=code)
+        elif self._peers is not None:
+            self._peers.close(code=code, reason=reason)
+        self._run = self._peers = self._ending = None
+
+
+def refuse_in_process() -> None:
+    """Raise `Refused` where `strata.init` alone could not begin the next generation."""
+    if os.environ.get("STRATA_IN_PROCESS") == "1":
+        raise Refused(
+            "strata.init() was called inside of TrainingOrchestrator.train()",
+            hint="call orchestrator.init() there",
+        )
+
+
+def _close_at_exit(run: Run) -> None:
+    """End the run with the program: as a success unless an exception ends it."""
+    failed: list[str] = []
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        failed.append(f"{kind.__name__}: {error}")
+        before(kind, error, trace)
+        run.failed(error)
+
+    def end() -> None:
+        if failed:
+            run.abandon(failed[0])
+        else:
+            run.close()
+
+    def forget() -> None:
+        atexit.unregister(end)
+        if sys.excepthook is hook:
+            sys.excepthook = before
+
+    sys.excepthook = hook
+    atexit.register(end)
+    run.at_end(forget)

@@ -1,0 +1,82 @@
+"""The examples of docs/training.md run as they stand, in a process that trains alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+TORCH = """
+import torch
+def make_net(): return torch.nn.Linear(4, 2)
+def make_optim(net): return torch.optim.SGD(net.parameters(), lr=0.1)
+net = make_net()
+opt = make_optim(net)
+sched = torch.optim.lr_scheduler.StepLR(opt, 10)
+data = [(torch.ones(4) * i) for i in range(64)]
+loader = torch.utils.data.DataLoader(data, batch_size=4)
+loss_of = lambda out: out.pow(2).mean()
+"""
+NUMPY = """
+import numpy as np
+import strata
+weights = np.zeros(3)
+images = np.ones((960, 3))
+def gradient(weights, batch=images): return (weights - batch).mean(0)
+"""
+
+
+def block(which: str) -> str:
+    (found,) = [block for block in BLOCKS if which in block]
+    return found
+
+
+def run(code: str, folder: Path) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_") and k not in {"RANK", "WORLD_SIZE"}}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=folder,
+        env={**env, "PYTHONPATH": str(ROOT), "STRATA_TRAIN_SAVE_EVERY_STEPS": "2"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_examples_with_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    first = block("three changed lines")
+    lines = first.splitlines()[:3]
+    design = (
+        "import strata                                   # three changed lines",
+        "run = strata.init(model=net, optim=opt, sched=sched, data=loader)"
+        "   # joins, initialises the process group if absent, restores",
+        "for batch in run.steps(loader, accumulate=4):                       # position, cadence, barriers, preemption",
+    )
+    assert tuple(lines) == design, "the promised lines, verbatim"
+    code = f"{TORCH}\n{first}\nrun.close()\nprint(run.step, run.checkpoints.all_steps())\n"
+    later = block("make_net()").replace("        ...", "        print('again', run.step)")
+    said = run(f"{code}\n{later}", tmp_path)
+    assert said.splitlines() == ["4 [2, 4]"], "16 batches, 4 a step; the second run finds its epoch finished"
+
+
+def test_the_examples_without_torch(tmp_path: Path) -> None:
+    code = NUMPY + block("step_done(") + "print(run.step, weights.round(3).tolist())\n"
+    assert run(code, tmp_path) == "100 [1.0, 1.0, 1.0]\n"
+    code = NUMPY + block("ElasticSampler(") + "print(run.step, run.goodput().ratio > 0)\n"
+    other = tmp_path / "other"
+    other.mkdir()
+    assert run(code, other) == "10 True\n"
+    assert "TrainingOrchestrator(" in block("min_workers=2")
+    assert run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path) == "3\n"

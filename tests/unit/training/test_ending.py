@@ -1,0 +1,145 @@
+"""What a process does once its generation has ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from strata.errors import StaleGeneration
+from strata.training.ending import InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
+from strata.v1.session_pb2 import RankPlace, WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, World
+from tests.unit.training.room import LIMIT_S, Room
+
+STALE = StaleGeneration("the world is generation 2")
+
+
+def hear(room: Room, generation: int, *, done: bool = False) -> None:
+    phase = JOB_PHASE_DONE if done else JOB_PHASE_RUNNING
+    for callback in list(room.observers.get(0, [])):
+        callback(WorldUpdate(world=World(generation=generation), phase=phase))
+
+
+class Again:
+    """Takes the place of a new program: tells that it was run."""
+
+    def __init__(self) -> None:
+        self.ran = threading.Event()
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.ran.set()
+
+
+def test_a_lone_member_leaves_and_runs_anew_once_it_is_armed() -> None:
+    room, again = Room(1), Again()
+    peers = room.rank(0)
+    ending = LoneEnding(peers, detect_s=0.0, again=again)
+    hear(room, 1)
+    ending.arm()
+    assert peers.left is None
+    hear(room, 2)
+    hear(room, 3)
+    assert again.ran.wait(LIMIT_S)
+    assert peers.left is not None
+    assert peers.left[0] == 1
+    assert "generation 2 began" in peers.left[1]
+    assert again.count == 1
+
+
+def test_a_newer_world_that_came_before_counts_when_it_is_armed() -> None:
+    room, again = Room(1), Again()
+    ending = LoneEnding(room.rank(0), detect_s=0.0, again=again)
+    hear(room, 2)
+    assert not ending.armed
+    ending.over(STALE)  # returns at once: whoever is not armed adopts the newer world
+    assert not again.count
+    ending.arm()
+    assert again.ran.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("how", ["closed", "done"])
+def test_who_is_done_runs_nothing_anew(how: str) -> None:
+    room, again = Room(1), Again()
+    ending = LoneEnding(room.rank(0), detect_s=0.0, again=again)
+    ending.arm()
+    if how == "closed":
+        ending.close()
+    hear(room, 2, done=how == "done")
+    assert not again.ran.wait(0.05)
+    assert not room.observers[0] or how == "done"
+
+
+def test_a_rank_waits_for_its_supervisor() -> None:
+    SupervisedEnding(patience_s=0.0).over(STALE)
+    NeverEnds().over(STALE)
+
+
+def test_in_process_the_place_is_waited_for() -> None:
+    room = Room(1)
+    peers = room.rank(0)
+    ending = InProcessEnding(peers)
+    ending.check()
+    assert not ending.wait_over(0.0)
+    hear(room, 2)
+    assert ending.wait_over(0.0)
+    with pytest.raises(StaleGeneration, match="this step is not to be taken"):
+        ending.check()
+    peers.place(RankPlace(world=World(generation=2), local_rank=1))
+    assert ending.wait_place().local_rank == 1
+    ending.close()
+    assert not room.observers[0]
+
+
+def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
+    room, again = Room(2), Again()
+    ending = LoneEnding(room.rank(0), detect_s=0.0, again=again)
+    waits = threading.Thread(target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True)
+    waits.start()
+    hear(room, 2)
+    assert again.ran.wait(LIMIT_S)
+    assert waits.is_alive(), "it waits for the new program to take its place"
+
+
+def test_a_failure_alone_and_an_interruption_are_its_own() -> None:
+    again = Again()
+    LoneEnding(Room(1).rank(0), detect_s=0.0, again=again).failed(RuntimeError())
+    LoneEnding(Room(2).rank(0), detect_s=0.0, again=again).failed(KeyboardInterrupt())
+    assert not again.count
+
+
+PROGRAM = """
+import multiprocessing, os, sys, threading, time
+from strata.training.ending import execute_again
+
+def child():
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    first = "AGAIN" not in os.environ
+    print("pid", os.getpid(), sys.argv[1:], sys.flags.utf8_mode, first, flush=True)
+    if first:
+        os.environ["AGAIN"] = "1"
+        worker = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+        worker.start()
+        print("child", worker.pid, flush=True)
+        threading.Thread(target=execute_again, daemon=True).start()
+        time.sleep(1000)
+"""
+
+
+def test_a_program_runs_anew_with_its_arguments_and_without_its_children(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, "-X", "utf8", str(program), "--steps", "3"]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split("\n")
+    first, child, second = said[0].split(), said[1].split(), said[2].split()
+    assert first[:-1] == second[:-1]
+    assert (first[-1], second[-1]) == ("True", "False")
+    assert "'--steps'," in second
+    assert not Path(f"/proc/{child[1]}").exists()
