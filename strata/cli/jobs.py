@@ -23,6 +23,7 @@ from strata.cli.status import job_row, phase_name, print_troubles
 from strata.config import Credentials
 
 if TYPE_CHECKING:
+    from strata.v1.checkpoints_pb2 import Checkpoint
     from strata.v1.worlds_pb2 import JobSpec, StopNotice
 
 app = typer.Typer(
@@ -79,6 +80,7 @@ def show_job(
         endpoints, job=name, timeout_s=timeout_s, credentials=credentials
     ) as client:
         job = client.job_status()
+        goodput = "" if as_json or not job.has_latest else _goodput(client.latest_checkpoint())
     if as_json:
         print_json(job)
         return
@@ -97,11 +99,18 @@ def show_job(
             ("fails after", _limits(spec)),
             *([("asked to stop", _notice(job.notice))] if job.HasField("notice") else []),
             ("latest step", job.latest_step if job.has_latest else "-"),
+            *([("goodput", f"{goodput}, up to that step")] if goodput else []),
             ("began from", restore),
             ("restores", world.restore.path or "-"),
         ),
         empty="",
     )
+
+
+def _goodput(latest: Checkpoint) -> str:
+    from strata.training.goodput import GOODPUT_KEY, told_goodput  # noqa: PLC0415  # as above
+
+    return told_goodput(latest.metadata.get(GOODPUT_KEY, ""))
 
 
 def _limits(spec: JobSpec) -> str:

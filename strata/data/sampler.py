@@ -15,15 +15,12 @@ not take part in the step. Nothing is padded, and nothing comes twice.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from strata.data.order import Order, shares
 from strata.errors import ConfigError, InvalidArgument
-
-log: Final = logging.getLogger("strata.data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +113,11 @@ class ElasticSampler:
         """Return how many optimizer steps the epoch has after its first `done` samples."""
         return sum(1 for _ in self._batches(world_size, done))
 
+    def left_out(self, world_size: int) -> int:
+        """Return how many samples of each epoch nobody trains on in such a world."""
+        rest = self.length % self.global_batch
+        return rest if self.drop_last or rest < world_size else 0
+
     def pieces(self, rank: int, world_size: int, *, done: int = 0) -> Iterator[Piece]:
         """Yield what `rank` takes, in order, after the first `done` samples of an epoch."""
         check_split(self.global_batch, world_size, uneven=self.uneven)
@@ -141,13 +143,8 @@ class ElasticSampler:
         while at + self.global_batch <= self.length:
             yield at, at + self.global_batch
             at += self.global_batch
-        left = self.length - at
-        if left <= 0 or self.drop_last:
-            return
-        if left < world_size:
-            log.warning("the last %d samples of the epoch are left out: there are %d ranks", left, world_size)
-            return
-        yield at, self.length
+        if self.length - at >= world_size and not self.drop_last:
+            yield at, self.length
 
     def indices(self, epoch: int, rank: int, world_size: int, *, done: int = 0) -> Iterator[list[int]]:
         """Yield the samples of each piece, as indices into the dataset."""

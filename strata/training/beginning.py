@@ -12,11 +12,11 @@ from strata.config import TrainingConfig
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
 from strata.training.feeds import Feeding
-from strata.training.goodput import START, Ledger
+from strata.training.goodput import GOODPUT_KEY, START, Ledger
 from strata.training.group import ensure_group
 from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
-from strata.training.saves import GOODPUT_KEY, Saves
+from strata.training.saves import Saves
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, buffers_of, position_of
 
 RESTORE: Final = "restore"

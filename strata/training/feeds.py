@@ -77,7 +77,7 @@ class Feeding:
         torch = sys.modules.get("torch")
         if torch is not None and (shuffle := _shuffles(torch, loader)) is not None:
             return self._torch(torch, loader, accumulate, shuffle=shuffle)
-        return OrdinaryFeed(loader, accumulate, self.world_size)
+        return OrdinaryFeed(loader, accumulate, self.world_size, before=self.saved.get("world_size"))
 
     def _torch(self, torch: Any, loader: Any, accumulate: int, *, shuffle: bool) -> Feed:
         per_rank = int(loader.batch_size) * accumulate
@@ -97,6 +97,9 @@ class Feeding:
         before, now = self.saved.get("length"), sampler.length
         if before is not None and before != now:
             log.warning("the dataset has %d samples, and had %d when this was saved", now, before)
+        left_out = sampler.left_out(self.world_size)
+        if left_out and not sampler.drop_last and self.rank == 0:
+            log.warning("%d samples of each epoch are left out: fewer than there are ranks", left_out)
         return ElasticFeed(sampler, self.rank, self.world_size, made_of=made_of, per_rank=per_rank)
 
     def _global_batch(self, per_rank: int) -> int:
@@ -161,8 +164,12 @@ class ElasticFeed:
 class OrdinaryFeed:
     """Steps of a loader that is only iterated over."""
 
-    def __init__(self, loader: Iterable[Any], accumulate: int, world_size: int) -> None:
+    def __init__(
+        self, loader: Iterable[Any], accumulate: int, world_size: int, *, before: int | None = None
+    ) -> None:
+        """`before` is the size of the world that saved the position."""
         self._loader = loader
+        self._before = before
         self._accumulate = accumulate
         self._world_size = world_size
 
@@ -175,6 +182,12 @@ class OrdinaryFeed:
                 position.epoch_batches,
                 position.epoch,
             )
+            if self._before not in {None, self._world_size}:
+                log.warning(
+                    "%d ranks trained on them, and there are %d: some samples come twice, or not at all",
+                    self._before,
+                    self._world_size,
+                )
         for _ in range(position.epoch_batches):
             next(batches, None)
         count = samples = 0
@@ -192,7 +205,7 @@ class OrdinaryFeed:
                 count = samples = 0
 
     def facts(self) -> dict[str, Any]:
-        return {}
+        return {"world_size": self._world_size}
 
 
 def samples_of(batch: Any) -> int:

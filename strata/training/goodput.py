@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+GOODPUT_KEY: Final = "strata.goodput"
+"""Under which a checkpoint's metadata has the account."""
 STEP: Final = "step"
 LOST: Final = "lost"
 START: Final = "start"

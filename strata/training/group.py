@@ -49,9 +49,7 @@ def ensure_group(peers: Peers, *, arm: Callable[[], None]) -> bool:
         return True
     store = _store(torch, peers)
     arm()
-    torch.distributed.init_process_group(
-        backend, store=store, rank=peers.rank, world_size=peers.world_size
-    )
+    torch.distributed.init_process_group(backend, store=store, rank=peers.rank, world_size=peers.world_size)
     return True
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from strata.client.checkpoints import CheckpointManager
-from strata.config import Credentials, TrainingConfig
+from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.errors import Refused, StaleGeneration
 from strata.training.beginning import Beginning, Sampling, begin
 from strata.training.clock import Clock
@@ -26,7 +26,8 @@ from strata.training.feeds import Loader
 from strata.training.goodput import Ledger
 from strata.training.group import end_group
 from strata.training.peers import Alone, Peers
-from strata.training.preempting import PREEMPT_SIGNALS, Preemption
+from strata.training.preempting import Preemption
+from strata.training.preempting import preempt_signals as usual_signals
 from strata.training.run import Run
 from strata.training.state import on_optimizer_steps, state_of
 from strata.training.world import enter_place
@@ -40,7 +41,7 @@ class TrainingOrchestrator:
     """One process of a training, over the coordinators at `endpoints`.
 
     Under `strata run` there is nothing to say: this process is the rank of the environment. With
-    `endpoints`, or STRATA_ENDPOINTS, it is a member of its own with one rank, and `job` is created
+    `endpoints`, STRATA_ENDPOINTS or those of strata.toml, it is a member of its own with one rank, and `job` is created
     with `min_workers` and `max_workers` if it is new. With neither it trains alone.
 
     The checkpoints lie in `storage_path`, a folder that all hosts share; `keep_count` of them stay.
@@ -61,7 +62,7 @@ class TrainingOrchestrator:
         save_every_steps: int | None = None,
         save_every_s: float | None = None,
         keep_count: int | None = None,
-        preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
+        preempt_signals: Sequence[int] | None = None,
         preempt_grace_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class TrainingOrchestrator:
         self._worker_id = worker_id
         self._min_workers = min_workers
         self._max_workers = max_workers
-        self._preempt_signals = preempt_signals
+        self._preempt_signals = usual_signals(os.environ) if preempt_signals is None else preempt_signals
         self._credentials = credentials
         self._clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
         self._in_process = False
@@ -136,7 +137,11 @@ class TrainingOrchestrator:
 
     def _join(self) -> Peers:
         env = os.environ
-        if self._endpoints is None and "STRATA_SOCKET" not in env and not env.get("STRATA_ENDPOINTS"):
+        if (
+            self._endpoints is None
+            and "STRATA_SOCKET" not in env
+            and not LibraryConfig.load(env=env).endpoints
+        ):
             size = env.get("WORLD_SIZE", "1")
             return Alone(world_size=int(size) if size.isdigit() else 1)
         from strata.client.fork import check_import_order  # noqa: PLC0415  # before grpc is imported
@@ -204,7 +209,7 @@ class TrainingOrchestrator:
                     signals=self._preempt_signals,
                     grace_s=self.config.preempt_grace_s,
                     clock=self._clock.monotonic_s,
-                    save_cost_s=lambda: run.saves.expected_s(),
+                    save_cost_s=run.saves.expected_s,
                 )
             )
 

@@ -60,8 +60,12 @@ class Preemption:
         self._signals: PreemptSignals | None = None
         self._stopper = Stopper(run, clock=clock, save_cost_s=save_cost_s, over=self._world_ended)
         self._signals = PreemptSignals(signals, self._signalled)
-        self._peers.heed_notices()
-        self._peers.progress(run.step, READY)
+        try:
+            self._peers.heed_notices()
+            self._peers.progress(run.step, READY)
+        except StrataError:
+            self.closed()
+            raise
 
     # -- in the trainer's thread
 

@@ -27,13 +27,12 @@ from strata.training.goodput import START, STEP, Goodput
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
 from strata.training.peers import Peers
-from strata.training.state import Remembered, on_optimizer_steps
+from strata.training.state import Position, Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 
 SAVE: Final = "save"
-EVAL: Final = "eval"
-"""Phases that a run reports; limits for a stalled rank go by them."""
+"""The phase of a rank that waits for the others before a save, or copies its state."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -82,7 +81,19 @@ class Run:
         self._go_to_the_beginning()
 
     def _go_to_the_beginning(self) -> None:
-        beginning = self._beginning()
+        """Begin where the world does; where a newer one if this one ends meanwhile, and it may."""
+        while True:
+            self._take(self._beginning())
+            try:
+                self._hooked(self)
+            except StaleGeneration:
+                if self._ending.armed:
+                    raise
+                self._drop_hooks()
+            else:
+                return
+
+    def _take(self, beginning: Beginning) -> None:
         self.position = beginning.position
         self.saves = beginning.saves
         self._ledger = beginning.ledger
@@ -92,7 +103,11 @@ class Run:
         self._facts: dict[str, Any] = dict(beginning.feeding.saved)
         self._begun = beginning.position.step
         self._owns_group |= beginning.owns_group
-        self._hooked(self)
+
+    def _drop_hooks(self) -> None:
+        for hook in self.hooks:
+            hook.closed()
+        self.hooks.clear()
 
     def _settle(self) -> None:
         """Belong to this generation for good from now on; adopt a newer one first, if there is one."""
@@ -101,9 +116,7 @@ class Run:
         try:
             self.peers.check()
         except StaleGeneration:
-            for hook in self.hooks:
-                hook.closed()
-            self.hooks.clear()
+            self._drop_hooks()
             self._go_to_the_beginning()
         self._ending.arm()
 

@@ -19,13 +19,11 @@ from strata.core.arrivals import payload_limit
 from strata.errors import BarrierTimeout
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.clock import Clock
-from strata.training.goodput import STEP, Ledger
+from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Peers
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
 
 SAVE_BARRIER: Final = "strata.save"
-GOODPUT_KEY: Final = "strata.goodput"
-"""Under which a checkpoint's metadata has the account."""
 
 log: Final = logging.getLogger("strata.training")
 

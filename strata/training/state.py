@@ -108,7 +108,11 @@ class Remembered:
             scheduler.load_state_dict(copy.deepcopy(state))
         for optimizer, groups in self.settings:
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                group.update(copy.deepcopy(settings))
+                for name, value in settings.items():
+                    if hasattr(group.get(name), "copy_"):  # a tensor that compiled code may hold
+                        group[name].copy_(value)
+                    else:
+                        group[name] = copy.deepcopy(value)
         rng.restore(self.random)
 
 

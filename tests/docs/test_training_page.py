@@ -40,7 +40,9 @@ def block(which: str) -> str:
 
 
 def run(code: str, folder: Path) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_") and k not in {"RANK", "WORLD_SIZE"}}
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith("STRATA_") and k not in {"RANK", "WORLD_SIZE"}
+    }
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -58,10 +60,10 @@ def test_the_examples_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     first = block("three changed lines")
     lines = first.splitlines()[:3]
+    called = "run = strata.init(model=net, optim=opt, sched=sched, data=loader)"
     design = (
         "import strata                                   # three changed lines",
-        "run = strata.init(model=net, optim=opt, sched=sched, data=loader)"
-        "   # joins, initialises the process group if absent, restores",
+        called + "   # joins, initialises the process group if absent, restores",
         "for batch in run.steps(loader, accumulate=4):                       # position, cadence, barriers, preemption",
     )
     assert tuple(lines) == design, "the promised lines, verbatim"
@@ -79,4 +81,7 @@ def test_the_examples_without_torch(tmp_path: Path) -> None:
     other.mkdir()
     assert run(code, other) == "10 True\n"
     assert "TrainingOrchestrator(" in block("min_workers=2")
-    assert run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path) == "3\n"
+    assert (
+        run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path)
+        == "3\n"
+    )

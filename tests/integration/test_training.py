@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
+
+import pytest
 
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
-from tests.cluster_fixtures import RANKS, Nodes
-from tests.processes import Record, Talker
+from tests.cluster_fixtures import Nodes
+from tests.processes import Record
 from tests.ranks.training import GLOBAL_BATCH, LENGTH
+
+pytestmark = pytest.mark.timeout(180)
 
 STEPS = LENGTH // GLOBAL_BATCH
 
@@ -49,44 +52,3 @@ def test_a_rank_is_killed_and_the_world_grows(
     check_samples(record, epochs=3)
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         assert client.latest_checkpoint().step == 3 * STEPS
-
-
-def start_lone(nodes: Nodes, cluster: LocalCluster, storage: Path, worker: str, *more: str) -> Talker:
-    given = ("--endpoints", cluster.endpoints, "--job", nodes.job, "--worker-id", worker)
-    script = (sys.executable, str(RANKS / "training.py"), "--storage", str(storage), "--min-workers", "2")
-    return nodes.start(*script, *given, *more, name=worker)
-
-
-def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
-    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
-) -> None:
-    a = start_lone(nodes, cluster, tmp_path, "a", "--hang-at", "16")
-    b = start_lone(nodes, cluster, tmp_path, "b")
-    first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
-    record.wait_one("hangs", generation=1)
-    os.kill(first["b"]["pid"], signal.SIGKILL)
-    assert b.join() == -signal.SIGKILL
-    b = start_lone(nodes, cluster, tmp_path, "b")
-    again = record.wait("end", count=2)
-    begun = {e["worker"]: e for e in record.of("begun") if e["generation"] == again[0]["generation"]}
-    assert begun["a"]["pid"] == first["a"]["pid"], "the same process, with its program run anew"
-    assert begun["a"]["step"] == begun["b"]["step"] >= 10
-    assert (a.join(), b.join()) == (0, 0)
-    check_samples(record, epochs=2)
-
-
-def test_ranks_go_on_in_their_processes(
-    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
-) -> None:
-    options = ("--min-workers", "2", "--restart", "in_process", "--restart-grace-s", "10")
-    for node in ("a", "b"):
-        nodes.run(cluster.endpoints, "training", "--storage", str(tmp_path), node=node, options=options)
-    first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
-    record.wait("step", step=15, generation=1, count=2)
-    os.kill(first["b"]["pid"], signal.SIGKILL)
-    second = {e["worker"]: e for e in record.wait("begun", generation=2, count=2)}
-    assert second["a"]["pid"] == first["a"]["pid"]
-    assert second["b"]["pid"] != first["b"]["pid"]
-    assert {e["step"] for e in second.values()} == {10}
-    assert [node.join() for node in nodes.talkers] == [0, 0]
-    check_samples(record, epochs=2)

@@ -84,6 +84,9 @@ def test_the_rest_of_an_epoch_is_divided_or_dropped_or_left_out() -> None:
     assert last() == [Piece(begin=8, end=10, last=True, step_samples=3, weight=4 / 3)]
     assert last(drop_last=True) == []
     assert list(ElasticSampler(9, global_batch=8).pieces(0, 2, done=8)) == []
+    assert ElasticSampler(11, global_batch=8).left_out(2) == 0
+    assert ElasticSampler(11, global_batch=8, drop_last=True).left_out(2) == 3
+    assert ElasticSampler(9, global_batch=8).left_out(2) == 1
     assert ElasticSampler(11, global_batch=8).steps_left(2) == 2
     assert ElasticSampler(11, global_batch=8).steps_left(2, done=11) == 0
 

@@ -42,7 +42,8 @@ def test_a_lone_member_leaves_and_runs_anew_once_it_is_armed() -> None:
     ending = LoneEnding(peers, detect_s=0.0, again=again)
     hear(room, 1)
     ending.arm()
-    assert peers.left is None
+    before = peers.left
+    assert before is None
     hear(room, 2)
     hear(room, 3)
     assert again.ran.wait(LIMIT_S)
@@ -99,7 +100,9 @@ def test_in_process_the_place_is_waited_for() -> None:
 def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
     room, again = Room(2), Again()
     ending = LoneEnding(room.rank(0), detect_s=0.0, again=again)
-    waits = threading.Thread(target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True)
+    waits = threading.Thread(
+        target=ending.failed, args=(RuntimeError("connection closed by peer"),), daemon=True
+    )
     waits.start()
     hear(room, 2)
     assert again.ran.wait(LIMIT_S)
@@ -137,9 +140,11 @@ def test_a_program_runs_anew_with_its_arguments_and_without_its_children(tmp_pat
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     argv = [sys.executable, "-X", "utf8", str(program), "--steps", "3"]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split("\n")
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split(
+        "\n"
+    )
     first, child, second = said[0].split(), said[1].split(), said[2].split()
     assert first[:-1] == second[:-1]
     assert (first[-1], second[-1]) == ("True", "False")
-    assert "'--steps'," in second
+    assert "['--steps', '3']" in said[2]
     assert not Path(f"/proc/{child[1]}").exists()

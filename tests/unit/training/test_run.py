@@ -10,6 +10,7 @@ import pytest
 
 import strata
 from strata.errors import ConfigError, InvalidArgument
+from strata.training.feeds import OrdinaryFeed
 from strata.training.state import Position
 
 
@@ -167,3 +168,13 @@ def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
     assert {"step", "save", "restore", "lost", "eval"} <= after.spent_s.keys()
     assert after.total_s >= before.total_s
     assert 0 < after.ratio < 1
+
+
+def test_an_ordinary_loader_is_passed_over_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    at = Position(epoch_batches=2)
+    for before, told in ((2, 1), (4, 2), (None, 1)):
+        caplog.clear()
+        feed = OrdinaryFeed(batches(4), 1, 2, before=before)
+        assert [fed.batch.tolist() for fed in feed.epoch(at)] == [[4, 5], [6, 7]]
+        assert len(caplog.records) == told
+    assert list(OrdinaryFeed(batches(1), 1, 1).epoch(at)) == []

@@ -13,9 +13,9 @@ from strata.client.checkpoints import CheckpointManager
 from strata.errors import BarrierTimeout
 from strata.training.cadence import FIRST_STEPS, Pace, Rule, payload_of
 from strata.training.clock import Clock
-from strata.training.goodput import STEP, Ledger
+from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Alone
-from strata.training.saves import GOODPUT_KEY, Saves
+from strata.training.saves import Saves
 from strata.training.state import OWN_KEY, Position
 
 

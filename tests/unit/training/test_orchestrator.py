@@ -1,0 +1,157 @@
+"""`TrainingOrchestrator`: which world a process becomes part of, and what it restores there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from strata.errors import Refused, StaleGeneration
+from strata.training.orchestrator import TrainingOrchestrator
+from strata.training.starting import init
+from strata.v1.session_pb2 import RankPlace, WorldUpdate
+from strata.v1.worlds_pb2 import Generation, ListGenerationsRequest, ListGenerationsResponse, World
+from tests.unit.checkpoint.ports import Cluster, Port
+
+
+@dataclass
+class Lone(Port):
+    """A lone member of a job of its own: the catalog's decisions, and a world that may change."""
+
+    is_lone: bool = True
+    detect_s: float = 0.0
+    rejoined: int = 0
+    ended: str = ""
+
+    def check(self) -> None:
+        newest = self.cluster.job.author(0).generation
+        if newest > self.generation:
+            raise StaleGeneration(f"the world is generation {newest}")
+
+    def progress(self, step: int, phase: str = "") -> None:
+        self.check()
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        self.check()
+        return {0: payload} if payload else {}
+
+    def rejoin(self) -> None:
+        author = self.cluster.job.author(0)
+        self.incarnation, self.generation = author.incarnation, author.generation
+        self.restore_point = self.cluster.restore_point()
+        self.rejoined += 1
+
+    def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
+        if isinstance(request, ListGenerationsRequest):
+            began = Generation(world=World(generation=self.generation), began_unix_ms=1)
+            return ListGenerationsResponse(generations=[began])
+        return super().call(request, timeout_s=timeout_s)
+
+    def heed_notices(self) -> None:
+        pass
+
+    def observe_world(self, callback: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        return lambda: None  # it tells nothing: what follows would replace this test's program
+
+    def observe_place(self, callback: Callable[[RankPlace], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        self.ended = reason
+
+
+@pytest.fixture
+def lone() -> Lone:
+    cluster = Cluster(b=1)
+    author = cluster.job.author(0)
+    return Lone(
+        cluster=cluster,
+        worker_id=author.worker,
+        incarnation=author.incarnation,
+        generation=author.generation,
+        rank=0,
+    )
+
+
+@pytest.fixture
+def orchestrator(tmp_path: Path, lone: Lone, monkeypatch: pytest.MonkeyPatch) -> TrainingOrchestrator:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # a process group could not be taken back
+    made = TrainingOrchestrator("nowhere:1", storage_path=tmp_path, save_every_steps=2, preempt_signals=())
+    monkeypatch.setattr(made, "_join", lambda: lone)
+    return made
+
+
+def test_a_newer_world_is_adopted_while_joining(orchestrator: TrainingOrchestrator, lone: Lone) -> None:
+    lone.cluster.next_world()
+    with orchestrator.init(state={"w": np.zeros(1)}) as run:
+        assert (lone.rejoined, run.world.generation) == (1, lone.cluster.job.author(0).generation)
+
+
+def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
+    orchestrator: TrainingOrchestrator, lone: Lone
+) -> None:
+    state = {"w": np.zeros(1)}
+    run = orchestrator.init(state=state)
+    for _ in run.steps([1, 2, 3, 4]):
+        state["w"] += 1
+        if run.begun == 4:
+            break
+    run.checkpoints.wait_until_finished(20)
+    run.abandon("the test ends it")
+    lone.cluster.next_world()
+    lone.rejoin()
+
+    state = {"w": np.zeros(1)}
+    run = orchestrator.init(state=state)
+    assert (run.step, state["w"][0]) == (2, 2)
+    lone.cluster.next_world()
+    batches = run.steps([1, 2, 3, 4])
+    assert lone.rejoined == 2, "nothing was handed out yet"
+    assert next(batches) == 3
+    lone.cluster.next_world()
+    run._ending.over = lambda error: None  # type: ignore[method-assign]  # it would wait for a new program
+    with pytest.raises(StaleGeneration):
+        next(batches)
+    assert lone.rejoined == 2
+    run.abandon("the test ends it")
+    assert lone.ended == "the test ends it"
+
+
+def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:
+    hook = sys.excepthook
+    run = orchestrator.init(state={})
+    assert sys.excepthook is not hook
+    run.close()
+    assert sys.excepthook is hook
+
+
+def test_a_main_is_called_once_where_processes_are_replaced(orchestrator: TrainingOrchestrator) -> None:
+    calls = []
+
+    def main(it: TrainingOrchestrator) -> int:
+        calls.append(it.init(state={}))
+        return 7
+
+    assert orchestrator.train(main) == 7
+    assert len(calls) == 1
+    with pytest.raises(ZeroDivisionError):
+        orchestrator.train(lambda it: 1 // 0)
+
+
+def test_init_inside_of_train_is_the_orchestrator_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRATA_IN_PROCESS", "1")
+    with pytest.raises(Refused, match="orchestrator"):
+        init()
