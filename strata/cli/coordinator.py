@@ -36,7 +36,7 @@ def coordinator(
     ] = None,
     replica: Annotated[
         str | None,
-        typer.Option("--replica", help="This replica's name. [its certificate's id, else host-port]"),
+        typer.Option("--replica", help="This replica's name. (its certificate's id, else host-port)"),
     ] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")] = None,
     detect_s: Annotated[

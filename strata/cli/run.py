@@ -96,6 +96,10 @@ def run(
         str | None,
         typer.Option("--stall-limits", help="Limits of single phases: step=60,eval=900 (in seconds)."),
     ] = None,
+    devices: Annotated[
+        bool | None,
+        typer.Option("--devices/--no-devices", help="Watch this node's NVIDIA devices. (it does)"),
+    ] = None,
     ca_file: TlsCaFile = None,
     cert_file: TlsCertFile = None,
     key_file: TlsKeyFile = None,
@@ -134,6 +138,7 @@ def run(
         "health.on_stall": on_stall,
         "health.stall_factor": stall_factor,
         "health.stall_limits": stall_limits,
+        "health.devices": devices,
         "credentials.ca_file": ca_file,
         "credentials.cert_file": cert_file,
         "credentials.key_file": key_file,

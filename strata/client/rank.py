@@ -275,17 +275,21 @@ class RankClient:
         self._seat.rounds.delivered(name, outcome)
         return payloads_of(outcome)
 
-    def progress(self, step: int, phase: str = "") -> None:
+    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
         """Say which step this rank is at, and what it does; sent soon, without waiting.
 
         Shown to people, and named when others wait for this rank. Of `phase` 200 characters count,
-        and control characters become "?".
+        and control characters become "?". `own_s` is how long this rank's own part of its last step
+        took, if it knows that: it tells a slow rank from those that wait for it in every step.
         """
         step = arguments.integer("step", step, below=2**63)
         phase = arguments.phase(phase)
+        own_us = 0 if own_s is None else round(1e6 * arguments.seconds(own_s, what="own_s", zero=True))
         self._check_current()
         self._seat.phase = phase
-        told = RankProgress(rank=self.rank, step=step, phase=phase, heeds_notices=self._seat.heeds_notices)
+        told = RankProgress(
+            rank=self.rank, step=step, phase=phase, heeds_notices=self._seat.heeds_notices, step_us=own_us
+        )
         self._loop.soon(lambda: self._session.progress(self.generation, [told]))
 
     def heed_notices(self) -> None:

@@ -34,12 +34,33 @@ class HealthConfig:
         doc="limits set for single phases, as phase=seconds by commas: step=60,eval=900",
     )
 
+    devices: bool = setting(
+        "run.devices", default=True, doc="watch this node's NVIDIA devices, where there are any"
+    )
+    drain_on_fault: bool = setting(
+        "run.drain_on_fault", default=True, doc="drain this member when one of its devices fails for good"
+    )
+    ignored_xids: tuple[str, ...] = setting(
+        "run.ignored_xids", default=(), doc="XIDs after which this member is not drained, by commas"
+    )
+    telemetry_s: float = setting(
+        "run.telemetry_s", default=5.0, doc="how often this node's devices are read and told of"
+    )
+    traces: str = setting(
+        "run.traces",
+        default=".strata/traces",
+        doc="where NCCL's flight recorder writes what it knows of a rank that stands still",
+    )
+
     def __post_init__(self) -> None:
         if self.on_stall not in {REPORT, EVICT}:
             raise ConfigError(f"--on-stall must be {REPORT} or {EVICT}, not {self.on_stall!r}")
         if self.stall_factor < 1:
             raise ConfigError("--stall-factor must be at least 1")
+        if not 0.5 <= self.telemetry_s <= 3600:
+            raise ConfigError("run.telemetry_s must be 0.5 to 3600 seconds")
         self.phase_limits_s()
+        self.ignored()
 
     def phase_limits_s(self) -> Mapping[str, float]:
         """Return the limits by phase; `ConfigError` for one that is none."""
@@ -55,3 +76,10 @@ class HealthConfig:
                     f"{entry!r} is no limit of a phase", hint="write phase=seconds, for example eval=900"
                 )
         return limits
+
+    def ignored(self) -> frozenset[int]:
+        """Return the XIDs that drain nobody; `ConfigError` for what is no number."""
+        try:
+            return frozenset(int(xid) for xid in self.ignored_xids)
+        except ValueError:
+            raise ConfigError(f"run.ignored_xids are numbers, not {','.join(self.ignored_xids)!r}") from None

@@ -1,24 +1,31 @@
-"""What a supervisor watches beside its ranks' lives: whether they move, and whether its devices are well."""
+"""What a supervisor watches beside its ranks' lives: whether they move."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
 
 from strata.config import HealthConfig
 from strata.config.health import EVICT
 from strata.core.stalls import StallLimits, kind_of
+from strata.errors import StrataError
 from strata.launch.environment import Place
 from strata.launch.stalls import Actions, StallWatch
 from strata.launch.traces import collect_trace
 from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress
+from strata.v1.worlds_pb2 import GetJobRequest, GetJobResponse
 
 log = get_logger()
+
+BLAME_S: Final = 5.0
+"""How long coordinators have to say whose fault a standstill is."""
 
 
 class Upstream(Protocol):
@@ -26,6 +33,10 @@ class Upstream(Protocol):
 
     def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
         """Tell how far ranks are."""
+        ...
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        """Return the response to one of the requests that a session carries."""
         ...
 
 
@@ -55,7 +66,7 @@ class Health:
     """The watch over one supervisor's ranks."""
 
     def __init__(self, config: HealthConfig, upstream: Upstream, ranks: Ranks, *, detect_s: float) -> None:
-        self._config = config
+        self._upstream = upstream
         fixed_s = {kind_of(phase): seconds for phase, seconds in config.phase_limits_s().items()}
         limits = StallLimits.derive(detect_s, factor=config.stall_factor, fixed_s=fixed_s)
         self.stalls = StallWatch(
@@ -65,6 +76,7 @@ class Health:
                 stack=ranks.stack,
                 trace=self._trace,
                 evict=ranks.evict if config.on_stall == EVICT else None,
+                blame=self._blame,
             ),
         )
 
@@ -75,18 +87,27 @@ class Health:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Watch inside the block."""
-        watch = asyncio.create_task(_kept(self.stalls.run), name="watch over stalls")
+        watch = asyncio.create_task(kept(self.stalls.run), name="watch over stalls")
         try:
             yield
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
+    async def _blame(self) -> Collection[int]:
+        """Return the ranks that the coordinators blame for a standstill; nobody when none answers."""
+        try:
+            response: GetJobResponse = await self._upstream.call(GetJobRequest(), timeout_s=BLAME_S)
+        except StrataError as error:
+            log.warning("stalls.nobody_asked", reason=error.message)
+            return ()
+        return frozenset(response.job.suspects)
+
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
         return await collect_trace(os.environ, rank)
 
 
-async def _kept(watch: Callable[[], Awaitable[None]]) -> None:
+async def kept(watch: Callable[[], Awaitable[None]]) -> None:
     """Run a watch, and begin it anew after a bug: it must not end the training that it watches."""
     while True:
         try:

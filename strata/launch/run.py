@@ -21,6 +21,8 @@ from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, StrataError
 from strata.launch.addresses import address_towards
+from strata.launch.devices import OpenDevices
+from strata.launch.draining import prepare_devices, watching_devices
 from strata.launch.environment import Place
 from strata.launch.health import Health
 from strata.launch.relay import Relay
@@ -101,12 +103,15 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         log.info("run.scheduled", by=found.scheduler, members=found.members, restarts=found.restarts)
     endpoints = parse_endpoints(config.endpoints, config.credentials)
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
+    job = checked_id("job", config.job)
+    devices = await prepare_devices(config.health, job, os.environ)
     registration = Registration(
-        job=checked_id("job", config.job),
+        job=job,
         worker_id=worker_id,
         boot=uuid.uuid4().hex,
         host=socket.gethostname(),
         slots=config.slots,
+        devices=devices.names if devices is not None else (),
         pid=os.getpid(),
         resume=config.resume,
         spec=JobSpec(
@@ -129,7 +134,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             if not await _connected(session, serve_session, asked):
                 return 128 + asked.result()
             address = config.address or address_towards(endpoints[0].host, endpoints[0].port)
-            run = _run(config, command, session, observer, Path(folder), worker_id, address, asked)
+            run = _run(config, command, session, observer, Path(folder), devices, worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
@@ -150,6 +155,7 @@ async def _run(
     session: MemberSession,
     observer: _Observer,
     folder: Path,
+    devices: OpenDevices | None,
     worker_id: str,
     address: str,
     asked: asyncio.Future[int],
@@ -180,7 +186,11 @@ async def _run(
         on_heeding=supervisor.rank_heeds_notices,
     )
     door.relay, door.health = relay, health
-    async with serving(relay, folder / SOCKET, timing), health.watching():
+    async with (
+        serving(relay, folder / SOCKET, timing),
+        health.watching(),
+        watching_devices(devices, config, session, worker_id=worker_id),
+    ):
         observer.relay, observer.supervisor = relay, supervisor
         if asked.done():
             supervisor.ask_to_stop(asked.result())

@@ -13,12 +13,14 @@ and the report ends by itself when the rank moves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Final
 
-from strata.core.stalls import RankPace, Stall, StallLimits, Standing, innermost, shortened, suspects
+from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, Standing, innermost, shortened, suspects
 from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress
 
@@ -31,7 +33,7 @@ LATE_S: Final = 0.5
 STACKS: Final = 16
 """At most so many stacks are asked for at a time, and told of: hundreds of slots may stand still."""
 STACK_CHARS: Final = 4000
-EVICT_AFTER_S: Final = 2.0
+EVICT_AFTER_S: Final = 3.0
 """Between the first stall and the eviction: others come to stand still in the same moments, and who
 holds up whom shows only then."""
 
@@ -50,6 +52,8 @@ class Actions:
     """Returns where the recording of a rank's communication lies and its size, if there is one."""
     evict: Callable[[int, int, str], None] | None
     """Kills (rank, generation) for a reason; None: ranks are only reported."""
+    blame: Callable[[], Awaitable[Collection[int]]]
+    """Returns the ranks that hold up the others, of the whole world; nobody when that is not known."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class _Watched:
     trace: tuple[Path, int] | None = None
     since_s: float = 0.0
     """When the stall was found."""
+    own_us: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """How long the rank says its own part of its steps took, without waiting for others."""
 
 
 class StallWatch:
@@ -104,11 +110,11 @@ class StallWatch:
                     stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
                 )
             watched.stall, watched.stack, watched.trace = None, "", None
+        if said.step_us > 0:
+            watched.own_us.append(said.step_us)
         told = RankProgress()
         told.CopyFrom(said)  # with what is none of this watch's business
-        own_step_us = said.step_us
         told.MergeFrom(self._message(said.rank, watched, age_ms=said.age_ms))
-        told.step_us = own_step_us or told.step_us
         return told
 
     def _message(self, rank: int, watched: _Watched, *, age_ms: int) -> RankProgress:
@@ -119,8 +125,8 @@ class StallWatch:
             step=pace.step,
             phase=pace.phase,
             age_ms=age_ms,
-            step_us=_us(pace.last_step_s),
-            median_step_us=_us(pace.usual_s()),
+            step_us=watched.own_us[-1] if watched.own_us else _us(pace.last_step_s),
+            median_step_us=round(median(watched.own_us)) if watched.own_us else _us(pace.usual_s()),
             stalled_ms=max(1, round(stall.still_s * 1000)) if stall is not None else 0,
             stack=watched.stack,
             trace_file=str(trace),
@@ -140,7 +146,7 @@ class StallWatch:
                 for watched in self._ranks.values():
                     watched.pace.forgive(late_s)
             await self._look(loop.time())
-            self._evict(loop.time())
+            await self._evict(loop.time())
 
     async def _look(self, now_s: float) -> None:
         """Report each rank that has come to stand still since the last look."""
@@ -187,24 +193,35 @@ class StallWatch:
         stack, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
         return stack or "", trace
 
-    def _evict(self, now_s: float) -> None:
-        """Kill one of the ranks here that hold up the others, once all had time to come to stand still."""
+    async def _evict(self, now_s: float) -> None:
+        """Kill one of the ranks here that hold up the others, once all had time to come to stand still.
+
+        Whom the coordinators blame, who know all ranks; without them, whom those of this node point to.
+        """
         still = {rank: watched for rank, watched in self._ranks.items() if watched.stall is not None}
         evict = self._actions.evict
         if evict is None or self._evicted or not still:
             return
         if now_s - min(watched.since_s for watched in still.values()) < EVICT_AFTER_S:
             return
+        generation = self._generation
+        blamed = await self._actions.blame()
+        if generation != self._generation:
+            return
+        still = {rank: watched for rank, watched in still.items() if watched.stall is not None}
+        if blamed and not still.keys() & blamed:
+            return  # another node's rank: its supervisor sees to it
         named, how = suspects(
             [
                 Standing(rank=rank, step=w.pace.step, phase=w.pace.phase, where=innermost(w.stack))
                 for rank, w in still.items()
+                if not blamed or rank in blamed
             ]
         )
-        stall = still[named[0]].stall
-        assert stall is not None
-        evict(named[0], self._generation, f"stalled: {stall.reason}" + (f" ({how})" if how else ""))
-        self._evicted = True
+        for rank in named[:1]:
+            if (stall := still[rank].stall) is not None:
+                evict(rank, generation, f"stalled: {stall.reason}" + (f" ({how})" if how else ""))
+                self._evicted = True
 
 
 def _us(seconds: float | None) -> int:

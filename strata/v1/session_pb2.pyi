@@ -291,6 +291,7 @@ class Call(_message.Message):
     GET_RECOVERY_FIELD_NUMBER: _builtins.int
     STOP_JOB_FIELD_NUMBER: _builtins.int
     LIST_GENERATIONS_FIELD_NUMBER: _builtins.int
+    GET_JOB_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def begin_checkpoint(self) -> _checkpoints_pb2.BeginCheckpointRequest: ...
@@ -322,6 +323,8 @@ class Call(_message.Message):
     def stop_job(self) -> _worlds_pb2.StopJobRequest: ...
     @_builtins.property
     def list_generations(self) -> _worlds_pb2.ListGenerationsRequest: ...
+    @_builtins.property
+    def get_job(self) -> _worlds_pb2.GetJobRequest: ...
     def __init__(
         self,
         *,
@@ -341,12 +344,13 @@ class Call(_message.Message):
         get_recovery: _recovery_pb2.RecoveryRequest | None = ...,
         stop_job: _worlds_pb2.StopJobRequest | None = ...,
         list_generations: _worlds_pb2.ListGenerationsRequest | None = ...,
+        get_job: _worlds_pb2.GetJobRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations", "get_job"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -662,6 +666,7 @@ class Reply(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     STOP_JOB_FIELD_NUMBER: _builtins.int
     LIST_GENERATIONS_FIELD_NUMBER: _builtins.int
+    GET_JOB_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -699,6 +704,8 @@ class Reply(_message.Message):
     def stop_job(self) -> _worlds_pb2.StopJobResponse: ...
     @_builtins.property
     def list_generations(self) -> _worlds_pb2.ListGenerationsResponse: ...
+    @_builtins.property
+    def get_job(self) -> _worlds_pb2.GetJobResponse: ...
     def __init__(
         self,
         *,
@@ -721,12 +728,13 @@ class Reply(_message.Message):
         done: Global___Done | None = ...,
         stop_job: _worlds_pb2.StopJobResponse | None = ...,
         list_generations: _worlds_pb2.ListGenerationsResponse | None = ...,
+        get_job: _worlds_pb2.GetJobResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations", "get_job"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

@@ -348,6 +348,7 @@ class Job(_message.Message):
     HAS_LATEST_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    SUSPECTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     phase: Global___JobPhase.ValueType
     phase_reason: _builtins.str
@@ -368,6 +369,10 @@ class Job(_message.Message):
     def notice(self) -> Global___StopNotice:
         """Set while the current generation is asked to stop."""
 
+    @_builtins.property
+    def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the ranks that stand still: those that seem to hold up the others."""
+
     def __init__(
         self,
         *,
@@ -382,10 +387,11 @@ class Job(_message.Message):
         has_latest: _builtins.bool = ...,
         notice: Global___StopNotice | None = ...,
         trouble: _builtins.str = ...,
+        suspects: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "spec", b"spec", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "trouble", b"trouble", "workers", b"workers", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_latest", b"has_latest", "latest_step", b"latest_step", "name", b"name", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "spec", b"spec", "standbys", b"standbys", "suspects", b"suspects", "trouble", b"trouble", "workers", b"workers", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,7 +71,9 @@ class WorldCalls:
         """Return a job with what is wrong with its ranks, as far as this replica heard."""
         message = wire.job_message(job)
         if (told := self._context.soft.state) is not None:
-            message.trouble = job_trouble(told, job.keys.name, job.world()).says
+            found = job_trouble(told, job.keys.name, job.world())
+            message.trouble = found.says
+            message.suspects.extend(found.suspects)
         return message
 
     async def list_generations(

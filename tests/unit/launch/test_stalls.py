@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,11 +24,13 @@ class Node:
         self.evicted: list[tuple[int, int, str]] = []
         self.where: dict[int, str] = {}
         self.unable: set[int] = set()
+        self.blamed: set[int] = set()
         actions = Actions(
             tell=self._tell,
             stack=self._stack,
             trace=self._trace,
             evict=self._evict if evict else None,
+            blame=self._blame,
         )
         self.watch = StallWatch(StallLimits.derive(5.0), actions)
         self.watch.watch(1)
@@ -43,6 +45,10 @@ class Node:
 
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
         return (Path("/traces/rank_1"), 2048) if rank == 1 else None
+
+    async def _blame(self) -> Collection[int]:
+        await asyncio.sleep(0.1)
+        return self.blamed
 
     def _evict(self, rank: int, generation: int, reason: str) -> None:
         self.evicted.append((rank, generation, reason))
@@ -79,8 +85,10 @@ async def test_words_pass_with_how_long_steps_take() -> None:
         await node.train(1, 4)
         last = node.told[-1]
         assert (last.step, last.step_us, last.median_step_us) == (4, 1_000_000, 1_000_000)
-        node.watch.hear(1, [RankProgress(rank=0, step=5, phase="step", step_us=7)])
-        assert node.told[-1].step_us == 7, "what the rank itself measured counts"
+        for step, own_us in ((5, 7), (6, 9), (7, 50)):
+            node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
+        last = node.told[-1]
+        assert (last.step_us, last.median_step_us) == (50, 9), "what the rank itself measured counts"
         node.say(9, 3, generation=8)
         assert node.told[-1].rank == 9, "of a generation that is not watched: passed on as it is"
 
@@ -145,6 +153,18 @@ async def test_the_rank_that_holds_up_the_others_is_evicted() -> None:
         assert (rank, generation) == (2, 1)
         assert reason.startswith("stalled: no progress at step 5 (step) for ")
         assert "most others stand in backward (train.py)" in reason
+
+
+@in_virtual_time()
+async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here() -> None:
+    async with watched(evict=True) as node:
+        node.where, node.blamed = {2: "fetch"}, {9}
+        await node.train(4, 5)
+        await asyncio.sleep(30)
+        assert node.evicted == [], "another node's rank"
+        node.blamed = {1, 9}
+        await asyncio.sleep(2)
+        assert [rank for rank, *_ in node.evicted] == [1]
 
 
 @in_virtual_time()
