@@ -44,7 +44,7 @@ def run(
     ] = None,
     max_generations: Annotated[
         int | None,
-        typer.Option("--max-generations", help="Generations after which the job fails. [0: no limit]"),
+        typer.Option("--max-generations", help="Generations that may fail until the job does. (no limit)"),
     ] = None,
     address: Annotated[
         str | None,

@@ -48,7 +48,7 @@ class RunConfig:
     max_generations: int = setting(
         "run.max_generations",
         default=0,
-        doc="generations with members after which the job fails; 0: no limit",
+        doc="generations that a failure may end until the job fails; 0: no limit",
     )
     address: str = setting(
         "run.address",

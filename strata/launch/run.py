@@ -200,7 +200,11 @@ async def _run(
 
 
 def _starter(config: RunConfig, command: Sequence[str]) -> Starter:
-    warm = WarmStarter.of(command, modules=config.warm_imports, inherited=os.environ) if config.warm else None
+    if not config.warm:
+        return ColdStarter(command)
+    warm = WarmStarter.of(command, modules=config.warm_imports, inherited=os.environ)
+    if warm is None and config.warm_imports:
+        log.warning("warm.impossible", reason="the command is not `python script.py` or `python -m module`")
     return warm or ColdStarter(command)
 
 

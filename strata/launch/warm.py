@@ -69,10 +69,8 @@ class WarmStarter:
         inherited: Mapping[str, str],
     ) -> None:
         self._cold = ColdStarter(command)
-        self._argv = (
-            *(python.program, *python.flags, warm_program.__file__, "{fd}", ",".join(modules)),
-            *(*python.target, *python.arguments),
-        )
+        self._interpreter = (python.program, *python.flags, warm_program.__file__)
+        self._work = (",".join(modules), *python.target, *python.arguments)
         self._environment = common_environment(inherited)
         self._spares: list[_Spare] = []
 
@@ -97,8 +95,7 @@ class WarmStarter:
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Child:
         """Return a process that becomes the command in this environment."""
-        order = {"environment": dict(environment), "folder": str(Path.cwd())}
-        line = json.dumps(order).encode() + b"\n"
+        line = json.dumps(dict(environment)).encode() + b"\n"
         while self._spares:
             spare = self._spares.pop(0)
             if spare.becomes(line):
@@ -124,7 +121,7 @@ class WarmStarter:
         ours.setblocking(False)
         with theirs:
             descriptor = theirs.fileno()
-            argv = [str(descriptor) if word == "{fd}" else word for word in self._argv]
+            argv = (*self._interpreter, str(descriptor), *self._work)
             try:
                 child = Child.start(argv, name="warm", env=self._environment, pass_fds=[descriptor])
             except OSError:

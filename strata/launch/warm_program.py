@@ -5,8 +5,8 @@ rank's own command:
 
     python FLAGS warm_program.py FD MODULES SCRIPT|-m MODULE ARGUMENTS...
 
-It imports MODULES (by commas), waits on the socket FD for one line, a JSON object with the
-environment and the folder, and then runs the script as `__main__`, as Python itself does: argv,
+It imports MODULES (by commas), waits on the socket FD for one line, the environment as a JSON
+object, and then runs the script as `__main__`, as Python itself does: argv,
 path, flags, exit codes and tracebacks are what they would have been. What differs is only that
 some modules are there already. Standard library only, for any Python that a command may name.
 """
@@ -40,18 +40,17 @@ def import_early(modules: list[str]) -> None:
 
 
 def wait_for_place(link: socket.socket) -> None:
-    """Take the environment and the folder that come as one line."""
+    """Take the environment that comes as one line."""
     with link, link.makefile("rb") as lines:
         line = lines.readline()
     if not line.endswith(b"\n"):
         raise ConnectionResetError
-    place = json.loads(line)
+    environment = json.loads(line)
     coerced = os.environ.get("LC_CTYPE")  # PEP 538: Python's own, if it is not among those given
     os.environ.clear()
     if coerced is not None:
         os.environ["LC_CTYPE"] = coerced
-    os.environ.update(place["environment"])
-    os.chdir(place["folder"])
+    os.environ.update(environment)
 
 
 def answer_stack_dumps() -> None:

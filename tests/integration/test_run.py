@@ -101,6 +101,16 @@ def test_three_fruitless_generations_fail_the_job_for_good(
     assert "--resume" in nodes.record.wait_line("hint:")
 
 
+def test_the_last_of_the_allowed_generations_fails_the_job(cluster: LocalCluster, nodes: Nodes) -> None:
+    options = ("--settle-s", "0.2", "--max-generations", "2", "--max-fruitless-generations", "9")
+    node = nodes.run(cluster.endpoints, "plain", "--exit", "9", options=options)
+    assert node.join() == 78
+    ended = nodes.record.wait_one("job.ended")
+    assert (ended["phase"], ended["rank_status"]) == ("failed", 9)
+    assert "2" in ended["reason"]
+    assert [e["generation"] for e in nodes.record.of("start")] == [1, 2]
+
+
 def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nodes) -> None:
     quick = ("--settle-s", "0.2")
     failed = nodes.run(cluster.endpoints, "plain", "--exit", "9", options=quick)
