@@ -99,13 +99,14 @@ class RankGroup:
             restart=self._program.restart,
         )
         try:
-            child = self._program.starter.start(environment, name=f"rank {rank}")
+            started = self._program.starter.start(environment, name=f"rank {rank}")
         except OSError as error:
             raise ConfigError(
                 f"cannot run the command: {error}",
                 hint="the command after -- must be a program on this node",
             ) from error
-        log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation)
+        child, warm = started.child, {"warm": True} if started.warm else {}
+        log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation, **warm)
         return RankProcess(child=child, stacks=stacks)
 
     def _has(self, rank: int, process: RankProcess) -> None:

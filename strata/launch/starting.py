@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from strata.launch.children import Child
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A process that runs the command, and whether it had imported before."""
+
+    child: Child
+    warm: bool
+
+
 class Starter(Protocol):
     """Starts the command of a run, once for each rank."""
 
-    def start(self, environment: Mapping[str, str], *, name: str) -> Child:
+    def start(self, environment: Mapping[str, str], *, name: str) -> Started:
         """Return the process that runs the command; `OSError` when it cannot be run at all."""
         ...
 
@@ -30,8 +39,8 @@ class ColdStarter:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
 
-    def start(self, environment: Mapping[str, str], *, name: str) -> Child:
-        return Child.start(self._command, name=name, env=environment)
+    def start(self, environment: Mapping[str, str], *, name: str) -> Started:
+        return Started(child=Child.start(self._command, name=name, env=environment), warm=False)
 
     def prepare(self, count: int) -> None:
         """Nothing can be prepared."""

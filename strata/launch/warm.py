@@ -25,7 +25,7 @@ from strata.launch.children import Child
 from strata.launch.environment import common_environment
 from strata.launch.python_command import PythonCommand, python_command
 from strata.launch.script_imports import libraries_of
-from strata.launch.starting import ColdStarter
+from strata.launch.starting import ColdStarter, Started
 from strata.observe import get_logger
 
 log = get_logger()
@@ -93,14 +93,14 @@ class WarmStarter:
             found += _STRATA
         return cls(command, python, [*found, *modules], inherited=inherited)
 
-    def start(self, environment: Mapping[str, str], *, name: str) -> Child:
+    def start(self, environment: Mapping[str, str], *, name: str) -> Started:
         """Return a process that becomes the command in this environment."""
         line = json.dumps(dict(environment)).encode() + b"\n"
         while self._spares:
             spare = self._spares.pop(0)
             if spare.becomes(line):
                 spare.child.name = name
-                return spare.child
+                return Started(child=spare.child, warm=True)
         return self._cold.start(environment, name=name)
 
     def prepare(self, count: int) -> None:

@@ -65,6 +65,7 @@ def test_the_next_generation_runs_in_processes_that_have_imported_already(
     os.kill(first[1]["pid"], signal.SIGKILL)
     second = started(record, 2, 2)
     assert {e["pid"] for e in second.values()} == warm
+    assert len(record.of("rank.started", generation=2, warm=True)) == 2
     record.wait("warm", count=4)
     record.wait("step", count=2, step=1, generation=2)
     finish(until, node)

@@ -55,12 +55,13 @@ def ended(starter: Starter, log: Path, environment: dict[str, str]) -> tuple[int
             starter.prepare(1)
             if isinstance(starter, WarmStarter):
                 said_hello(starter)
-            child = starter.start(environment, name="rank 0")
+            started = starter.start(environment, name="rank 0")
     finally:
         for number, copy in enumerate(saved, 1):
             os.dup2(copy, number)
             os.close(copy)
-    return child.join(LIMIT_S), log.read_text()
+    assert started.warm == isinstance(starter, WarmStarter)
+    return started.child.join(LIMIT_S), log.read_text()
 
 
 def said_hello(starter: WarmStarter) -> Child:
@@ -145,8 +146,8 @@ def test_without_a_spare_it_starts_from_nothing(folder: Path) -> None:
     starter.prepare(1)
     said_hello(starter).kill()
     said_hello(starter).join(LIMIT_S)
-    child = starter.start(os.environ, name="rank 0")
-    assert child.join(LIMIT_S) == 0
+    started = starter.start(os.environ, name="rank 0")
+    assert (started.child.join(LIMIT_S), started.warm) == (0, False)
     assert not starter._spares
 
 
@@ -157,7 +158,7 @@ def test_a_program_that_is_not_python_after_all_is_not_waited_for(folder: Path) 
     starter = warm(str(folder / "python"), "train.py")
     starter.prepare(1)
     (spare,) = starter._spares
-    assert starter.start(os.environ, name="rank 0").join(LIMIT_S) == 5
+    assert starter.start(os.environ, name="rank 0").child.join(LIMIT_S) == 5
     assert spare.child.join(LIMIT_S) == -signal.SIGKILL
 
 
