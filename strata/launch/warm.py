@@ -53,8 +53,8 @@ class _Spare:
         return False
 
     def close(self) -> None:
-        self.link.close()
         self.child.kill()
+        self.link.close()
 
 
 class WarmStarter:
