@@ -13,9 +13,12 @@ from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import GetJobRequest
 from tests.cluster_fixtures import ROOT, Nodes
 from tests.processes import LIMIT_S, Record
+from tests.torchrun_agents import agent
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
+SLOW_S = 90.0
+"""How long an agent and its worker, which both import torch, may take on a busy machine."""
 
 
 def saving(folder: Path, *, every: int) -> dict[str, str | None]:
@@ -86,3 +89,39 @@ def test_three_jax_processes_go_on_after_process_0_was_killed(
     assert all(losses[step] == pytest.approx(loss, rel=1e-3) for step, loss in repeated.items())
     for node in three:
         node.wait_quiet()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch_installed")
+def test_a_small_gpt_learns_under_torchrun_while_rank_0_is_killed(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    pair = [
+        agent(
+            nodes,
+            cluster.endpoints,
+            tmp_path,
+            str(EXAMPLES / "chargpt" / "train"),
+            *("--epochs=1", "--batch=16"),
+            name=name,
+            nnodes="2",
+            env=saving(tmp_path / "checkpoints", every=10),
+        )
+        for name in "ab"
+    ]
+    starts = {e["rank"]: e for e in record.wait("start", count=2, generation=1, limit_s=SLOW_S)}
+    assert {e["worker"] for e in starts.values()} == {"a", "b"}
+    record.wait("step", count=2, step=30, limit_s=SLOW_S)
+    os.kill(starts[0]["pid"], signal.SIGKILL)
+    again = record.wait("start", count=2, generation=2, limit_s=SLOW_S)
+    (restored,) = {e["step"] for e in again}
+    assert restored >= 10
+    assert [one.join(SLOW_S) for one in pair] == [0, 0]
+    (last,) = {e["step"] for e in record.of("end")}
+    trained = {e["step"] for e in record.of("step", rank=1)}
+    assert trained == set(range(1, last + 1)), "no step was left out"
+    (test_loss,) = {e["test_loss"] for e in record.of("epoch")}
+    assert test_loss < 3.2, "a guess at random has ln(97) = 4.6"
+    assert len(record.wait_one("written")["text"]) == 200
+    for one in pair:
+        one.wait_quiet()

@@ -55,7 +55,11 @@ def main() -> int:
             plan = make_plan(seed, epochs=options.epochs, kinds=kinds)
             at = time.monotonic()
             drive = Drive(plan, cluster, Path(folder))
-            history = drive.run()
+            try:
+                history = drive.run()
+            except BaseException as error:
+                _keep(seed, plan, drive.history(), [f"the run was cut short: {error!r}"])
+                raise
             broken = judge(history, reference(plan.epochs))
             done += drive.deeds.done
             facts = _facts(history)

@@ -12,9 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from strata.client import CoordinatorClient
+from strata.core.exit_codes import PREEMPTED
 from strata.errors import StrataError
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED
@@ -40,6 +42,9 @@ class Node:
     name: str
     talker: Talker
     late: bool = False
+    back_s: float = 1.0
+    """So long after it was preempted it is started again."""
+    returning: bool = False
 
 
 @dataclass(slots=True)
@@ -54,9 +59,12 @@ class Deeds:
         heapq.heappush(self.later, (time.monotonic() + seconds, next(self.numbers), act))
 
     def due(self, *, all_of_them: bool = False) -> None:
-        """Do what is due by now."""
-        while self.later and (all_of_them or self.later[0][0] <= time.monotonic()):
-            heapq.heappop(self.later)[2]()
+        """Do what is due by now; what that puts off stays for the next time."""
+        now, due = time.monotonic(), []
+        while self.later and (all_of_them or self.later[0][0] <= now):
+            due.append(heapq.heappop(self.later)[2])
+        for act in due:
+            act()
 
 
 class Drive:
@@ -74,6 +82,7 @@ class Drive:
         self._look_at = 0.0
         self._phase = 0
         self._ended: list[NodeEnd] = []
+        self._committed: list[tuple[int, int]] = []
         self._nodes = [Node(name=f"n{i}", talker=self._start(f"n{i}")) for i in range(plan.nodes)]
 
     def run(self) -> History:
@@ -87,11 +96,20 @@ class Drive:
                     break
                 self._do(event)
             self._finish()
+            with contextlib.suppress(StrataError):  # then the nodes' ends say enough
+                told = self._client.generations()
+                self._committed = [(g.world.generation, g.committed_step) for g in told if g.has_committed]
         finally:
             self.deeds.due(all_of_them=True)
             self._end()
             self._client.close()
-        return History(events=self.record.events, looked=self._looked, nodes=self._ended)
+        return self.history()
+
+    def history(self) -> History:
+        """Return what there is to judge so far."""
+        return History(
+            events=self.record.events, looked=self._looked, nodes=self._ended, committed=self._committed
+        )
 
     # -- the clock
 
@@ -100,6 +118,10 @@ class Drive:
         self.deeds.due()
         if time.monotonic() >= self._look_at:
             self._look()
+        for node in self._nodes:
+            if node.talker.child.poll() == PREEMPTED and not node.returning and not self._done():
+                node.returning = node.late = True
+                self.deeds.after(node.back_s, partial(self._bring_back, node))
         time.sleep(POLL_S)
 
     def _sleep(self, seconds: float) -> None:
@@ -129,7 +151,10 @@ class Drive:
             self._tick()
 
     def _over(self) -> bool:
-        return bool(self.record.of("end")) or self._phase == JOB_PHASE_DONE
+        return bool(self.record.of("end")) or self._done()
+
+    def _done(self) -> bool:
+        return self._phase == JOB_PHASE_DONE
 
     # -- deeds
 
@@ -144,6 +169,9 @@ class Drive:
             Kind.FREEZE_LEADER: lambda: self._harm_leader(event.lasting_s, freeze=True),
             Kind.SCALE: lambda: self._scale(event.amount),
             Kind.PAUSE: lambda: self._pause(event.lasting_s),
+            Kind.PREEMPT: lambda: self._preempt(event.lasting_s),
+            Kind.TERM_NODE: lambda: self._term_node(node, event.lasting_s),
+            Kind.DRAIN: lambda: self._drain(node, event.lasting_s),
         }
         if deeds[event.kind]():
             self.deeds.done[event.kind] += 1
@@ -168,7 +196,9 @@ class Drive:
         return True
 
     def _bring_back(self, node: Node) -> None:
-        if not self._over():
+        node.returning = False
+        if not self._done():
+            self._left(node)
             node.talker = self._start(node.name)
             node.late = True
 
@@ -215,6 +245,30 @@ class Drive:
         self.deeds.after(lasting_s, self._resume)
         return True
 
+    def _preempt(self, back_s: float) -> bool:
+        for node in self._nodes:
+            node.back_s = back_s
+        try:
+            self._client.stop("preempt", grace_s=10.0)
+        except StrataError:
+            return False
+        return True
+
+    def _term_node(self, node: Node, back_s: float) -> bool:
+        if node.talker.child.poll() is not None:
+            return False
+        for each in self._nodes:
+            each.back_s = back_s
+        node.talker.signal(signal.SIGTERM)
+        return True
+
+    def _drain(self, node: Node, back_s: float) -> bool:
+        node.back_s = back_s
+        try:
+            return self._client.stop("drain", worker_ids=(node.name,), grace_s=10.0) is not None
+        except StrataError:
+            return False
+
     def _resume(self) -> None:
         """Resume the job; one that is only about to pause, again a little later."""
         with contextlib.suppress(StrataError):
@@ -246,9 +300,9 @@ class Drive:
         """Return once every node has ended, or the training is stuck."""
         trained, moved = self._trained(), time.monotonic()
         ended_at = 0.0
-        while any(node.talker.child.poll() is None for node in self._nodes):
+        while self._alive():
             self._tick()
-            if self._trained() > trained or self.deeds.later:
+            if self._trained() > trained:
                 trained, moved = self._trained(), time.monotonic()
             if self._over():
                 self.deeds.due(all_of_them=True)
@@ -256,6 +310,12 @@ class Drive:
             limit = ended_at + ENDED_S if ended_at else moved + STUCK_S
             if time.monotonic() > limit:
                 return
+
+    def _alive(self) -> bool:
+        """Whether any node runs, or is about to be started again."""
+        codes = [node.talker.child.poll() for node in self._nodes]
+        back = not self._done() and (bool(self.deeds.later) or PREEMPTED in codes)
+        return None in codes or back
 
     def _end(self) -> None:
         """Note how each node ended, and end what did not."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 Event = dict[str, Any]
 DONE = 0
-TOO_LATE = 78
-"""`strata run` of a job that is done already."""
+LATE = frozenset({75, 78})
+"""`strata run` that was preempted when the job was about to be done, or came when it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Looked:
 class NodeEnd:
     """How a node's supervisor ended by itself: `code` None when it had to be ended.
 
-    `late`: it was frozen or started when others may have been done. `left` are the processes that
+    `late`: it was frozen, preempted or started when others may have been done. `left` are the processes that
     were left of it.
     """
 
@@ -45,6 +46,8 @@ class History:
     events: Sequence[Event]
     looked: Sequence[Looked]
     nodes: Sequence[NodeEnd]
+    committed: Sequence[tuple[int, int]] = ()
+    """Of the control plane's own history: generation and the newest step that it committed."""
 
 
 def judge(history: History, values: Sequence[int]) -> list[str]:
@@ -53,6 +56,7 @@ def judge(history: History, values: Sequence[int]) -> list[str]:
         *_steps(history.events, values),
         *_generations(history.events),
         *_lost(history),
+        *_backwards(history),
         *_finished(history, values),
     ]
 
@@ -103,6 +107,16 @@ def _lost(history: History) -> Iterator[str]:
             )
 
 
+def _backwards(history: History) -> Iterator[str]:
+    """No generation commits less than an older one had."""
+    ordered = sorted(history.committed)
+    for (older, more), (newer, less) in pairwise(ordered):
+        if less < more:
+            yield f"generation {newer} committed step {less}, generation {older} before it {more}"
+        if older == newer:
+            yield f"generation {newer} is twice in the history"
+
+
 def _finished(history: History, values: Sequence[int]) -> Iterator[str]:
     """The training came to its end, every node said so, and nothing is left of any."""
     ends = _of(history.events, "end")
@@ -113,7 +127,7 @@ def _finished(history: History, values: Sequence[int]) -> Iterator[str]:
         if (end["step"], end["value"]) != (total, str(values[-1])):
             yield f"rank {end['rank']} ended at step {end['step']} of {total} with {end['value']}"
     for node in history.nodes:
-        if node.code != DONE and not (node.late and node.code == TOO_LATE):
+        if node.code != DONE and not (node.late and node.code in LATE):
             yield f"{node.name} " + ("did not end" if node.code is None else f"ended with {node.code}")
         if node.left:
             yield f"of {node.name} there are left: {dict(node.left)}"

@@ -24,6 +24,12 @@ class Kind(StrEnum):
     """The job takes `amount` members from now on."""
     PAUSE = "pause"
     """The job is paused, and resumed after `lasting_s`."""
+    PREEMPT = "preempt"
+    """The job is preempted; each node is started again `lasting_s` after it left, as a queue does."""
+    TERM_NODE = "term_node"
+    """SIGTERM to a node's supervisor, which comes to the same."""
+    DRAIN = "drain"
+    """One node shall leave, and comes back `lasting_s` after it did."""
 
 
 WEIGHTS = {
@@ -35,6 +41,9 @@ WEIGHTS = {
     Kind.FREEZE_LEADER: 1,
     Kind.SCALE: 3,
     Kind.PAUSE: 1,
+    Kind.PREEMPT: 1,
+    Kind.TERM_NODE: 2,
+    Kind.DRAIN: 1,
 }
 
 
@@ -89,6 +98,9 @@ def _event(rng: random.Random, kinds: list[Kind], nodes: int) -> Event:
         Kind.KILL_LEADER: rng.uniform(0.0, 3.0),
         Kind.FREEZE_LEADER: rng.uniform(0.5, 8.0),
         Kind.PAUSE: rng.uniform(0.5, 3.0),
+        Kind.PREEMPT: rng.uniform(0.0, 2.0),
+        Kind.TERM_NODE: rng.uniform(0.0, 2.0),
+        Kind.DRAIN: rng.uniform(0.0, 3.0),
     }
     return Event(
         kind=kind,
