@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,15 @@ from tests.processes import LIMIT_S, Event, Record, Talker
 from tests.torchrun_agents import agent
 
 OUTAGE_S = 30.0
+START_S = 90.0
+"""An agent and its worker import torch before they say anything, several at once on two cores."""
 
 pytestmark = pytest.mark.usefixtures("torch_installed")
 
 
 def starts(record: Record, generation: int, count: int) -> dict[int, Event]:
     """Return the starts of one generation by rank, once all are there."""
-    return {e["rank"]: e for e in record.wait("start", count=count, generation=generation, limit_s=90)}
+    return {e["rank"]: e for e in record.wait("start", count=count, generation=generation, limit_s=START_S)}
 
 
 def finish(until: Path, *agents: Talker) -> None:
@@ -58,38 +61,41 @@ def test_workers_agents_rank_0_s_agent_and_all_coordinators_are_lost_and_the_run
 ) -> None:
     cluster = start_cluster(etcd_members=1, coordinators=3)
     until = tmp_path / "until"
+    agents: dict[str, Talker] = {}
 
-    def start(name: str) -> Talker:
-        return agent(
-            nodes, cluster.endpoints, tmp_path, "steps", "--no-barrier", "--until", str(until), name=name
-        )
+    def start(name: str) -> None:
+        steps = ("steps", "--no-barrier", "--until", str(until))
+        agents[name] = agent(nodes, cluster.endpoints, tmp_path, *steps, name=name, nnodes="2:3")
 
-    agents = {name: start(name) for name in "abc"}
-    world = starts(record, 1, 3)
-    assert {e["worker"] for e in world.values()} == set(agents)
+    def lose(name: str) -> None:
+        lost = agents.pop(name)
+        lost.signal(signal.SIGKILL)
+        lost.wait_quiet()  # its worker, too
+
+    for name in "abc":
+        start(name)
+    world = world_of(record, 0, "abc")
 
     # a worker killed twice: everybody keeps its rank
-    for generation in (2, 3):
-        record.wait("step", count=3, step=2, generation=generation - 1)
-        os.kill(world[1]["pid"], signal.SIGKILL)
-        before, world = world, starts(record, generation, 3)
-        assert {r: e["worker"] for r, e in world.items()} == {r: e["worker"] for r, e in before.items()}
+    for _ in range(2):
+        before, world = world, after_worker_died(record, world)
+        assert places(world) == places(before)
 
-    # an agent, and then rank 0's, killed and replaced; nothing of them is left
-    for rank in (2, 0):
-        newest = max(e["generation"] for e in record.of("start"))
-        record.wait("step", count=3, step=2, generation=newest)
-        lost = world[rank]["worker"]
-        agents[lost].signal(signal.SIGKILL)
-        agents[lost].wait_quiet()
-        name = f"{lost}-again"
-        agents[name] = start(name)
-        del agents[lost]
-        world = replaced(record, newest, set(agents))
+    # an agent is killed, and another one comes: the others are told of the loss, and of the newcomer
+    lose(world[2]["worker"])
+    world = world_of(record, generation_of(world), agents)
+    start("d")
+    world = world_of(record, generation_of(world), agents)
 
-    # all coordinators down: nobody is restarted; a worker that dies meanwhile is told of afterwards
-    newest = max(e["generation"] for e in record.of("start"))
-    record.wait("step", count=3, step=2, generation=newest)
+    # rank 0's agent is killed: a spare takes the place, and the store is elsewhere
+    start("e")
+    record.wait_one("world.waiting", source="e", limit_s=START_S)
+    lose(world[0]["worker"])
+    world = world_of(record, generation_of(world), agents)
+
+    # all coordinators are down: nobody is restarted; a worker that dies meanwhile is told of afterwards
+    start("f")
+    record.wait_one("world.waiting", source="f", limit_s=START_S)
     for coordinator in cluster.coordinators:
         coordinator.child.kill()
     for coordinator in cluster.coordinators:
@@ -100,23 +106,43 @@ def test_workers_agents_rank_0_s_agent_and_all_coordinators_are_lost_and_the_run
         lambda events: events[-1]["heard"] > down_at + OUTAGE_S and events[-1]["event"] == "step",
         limit_s=OUTAGE_S + LIMIT_S,
     )
-    assert max(e["generation"] for e in record.of("start")) == newest
+    assert max(e["generation"] for e in record.of("start")) == generation_of(world)
     os.kill(world[1]["pid"], signal.SIGKILL)
     for coordinator in cluster.coordinators:
         coordinator.restart()
-    world = starts(record, newest + 1, 3)
-    assert {e["worker"] for e in world.values()} == set(agents)
-    record.wait("step", count=3, step=2, generation=newest + 1)
+    spare = agents["f"]
+    before, world = world, world_of(record, generation_of(world), [e["worker"] for e in world.values()])
+    assert places(world) == places(before)
+
+    # the job is done, and so is the agent that stood by
+    record.wait("step", count=3, step=2, generation=generation_of(world))
     finish(until, *agents.values())
+    assert record.of("start", worker=spare.name) == []
 
 
-def replaced(record: Record, before: int, workers: set[str]) -> dict[int, Event]:
-    """Return the starts of a generation after `before` that exactly these agents make."""
+def generation_of(world: Mapping[int, Event]) -> int:
+    return int(world[0]["generation"])
+
+
+def places(world: Mapping[int, Event]) -> dict[int, str]:
+    return {rank: str(event["worker"]) for rank, event in world.items()}
+
+
+def after_worker_died(record: Record, world: Mapping[int, Event]) -> dict[int, Event]:
+    """Kill rank 1 once all made a step; return the starts of the next world of the same agents."""
+    record.wait("step", count=len(world), step=2, generation=generation_of(world))
+    os.kill(world[1]["pid"], signal.SIGKILL)
+    return world_of(record, generation_of(world), places(world).values())
+
+
+def world_of(record: Record, before: int, workers: Iterable[str]) -> dict[int, Event]:
+    """Return the starts, by rank, of a generation after `before` that exactly these agents make."""
+    wanted = set(workers)
 
     def found(events: list[Event]) -> dict[int, Event]:
-        newest = max(e["generation"] for e in events if e["event"] == "start")
-        there = {e["rank"]: e for e in events if e["event"] == "start" and e["generation"] == newest}
-        whole = newest > before and {e["worker"] for e in there.values()} == workers
-        return there if whole else {}
+        starts = [e for e in events if e["event"] == "start"]
+        newest = max((e["generation"] for e in starts), default=0)
+        there = {e["rank"]: e for e in starts if e["generation"] == newest}
+        return there if newest > before and {e["worker"] for e in there.values()} == wanted else {}
 
-    return record.until(f"a world of {workers}", found, limit_s=90)
+    return record.until(f"a world of {sorted(wanted)}", found, limit_s=START_S)

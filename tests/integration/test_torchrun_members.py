@@ -263,6 +263,16 @@ async def test_who_is_asked_to_leave_reports_its_workers_as_stopped_and_ends(
         assert isinstance(await raised(b.join(stopped, open_store)), Preempted)
 
 
+async def test_who_closes_the_rendezvous_makes_every_agent_leave_at_once(agents: Agents) -> None:
+    a, b = agents.start("a"), agents.start("b")
+    await joined(a, b)
+    await a.close()
+    for member in (a, b):
+        await ended(member)
+        assert member.closed
+        assert isinstance(await raised(member.join(None, open_store)), Preempted)
+
+
 async def test_a_second_agent_of_one_name_is_refused_and_harms_nobody(agents: Agents) -> None:
     one = {"min_nodes": 1, "max_nodes": 1}
     a = agents.start("a", **one)

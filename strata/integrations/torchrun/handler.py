@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import os
 import socket
+import sys
 from datetime import timedelta
 from typing import Final, Self
 
@@ -55,6 +56,7 @@ BACKEND: Final = "strata"
 REACH_S: Final = 30.0
 """How long rank 0's store may be out of reach in a world that goes on, before it counts as failed."""
 MAX_UNREACHABLE: Final = 3
+OPEN_TIMEOUT: Final = timedelta(seconds=REACH_S)
 STORE_TIMEOUT: Final = timedelta(seconds=300)
 
 log = get_logger()
@@ -71,6 +73,7 @@ class StrataRendezvous(RendezvousHandler):
         self._server: TCPStore | None = None
         self._before: dict[str, str | None] = {}
         self._closed = False
+        self._spare = False
 
     @classmethod
     def create(cls, parameters: RendezvousParameters) -> Self:
@@ -136,12 +139,17 @@ class StrataRendezvous(RendezvousHandler):
         return 1 if self._member.outdated else 0
 
     def is_closed(self) -> bool:
-        """Tell whether the job has ended, for this attempt at it, or `set_closed` was called here."""
+        """Tell whether the job has ended, for this attempt at it, or somebody closed it; never raise."""
         return self._closed or self._member.closed
 
     def set_closed(self) -> None:
-        """Take no further part: the other agents go on without this one, or wait for another."""
+        """End the generation at once, and have every agent leave: whoever comes later begins anew."""
         self._closed = True
+        if self._running is not None:
+            try:
+                self._loop.call(self._member.close())
+            except StrataError as error:
+                raise as_torchs(error, attempt=self._settings.attempt) from error
 
     def shutdown(self) -> bool:
         """Leave the job: with its workers done, if they are; else so that the others know at once."""
@@ -158,6 +166,9 @@ class StrataRendezvous(RendezvousHandler):
         finally:
             self._server = None
             self._restore_environment()
+        if self._spare and isinstance(sys.exc_info()[1], AttributeError):
+            # torch's agent returns nothing then, and its launcher (2.13) asks that whether it failed
+            raise SystemExit(0)
         return True
 
     # -- inside
@@ -167,6 +178,7 @@ class StrataRendezvous(RendezvousHandler):
         try:
             return self._loop.call(self._member.join(failure, self._open_store))
         except Spare as error:
+            self._spare = True
             raise RendezvousGracefulExitError(str(error)) from None
         except Preempted as error:
             log.warning("agent.preempted", reason=str(error))
@@ -176,16 +188,23 @@ class StrataRendezvous(RendezvousHandler):
 
     async def _open_store(self, address: str) -> int:
         """Open where the agents and workers of one generation meet, at this node."""
-        self._server = await asyncio.to_thread(
-            TCPStore, address, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT
-        )
+        try:
+            self._server = await asyncio.to_thread(
+                TCPStore, address, 0, is_master=True, wait_for_workers=False, timeout=OPEN_TIMEOUT
+            )
+        except DistError as error:
+            raise ConfigError(
+                f"no store can be opened at {address}: {error}",
+                hint="--local-addr, or STRATA_ADDRESS, is where others reach this node",
+            ) from error
+        self._server.set_timeout(STORE_TIMEOUT)
         return int(self._server.port)
 
     def _placed(self, place: Place, met: Met) -> RendezvousInfo:
         store = self._server if place.member.first_rank == 0 else None
         if store is None:
             self._loop.call(self._member.reach(met, REACH_S))
-            store = TCPStore(met.address, met.port, is_master=False, timeout=timedelta(seconds=REACH_S))
+            store = TCPStore(met.address, met.port, is_master=False, timeout=OPEN_TIMEOUT)
             store.set_timeout(STORE_TIMEOUT)
         agents = AgentStore(
             store,

@@ -49,6 +49,7 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PREEMPT,
     JobSpec,
+    StopJobRequest,
     StopNotice,
 )
 
@@ -113,7 +114,13 @@ class AgentMember:
 
     @property
     def outdated(self) -> bool:
-        """Whether the generation joined last has ended, or everything has. Any thread; never blocks."""
+        """Whether the workers of the generation joined last are to end. Any thread; never blocks."""
+        notice = self.asked_to_leave
+        return self._over or (notice is not None and not notice.grace_ms)
+
+    @property
+    def _over(self) -> bool:
+        """Whether the generation joined last has ended, or everything has."""
         place, update = self.place, self._session.world
         if place is None or self._session.error is not None:
             return True
@@ -123,9 +130,9 @@ class AgentMember:
 
     @property
     def closed(self) -> bool:
-        """Whether the job has ended. Any thread; never blocks."""
+        """Whether the job has ended, or this agent is to leave it. Any thread; never blocks."""
         update = self._session.world
-        if isinstance(self._session.error, JobFailed | Refused):
+        if isinstance(self._session.error, JobFailed | Refused) or self.asked_to_leave is not None:
             return True
         return update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}
 
@@ -251,12 +258,20 @@ class AgentMember:
 
     async def leave(self, failure: RankFailure | None = None) -> None:
         """Go for good; return once that is known or nobody hears it."""
-        if failure is not None and self.place is not None and not self.outdated:
+        if failure is not None and self.place is not None and not self._over:
             self._reports.report(self.place.generation, failure.rank, failure.code, failure.reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TELL_S):
                 await self._reports.told()
         await self._session.leave("its workers are done" if self._finishing else "the agent ends")
+
+    async def close(self) -> None:
+        """Have every agent of the job leave, without a save; return once they are asked."""
+        reason = f"closed by {self._settings.worker_id}"
+        request = StopJobRequest(
+            job=self._settings.run_id, action=STOP_ACTION_PREEMPT, reason=reason, now=True
+        )
+        await self._session.call(request, timeout_s=TELL_S)
 
     def environment(self) -> dict[str, str]:
         """Return what workers find of Strata in their environment; the same for all of them."""
@@ -307,11 +322,13 @@ class AgentMember:
         if place is None:
             return
         self._handled = max(self._handled, place.generation)
-        if not self.outdated:
+        if not self._over:
             update = self._session.world
             told = failure or RankFailure(
                 rank=place.member.first_rank, code=1, reason="torchrun ended the workers"
             )
+            if self.outdated:  # this agent was asked to end them at once
+                told = RankFailure(rank=told.rank, code=PREEMPTED, reason="ended at once, as asked")
             stopped = told.code == PREEMPTED and update is not None and update.HasField("notice")
             # who stops has saved; torchrun ends the others as soon as the first of them is gone
             for rank in place.ranks if stopped else (told.rank,):
