@@ -1,8 +1,7 @@
-"""One torchrun agent as a member of its job: what `strata run`'s supervisor is to its ranks.
+"""One torchrun agent as a member of its job, generation after generation.
 
-torchrun keeps the processes, so this side has only to know the world, to meet the others in it, to
-say how the workers ended, and to let those that use the library attach. All of it runs in the
-process's background loop; the agent's thread asks by `AgentMember.join` and reads `outdated`.
+The agent's thread asks by `AgentMember.join` and reads `outdated`; all else runs in the process's
+background loop.
 
     join: the workers' failure is told, if that is why → a newer world has a place here
           → the join barrier → the place
@@ -12,43 +11,26 @@ process's background loop; the agent's thread asks by `AgentMember.join` and rea
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-import tempfile
-import uuid
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
-from strata.client import MemberSession
-from strata.config import HealthConfig
 from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
-from strata.core.timing import Timing
-from strata.errors import BarrierTimeout, JobFailed, Refused, StrataError, Unavailable
-from strata.integrations.torchrun import orphans
+from strata.errors import BarrierTimeout, JobFailed, Refused, Unavailable
+from strata.integrations.torchrun import standing
 from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met, Offer, meet
+from strata.integrations.torchrun.session import TELL_S, AgentSession
 from strata.integrations.torchrun.settings import AgentSettings
 from strata.launch.addresses import address_towards
 from strata.launch.environment import OURS, Place, rank_environment
-from strata.launch.health import Health, SomebodyElses
 from strata.launch.joining import join_barrier
-from strata.launch.relay import Relay
-from strata.launch.relay_server import serving
-from strata.launch.reports import ExitReports
 from strata.observe import get_logger
-from strata.v1.barriers_pb2 import BarrierOutcome
-from strata.v1.checkpoints_pb2 import Checkpoint
-from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import Welcome, WorldUpdate
+from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
     JOB_PHASE_FAILED,
-    JOB_PHASE_PAUSED,
-    STOP_ACTION_DRAIN,
     STOP_ACTION_PREEMPT,
-    JobSpec,
     StopJobRequest,
     StopNotice,
 )
@@ -58,8 +40,6 @@ log = get_logger()
 WORLD_JOIN_S: Final = 300.0
 """How long the members of a world wait for each other: an agent ends its workers before it joins."""
 REACH_STEP_S: Final = 2.0
-TELL_S: Final = 10.0
-"""How long the end of a worker may take to become durable before an agent that ends gives up."""
 
 OpenStore = Callable[[str], Awaitable[int]]
 """Opens a fresh store at this node's address and returns its port."""
@@ -78,37 +58,12 @@ class AgentMember:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        registration = Registration(
-            job=settings.run_id,
-            worker_id=settings.worker_id,
-            boot=uuid.uuid4().hex,
-            host=settings.host,
-            slots=settings.slots,
-            pid=settings.pid,
-            attempt=settings.attempt,
-            spec=JobSpec(
-                min_workers=settings.min_nodes,
-                max_workers=settings.max_nodes,
-                settle_s=settings.settle_s,
-                max_fruitless_generations=settings.max_fruitless_generations,
-            ),
-        )
-        self._session = MemberSession(
-            settings.endpoints, registration, self, rng=random.Random(), credentials=settings.credentials
-        )
-        self._reports = ExitReports(self._session)
-        self._news = asyncio.Event()
-        self._relay: Relay | None = None
-        self._health: Health | None = None
-        self._door = Path()
-        self._detect_s = 0.0
+        self._session = AgentSession(settings, on_world=self._leave_if_over)
         self._handled = 0
         self._finishing = False
-        self._told: set[str] = set()
         self._leaving: asyncio.Task[None] | None = None
         self.place: Place | None = None
         """Where the workers of the generation joined last stand."""
-        self.met: Met | None = None
 
     # -- what the agent's thread reads
 
@@ -121,19 +76,16 @@ class AgentMember:
     @property
     def _over(self) -> bool:
         """Whether the generation joined last has ended, or everything has."""
-        place, update = self.place, self._session.world
-        if place is None or self._session.error is not None:
+        if self._session.upward.error is not None:
             return True
-        if update is None:
-            return False
-        return update.world.generation != place.generation or update.phase == JOB_PHASE_FAILED
+        return standing.is_over(self._session.world, self.place)
 
     @property
     def closed(self) -> bool:
         """Whether the job has ended, or this agent is to leave it. Any thread; never blocks."""
-        update = self._session.world
-        if isinstance(self._session.error, JobFailed | Refused) or self.asked_to_leave is not None:
+        if isinstance(self._session.upward.error, JobFailed | Refused) or self.asked_to_leave is not None:
             return True
+        update = self._session.world
         return update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}
 
     @property
@@ -144,13 +96,8 @@ class AgentMember:
 
     @property
     def asked_to_leave(self) -> StopNotice | None:
-        """The notice by which this agent was asked to leave: one for all, or one that names it."""
-        update = self._session.world
-        if update is None or not update.HasField("notice"):
-            return None
-        notice = update.notice
-        named = notice.action == STOP_ACTION_DRAIN and self._settings.worker_id in notice.worker_ids
-        return notice if named or notice.action == STOP_ACTION_PREEMPT else None
+        """The notice by which this agent was asked to leave, if it was. Any thread; never blocks."""
+        return standing.asked_to_leave(self._session.world, self._settings.worker_id)
 
     # -- its life
 
@@ -159,35 +106,7 @@ class AgentMember:
 
         What ended the session meanwhile is raised by `join`.
         """
-        session = asyncio.create_task(self._session.run(), name="session")
-        connected = asyncio.create_task(self._session.wait_connected())
-        try:
-            await asyncio.wait({session, connected}, return_when=asyncio.FIRST_COMPLETED)
-            if self._session.welcome is None:
-                return
-            timing = Timing.derive(self._session.welcome.detect_s)
-            self._detect_s = timing.detect_s
-            with tempfile.TemporaryDirectory(prefix="strata-") as folder:
-                door = Path(folder) / "ranks.sock"
-                health = Health(HealthConfig(), self._session, SomebodyElses(), detect_s=timing.detect_s)
-                relay = Relay(
-                    self._session,
-                    worker_id=self._settings.worker_id,
-                    detect_s=timing.detect_s,
-                    grace_s=timing.reconnect_grace_s,
-                    listener=health.stalls,
-                    on_attached=lambda _rank, _generation: None,
-                    on_silent=self._silent,
-                )
-                async with serving(relay, door, timing), health.watching(), orphans.ended_with_us(door):
-                    self._relay, self._health, self._door = relay, health, door
-                    self._news.set()
-                    await asyncio.wait({session})
-        finally:
-            for task in (session, connected):
-                task.cancel()
-            await asyncio.gather(session, connected, return_exceptions=True)
-            self._news.set()
+        await self._session.run()
 
     async def join(self, failure: RankFailure | None, open_store: OpenStore) -> tuple[Place, Met]:
         """Return where this agent's workers stand, once all agents of a newer world are there.
@@ -202,14 +121,10 @@ class AgentMember:
             update = await self._newer()
             self._handled = update.world.generation
             found = await self._meet(update, open_store)
-            if found is None:
-                continue
-            self.place, self.met = found
-            assert self._relay is not None
-            assert self._health is not None
-            self._relay.set_place(self.place)
-            self._health.set_place(self.place)
-            return found
+            if found is not None:
+                self.place = found[0]
+                self._session.set_place(self.place)
+                return found
 
     async def ended_within(self, limit_s: float) -> bool:
         """Return True once the generation joined last has ended, False if it has not by then."""
@@ -217,14 +132,7 @@ class AgentMember:
 
     async def comes_true(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Return True once `condition`, looked at with every news of the session, holds; else False."""
-        try:
-            async with asyncio.timeout(limit_s):
-                while not condition():
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._session.comes_true(condition, limit_s)
 
     async def reach(self, met: Met, limit_s: float) -> None:
         """Return once a connection to where the workers meet could be made.
@@ -253,16 +161,13 @@ class AgentMember:
             return
         self._finishing = True
         for rank in self.place.ranks:
-            self._reports.report(self.place.generation, rank, 0, "")
+            self._session.reports.report(self.place.generation, rank, 0, "")
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:
         """Go for good; return once that is known or nobody hears it."""
         if failure is not None and self.place is not None and not self._over:
-            self._reports.report(self.place.generation, failure.rank, failure.code, failure.reason)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELL_S):
-                await self._reports.told()
+            self._report(self.place.generation, failure)
         await self._session.leave("its workers are done" if self._finishing else "the agent ends")
 
     async def close(self) -> None:
@@ -271,7 +176,7 @@ class AgentMember:
         request = StopJobRequest(
             job=self._settings.run_id, action=STOP_ACTION_PREEMPT, reason=reason, now=True
         )
-        await self._session.call(request, timeout_s=TELL_S)
+        await self._session.upward.call(request, timeout_s=TELL_S)
 
     def environment(self) -> dict[str, str]:
         """Return what workers find of Strata in their environment; the same for all of them."""
@@ -282,32 +187,7 @@ class AgentMember:
         del whole["STRATA_STACKS"]  # a file a rank
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
 
-    # -- the observer of its session
-
-    def on_connected(self, welcome: Welcome) -> None:
-        self._told.clear()
-        log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
-        self._news.set()
-
-    def on_disconnected(self, reason: StrataError) -> None:
-        self._tell("session.disconnected", reason.message)
-        self._news.set()
-
-    def on_world(self, update: WorldUpdate) -> None:
-        if self._relay is not None:
-            self._relay.on_world(update)
-        self._leave_if_over()
-        self._news.set()
-
-    def on_outcome(self, outcome: BarrierOutcome) -> None:
-        if self._relay is not None:
-            self._relay.on_outcome(outcome)
-
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        if self._relay is not None:
-            self._relay.on_checkpoint(checkpoint)
-
-    # -- inside
+    # -- the end of a generation
 
     def _leave_if_over(self) -> None:
         """An agent whose workers are done takes no part in a newer world: it cannot start them again."""
@@ -315,7 +195,7 @@ class AgentMember:
         if not self._finishing or update is None or place is None or self._leaving is not None:
             return
         if update.world.generation != place.generation:
-            self._leaving = asyncio.create_task(self._session.leave("its workers are done"))
+            self._leaving = asyncio.create_task(self._session.upward.leave("its workers are done"))
 
     def _end_generation(self, failure: RankFailure | None) -> None:
         place = self.place
@@ -323,62 +203,56 @@ class AgentMember:
             return
         self._handled = max(self._handled, place.generation)
         if not self._over:
-            update = self._session.world
-            told = failure or RankFailure(
-                rank=place.member.first_rank, code=1, reason="torchrun ended the workers"
-            )
+            first = place.member.first_rank
+            told = failure or RankFailure(rank=first, code=1, reason="torchrun ended the workers")
             if self.outdated:  # this agent was asked to end them at once
-                told = RankFailure(rank=told.rank, code=PREEMPTED, reason="ended at once, as asked")
+                told = RankFailure(rank=first, code=PREEMPTED, reason="ended at once, as asked")
+            update = self._session.world
             stopped = told.code == PREEMPTED and update is not None and update.HasField("notice")
             # who stops has saved; torchrun ends the others as soon as the first of them is gone
             for rank in place.ranks if stopped else (told.rank,):
-                self._reports.report(place.generation, rank, told.code, told.reason)
+                self._report(place.generation, RankFailure(rank=rank, code=told.code, reason=told.reason))
         self.place = None
-        if self._relay is not None and self._health is not None:
-            self._relay.set_place(None)
-            self._health.set_place(None)
+        self._session.set_place(None)
+
+    def _report(self, generation: int, failure: RankFailure) -> None:
+        self._session.reports.report(generation, failure.rank, failure.code, failure.reason)
+
+    def _check_asked(self) -> None:
+        if (notice := self.asked_to_leave) is not None:
+            raise Preempted(
+                f"{self._settings.worker_id} was asked to leave job {self._settings.run_id}: {notice.reason}"
+            )
+
+    # -- the beginning of the next
 
     async def _newer(self) -> WorldUpdate:
         """Return a world newer than all handled ones, with a place here."""
-        loop = asyncio.get_running_loop()
+        loop, session = asyncio.get_running_loop(), self._session
         waited_s, before = 0.0, loop.time()
         while True:
-            self._news.clear()
-            if self._session.error is not None:
-                raise self._session.error
-            update = self._session.world
-            if update is not None and self._relay is not None:
+            if session.upward.error is not None:
+                raise session.upward.error
+            update = session.world
+            if update is not None and session.open:
                 self._check_phase(update)
                 self._check_asked()
-                if self._is_ours(update):
+                why = standing.waits_because(update, handled=self._handled)
+                if why is None:
                     return update
+                if why:
+                    session.tell("world.waiting", why)
             limit_s = self._settings.join_timeout_s
             if waited_s >= limit_s:
                 raise Unavailable(
                     f"no world with a place for this agent within {limit_s:g} s{self._why()}",
                     hint="start more agents, or lower --nnodes; join_timeout of --rdzv-conf is that time",
                 )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(1.0, limit_s - waited_s)):
-                    await self._news.wait()
+            await session.news(min(1.0, limit_s - waited_s))
             now = loop.time()
             if self._lacks_members():
                 waited_s += now - before
             before = now
-
-    def _is_ours(self, update: WorldUpdate) -> bool:
-        world = update.world
-        if world.generation <= self._handled:
-            return False
-        if world.forming:
-            self._tell("world.waiting", world.reason)
-            return False
-        if not update.HasField("place"):
-            self._tell(
-                "world.waiting", f"the job has the {world.members} agents it takes; this one stands by"
-            )
-            return False
-        return True
 
     def _check_phase(self, update: WorldUpdate) -> None:
         """Raise when the job has ended, and with it all that could be waited for."""
@@ -387,27 +261,20 @@ class AgentMember:
         if update.phase == JOB_PHASE_DONE:
             raise Spare(f"job {self._settings.run_id} is done: {update.phase_reason}")
 
-    def _check_asked(self) -> None:
-        if (notice := self.asked_to_leave) is not None:
-            raise Preempted(
-                f"{self._settings.worker_id} was asked to leave job {self._settings.run_id}: {notice.reason}"
-            )
-
     def _lacks_members(self) -> bool:
         """Whether it is for others that this agent waits: not for coordinators, nor as a spare."""
-        update = self._session.world
-        if self._session.welcome is None:
+        upward = self._session.upward
+        if upward.welcome is None:
             return True
-        if not self._session.connected or (update is not None and update.phase == JOB_PHASE_PAUSED):
-            return False
-        return update is None or update.world.forming or update.world.generation <= self._handled
+        return upward.connected and standing.lacks_members(upward.world, handled=self._handled)
 
     def _why(self) -> str:
-        if self._session.welcome is None:
-            trouble = self._session.last_trouble
+        upward = self._session.upward
+        if upward.welcome is None:
+            trouble = upward.last_trouble
             return f": {trouble.message}" if trouble is not None else ": no coordinator answered"
-        update = self._session.world
-        return f": {update.world.reason}" if update is not None and update.world.reason else ""
+        reason = upward.world.world.reason if upward.world is not None else ""
+        return f": {reason}" if reason else ""
 
     async def _meet(self, update: WorldUpdate, open_store: OpenStore) -> tuple[Place, Met] | None:
         """Return where the workers stand and meet, once every agent is there; None if the world ended."""
@@ -419,14 +286,13 @@ class AgentMember:
             first_rank=place.first_rank,
             reason=world.reason,
         )
-        address = settings.local_addr or address_towards(
-            settings.endpoints[0].host, settings.endpoints[0].port
-        )
+        coordinator = settings.endpoints[0]
+        address = settings.local_addr or address_towards(coordinator.host, coordinator.port)
         port = await open_store(address) if place.first_rank == 0 else 0
         offer = Offer(role=settings.role, slots=settings.slots, address=address, port=port)
         try:
             payloads = await join_barrier(
-                self._session,
+                self._session.upward,
                 update,
                 job=settings.run_id,
                 payload=offer.encode(),
@@ -437,7 +303,7 @@ class AgentMember:
             # an agent is there and does not join: this world comes to nothing, and must say so
             log.warning("world.not_joined", generation=world.generation, reason=error.message)
             why = f"the world was not joined: {error.message}"
-            self._reports.report(world.generation, place.first_rank, 1, why)
+            self._report(world.generation, RankFailure(rank=place.first_rank, code=1, reason=why))
             return None
         if payloads is None:
             return None
@@ -452,29 +318,19 @@ class AgentMember:
             member=update.place,
             master_addr=met.address,
             master_port=met.port,
-            socket=str(self._door),
+            socket=str(self._session.door),
             endpoints=",".join(str(endpoint) for endpoint in self._settings.endpoints),
-            detect_s=self._detect_s,
+            detect_s=self._session.detect_s,
         )
 
     async def _superseded(self, update: WorldUpdate) -> None:
-        while True:
+        """Return once `update` is the newest no more, or nobody is to wait for it."""
+
+        def over() -> bool:
             newest = self._session.world
-            if newest is not None and (
+            return newest is not None and (
                 newest.world.generation != update.world.generation or newest.phase != update.phase
-            ):
-                return
-            self._news.clear()
-            await self._news.wait()
+            )
 
-    def _silent(self, rank: int, generation: int) -> None:
-        """End a worker whose process lives but answers no more; the agent then finds it ended."""
-        if self._relay is None or (pid := self._relay.pid(rank)) is None:
-            return
-        log.warning("rank.killed", rank=rank, pid=pid, reason=f"it did not answer for {self._detect_s:g} s")
-        orphans.end_child(pid)
-
-    def _tell(self, event: str, reason: str) -> None:
-        if reason not in self._told:  # once a reason, not once a try
-            self._told.add(reason)
-            log.warning(event, reason=reason)
+        while not over():
+            await self._session.news(None)

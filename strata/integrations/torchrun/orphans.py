@@ -46,7 +46,10 @@ async def ended_with_us(door: Path) -> AsyncIterator[None]:
         with contextlib.suppress(BrokenPipeError):
             watcher.stdin.write(_BYE)
             watcher.stdin.close()
-        watcher.wait(_BYE_S)  # milliseconds; a thread for it may not be had any more when the program ends
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            watcher.wait(
+                _BYE_S
+            )  # milliseconds; a thread for it may not be had any more when the program ends
 
 
 def end_child(pid: int) -> None:

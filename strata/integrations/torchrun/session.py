@@ -1,0 +1,199 @@
+"""The session of a torchrun agent with the coordinators, and the door at which its workers attach.
+
+torchrun keeps the processes; of what `strata run`'s supervisor does for its ranks, this is the
+rest. Everything runs in the process's background loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from strata.client import MemberSession
+from strata.config import HealthConfig
+from strata.core.timing import Timing
+from strata.errors import StrataError
+from strata.integrations.torchrun import orphans
+from strata.integrations.torchrun.settings import AgentSettings
+from strata.launch.environment import Place
+from strata.launch.health import Health, SomebodyElses
+from strata.launch.relay import Relay
+from strata.launch.relay_server import serving
+from strata.launch.reports import ExitReports
+from strata.observe import get_logger
+from strata.v1.barriers_pb2 import BarrierOutcome
+from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import Registration
+from strata.v1.session_pb2 import Welcome, WorldUpdate
+from strata.v1.worlds_pb2 import JobSpec
+
+log = get_logger()
+
+TELL_S: Final = 10.0
+"""How long the end of a worker may take to become durable before an agent that ends gives up."""
+
+
+class AgentSession:
+    """One agent's membership. Made in any thread; its coroutines run in the loop.
+
+    `on_world` is called in the loop when the world may have changed.
+    """
+
+    def __init__(self, settings: AgentSettings, *, on_world: Callable[[], None]) -> None:
+        self._settings = settings
+        self._world_changed = on_world
+        self.upward = MemberSession(
+            settings.endpoints,
+            _registration(settings),
+            self,
+            rng=random.Random(),
+            credentials=settings.credentials,
+        )
+        self.reports = ExitReports(self.upward)
+        self.detect_s = 0.0
+        self.door = Path()
+        """The socket at which workers attach; there once `open`."""
+        self._news = asyncio.Event()
+        self._relay: Relay | None = None
+        self._health: Health | None = None
+        self._told: set[str] = set()
+
+    @property
+    def world(self) -> WorldUpdate | None:
+        """The newest world known. Any thread."""
+        return self.upward.world
+
+    @property
+    def open(self) -> bool:
+        """Whether a coordinator has welcomed the agent, and workers can attach."""
+        return self._relay is not None
+
+    async def run(self) -> None:
+        """Hold the session, and the door that workers attach at, until `leave`.
+
+        What ended the session is in `upward.error` then.
+        """
+        session = asyncio.create_task(self.upward.run(), name="session")
+        connected = asyncio.create_task(self.upward.wait_connected())
+        try:
+            await asyncio.wait({session, connected}, return_when=asyncio.FIRST_COMPLETED)
+            if self.upward.welcome is None:
+                return
+            timing = Timing.derive(self.upward.welcome.detect_s)
+            self.detect_s = timing.detect_s
+            with tempfile.TemporaryDirectory(prefix="strata-") as folder:
+                door = Path(folder) / "ranks.sock"
+                health = Health(HealthConfig(), self.upward, SomebodyElses(), detect_s=timing.detect_s)
+                relay = Relay(
+                    self.upward,
+                    worker_id=self._settings.worker_id,
+                    detect_s=timing.detect_s,
+                    grace_s=timing.reconnect_grace_s,
+                    listener=health.stalls,
+                    on_attached=lambda _rank, _generation: None,
+                    on_silent=self._silent,
+                )
+                async with serving(relay, door, timing), health.watching(), orphans.ended_with_us(door):
+                    self._relay, self._health, self.door = relay, health, door
+                    self._news.set()
+                    await asyncio.wait({session})
+        finally:
+            for task in (session, connected):
+                task.cancel()
+            await asyncio.gather(session, connected, return_exceptions=True)
+            self._news.set()
+
+    def set_place(self, place: Place | None) -> None:
+        """Let in the workers of `place` from now on, and no others."""
+        if self._relay is not None and self._health is not None:
+            self._relay.set_place(place)
+            self._health.set_place(place)
+
+    async def news(self, limit_s: float | None) -> None:
+        """Return when the session has something new to look at, or after `limit_s`.
+
+        Look at it without a pause between this and the call before.
+        """
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+
+    async def comes_true(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Return True once `condition`, looked at with every news of the session, holds; else False."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not condition():
+                    await self.news(None)
+        except TimeoutError:
+            return False
+        return True
+
+    async def leave(self, reason: str) -> None:
+        """Go for good, once all ends of workers are told; return when that is known or nobody hears it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TELL_S):
+                await self.reports.told()
+        await self.upward.leave(reason)
+
+    def tell(self, event: str, reason: str) -> None:
+        """Log a reason once, until the session is connected anew."""
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning(event, reason=reason)
+
+    # -- the observer of its session
+
+    def on_connected(self, welcome: Welcome) -> None:
+        self._told.clear()
+        log.info("session.connected", replica=welcome.replica, incarnation=welcome.incarnation)
+        self._news.set()
+
+    def on_disconnected(self, reason: StrataError) -> None:
+        self.tell("session.disconnected", reason.message)
+        self._news.set()
+
+    def on_world(self, update: WorldUpdate) -> None:
+        if self._relay is not None:
+            self._relay.on_world(update)
+        self._world_changed()
+        self._news.set()
+
+    def on_outcome(self, outcome: BarrierOutcome) -> None:
+        if self._relay is not None:
+            self._relay.on_outcome(outcome)
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        if self._relay is not None:
+            self._relay.on_checkpoint(checkpoint)
+
+    def _silent(self, rank: int, generation: int) -> None:
+        """End a worker whose process lives but answers no more; the agent then finds it ended."""
+        if self._relay is None or (pid := self._relay.pid(rank)) is None:
+            return
+        log.warning("rank.killed", rank=rank, pid=pid, reason=f"it did not answer for {self.detect_s:g} s")
+        orphans.end_child(pid)
+
+
+def _registration(settings: AgentSettings) -> Registration:
+    return Registration(
+        job=settings.run_id,
+        worker_id=settings.worker_id,
+        boot=uuid.uuid4().hex,
+        host=settings.host,
+        slots=settings.slots,
+        pid=settings.pid,
+        attempt=settings.attempt,
+        spec=JobSpec(
+            min_workers=settings.min_nodes,
+            max_workers=settings.max_nodes,
+            settle_s=settings.settle_s,
+            max_fruitless_generations=settings.max_fruitless_generations,
+        ),
+    )

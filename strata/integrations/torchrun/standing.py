@@ -1,0 +1,52 @@
+"""How an agent stands to a world that it is told of. Pure."""
+
+from __future__ import annotations
+
+from strata.launch.environment import Place
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_FAILED,
+    JOB_PHASE_PAUSED,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    StopNotice,
+)
+
+
+def is_over(update: WorldUpdate | None, place: Place | None) -> bool:
+    """Tell whether the generation of `place` has ended; without a place there is none that goes on."""
+    if place is None:
+        return True
+    if update is None:
+        return False
+    return update.world.generation != place.generation or update.phase == JOB_PHASE_FAILED
+
+
+def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
+    """Return the notice that asks `worker_id` to leave: one for all members, or one that names it."""
+    if update is None or not update.HasField("notice"):
+        return None
+    notice = update.notice
+    named = notice.action == STOP_ACTION_DRAIN and worker_id in notice.worker_ids
+    return notice if named or notice.action == STOP_ACTION_PREEMPT else None
+
+
+def waits_because(update: WorldUpdate, *, handled: int) -> str | None:
+    """Return why an agent does not join this world: "" for one that it has handled, None if it does."""
+    world = update.world
+    if world.generation <= handled:
+        return ""
+    if world.forming:
+        return world.reason
+    if not update.HasField("place"):
+        return f"the job has the {world.members} agents it takes; this one stands by"
+    return None
+
+
+def lacks_members(update: WorldUpdate | None, *, handled: int) -> bool:
+    """Tell whether it is for other agents that one waits: not as a spare, nor for a paused job."""
+    if update is None:
+        return True
+    if update.phase == JOB_PHASE_PAUSED:
+        return False
+    return update.world.forming or update.world.generation <= handled

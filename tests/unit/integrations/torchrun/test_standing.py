@@ -1,0 +1,81 @@
+"""How an agent stands to a world that it is told of."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.integrations.torchrun.standing import asked_to_leave, is_over, lacks_members, waits_because
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
+    JOB_PHASE_PAUSED,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PAUSE,
+    STOP_ACTION_PREEMPT,
+    StopNotice,
+)
+from tests.unit.integrations.torchrun.places import place, update
+
+
+@pytest.mark.parametrize(
+    ("told", "over"),
+    [
+        (None, False),
+        (update(3), False),
+        (update(3, phase=JOB_PHASE_DONE), False),  # its own workers are done then, and leave together
+        (update(3, phase=JOB_PHASE_FAILED), True),
+        (update(4), True),
+        (update(4, members=0, place=False), True),
+    ],
+)
+def test_a_generation_is_over_when_another_one_or_the_failure_of_the_job_is_told(
+    told: WorldUpdate | None, over: bool
+) -> None:
+    assert is_over(told, place(3)) is over
+    assert is_over(told, None), "without a place nothing goes on"
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (update(4), None),
+        (update(3), ""),
+        (update(4, members=0, place=False), "1 of at least 2 members are left"),
+        (update(4, place=False), "the job has the 2 agents it takes; this one stands by"),
+    ],
+)
+def test_an_agent_joins_what_is_newer_and_has_a_place_for_it(told: WorldUpdate, why: str | None) -> None:
+    assert waits_because(told, handled=3) == why
+
+
+@pytest.mark.parametrize(
+    ("told", "lacking"),
+    [
+        (None, True),
+        (update(3), True),  # its own generation, which it has just ended: the leader is about to act
+        (update(4, members=0, place=False), True),
+        (update(4, place=False), False),
+        (update(4, members=0, place=False, phase=JOB_PHASE_PAUSED), False),
+    ],
+)
+def test_only_the_wait_for_others_counts(told: WorldUpdate | None, lacking: bool) -> None:
+    assert lacks_members(told, handled=3) is lacking
+
+
+@pytest.mark.parametrize(
+    ("notice", "asked"),
+    [
+        (None, False),
+        (StopNotice(action=STOP_ACTION_PREEMPT), True),
+        (StopNotice(action=STOP_ACTION_PAUSE), False),
+        (StopNotice(action=STOP_ACTION_DRAIN, worker_ids=["b"]), False),
+        (StopNotice(action=STOP_ACTION_DRAIN, worker_ids=["b", "a"]), True),
+    ],
+)
+def test_who_is_asked_to_leave(notice: StopNotice | None, asked: bool) -> None:
+    told = update(3)
+    if notice is not None:
+        told.notice.CopyFrom(notice)
+    assert (asked_to_leave(told, "a") is not None) is asked
+    assert asked_to_leave(None, "a") is None

@@ -1,0 +1,98 @@
+"""The store of one generation, as torch's own agent uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from torch.distributed import DistStoreError, HashStore  # type: ignore[attr-defined]  # not in their list
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerSpec
+from torch.distributed.elastic.utils import store as torchs
+
+from strata.errors import ConfigError
+from strata.integrations.torchrun.meeting import Met
+from strata.integrations.torchrun.store import EXIT_BARRIER, AgentStore
+from tests.unit.integrations.torchrun.places import place
+
+MET = Met(address="10.0.0.1", port=4711, role_rank=1, role_size=3)
+
+
+def made(
+    behind: HashStore,
+    *,
+    finished: Callable[[], None] = lambda: None,
+    ended_within: Callable[[float], bool] = lambda _limit_s: False,
+) -> AgentStore:
+    return AgentStore(behind, place=place(3), met=MET, finished=finished, ended_within=ended_within)
+
+
+@pytest.mark.parametrize("group_rank", [0, 1])
+def test_torch_numbers_its_workers_without_asking_anybody(group_rank: int) -> None:
+    """With nothing in the store behind: another agent may be gone before it wrote there."""
+    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=None, entrypoint="true")  # type: ignore[arg-type]
+    number = SimpleElasticAgent._assign_worker_ranks
+    workers = number(None, made(HashStore()), group_rank, 2, spec)
+    assert [(w.local_rank, w.global_rank, w.world_size) for w in workers] == [(0, 2, 4), (1, 3, 4)]
+    assert [(w.role_rank, w.role_world_size) for w in workers] == [(1, 3), (2, 3)]
+
+
+def test_an_agent_with_another_number_of_workers_is_refused() -> None:
+    spec = WorkerSpec(role="trainer", local_world_size=3, rdzv_handler=None, entrypoint="true")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="runs 3 workers") as refused:
+        SimpleElasticAgent._assign_worker_ranks(None, made(HashStore()), 1, 2, spec)
+    assert "slots=3" in refused.value.hint
+
+
+def test_all_else_is_kept_in_the_store_behind() -> None:
+    behind = HashStore()
+    one, other = made(behind), made(behind)
+    one.set("key", "value")
+    one.multi_set(["a", "b"], ["1", "2"])
+    assert other.get("key") == b"value"
+    assert other.multi_get(["a", "b"]) == [b"1", b"2"]
+    assert one.add("count", 2) == 2
+    assert other.add("count", 1) == 3
+    other.wait(["key", "a"])
+
+
+def test_who_enters_the_exit_barrier_is_done_and_leaves_with_the_others() -> None:
+    behind, told = HashStore(), []
+    one = made(behind, finished=lambda: told.append("one"))
+    other = made(behind, finished=lambda: told.append("other"))
+    last = torchs._barrier_nonblocking(store=one, world_size=2, key_prefix=EXIT_BARRIER)
+    assert told == ["one"]
+    torchs.barrier(store=other, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
+    assert told == ["one", "other"]
+    one.wait([last])
+
+
+def test_nobody_waits_for_those_of_a_generation_that_has_ended() -> None:
+    asked: list[float] = []
+
+    def ended_within(limit_s: float) -> bool:
+        asked.append(limit_s)
+        return len(asked) == 3
+
+    store = made(HashStore(), ended_within=ended_within)
+    with pytest.raises(DistStoreError, match="generation 3 has ended"):
+        torchs.barrier(store=store, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=300)
+    assert len(asked) == 3
+
+
+def test_the_wait_has_the_time_that_was_set() -> None:
+    waited: list[float] = []
+
+    def ended_within(limit_s: float) -> bool:
+        waited.append(limit_s)
+        return False
+
+    store = made(HashStore(), ended_within=ended_within)
+    with pytest.raises(DistStoreError, match="did not come in time"):
+        store.wait(["key"], timedelta(seconds=1))
+    assert sum(waited) == pytest.approx(1.0)
+    store.set_timeout(timedelta(seconds=2))
+    waited.clear()
+    with pytest.raises(DistStoreError):
+        store.wait(["key"])
+    assert sum(waited) == pytest.approx(2.0)
