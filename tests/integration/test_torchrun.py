@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
+from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_PREEMPT, StopJobRequest
 from tests.cluster_fixtures import Nodes, StartCluster
 from tests.processes import LIMIT_S, Event, Record, Talker
 from tests.torchrun_agents import agent
@@ -41,16 +43,22 @@ def test_a_worker_killed_begins_a_generation_and_gloo_meets_in_a_fresh_store(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
     until = tmp_path / "until"
+    elastic = ("elastic", str(until))
+    two = ("--nproc-per-node=2",)
     pair = [
-        agent(nodes, cluster.endpoints, tmp_path, "elastic", str(until), name=name, nnodes="2")
-        for name in "ab"
+        agent(nodes, cluster.endpoints, tmp_path, *elastic, name="a", nnodes="2", options=two),
+        agent(nodes, cluster.endpoints, tmp_path, *elastic, name="b", nnodes="2"),
     ]
-    first = starts(record, 1, 2)
-    record.wait("step", count=2, step=2, generation=1)
+    first = starts(record, 1, 3)
+    assert sorted(e["agent"] for e in first.values()) == ["a", "a", "b"]
+    record.wait("step", count=3, step=2, generation=1)
     os.kill(first[0]["pid"], signal.SIGKILL)
-    second = starts(record, 2, 2)
-    record.wait("step", count=2, step=2, generation=2)
+    second = starts(record, 2, 3)
+    record.wait("step", count=3, step=2, generation=2)
     assert {r: e["agent"] for r, e in second.items()} == {r: e["agent"] for r, e in first.items()}
+    reasons = {e["reason"] for e in record.of("world.joining", generation=2)}
+    assert len(reasons) == 1, "of the killed one, or of another that lost it"
+    assert "failed (" in reasons.pop()
     finish(until, *pair)
 
 
@@ -146,3 +154,33 @@ def world_of(record: Record, before: int, workers: Iterable[str]) -> dict[int, E
         return there if newest > before and {e["worker"] for e in there.values()} == wanted else {}
 
     return record.until(f"a world of {sorted(wanted)}", found, limit_s=START_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_frozen_worker_is_replaced_and_a_preempted_agent_says_so_by_its_exit_code(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    steps = ("steps", "--until", str(until), "--code", "75")
+    alone = agent(nodes, cluster.endpoints, tmp_path, *steps, name="a", nnodes="1")
+    first = starts(record, 1, 1)
+    record.wait("step", step=2, generation=1)
+    os.kill(first[0]["pid"], signal.SIGSTOP)
+    starts(record, 2, 1)
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        client.call(StopJobRequest(job=nodes.job, action=STOP_ACTION_PREEMPT, grace_ms=60_000))
+        until.touch()  # in the place of a common step
+        assert alone.join(START_S) == 75
+        alone.wait_quiet()
+        assert client.job_status().phase == JOB_PHASE_RUNNING
+
+
+def test_an_agent_that_would_give_up_at_the_first_failure_is_refused(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    no_restarts = ("--max-restarts=0",)
+    refused = agent(nodes, cluster.endpoints, tmp_path, "steps", name="a", nnodes="1", options=no_restarts)
+    assert refused.join(START_S) == 1
+    record.wait_line("--max-restarts is 0: the first failure of any worker would end every agent for good")
+    refused.wait_quiet()
