@@ -47,7 +47,8 @@ class Registration:
 
     `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
     that names one never becomes a newcomer by accident. `resume` lets a new process take up a
-    finished job; a reconnect never does. So does an `attempt` above the one in which it ended.
+    finished job; a reconnect never does. So does an `attempt` above the one in which it ended; the first
+    member of an attempt brings the job's limits, except to a job that is paused.
     """
 
     worker: WorkerId
@@ -134,7 +135,11 @@ def decide_register(
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)
     refusal = _finished(job, phase)
-    newer = not registration.incarnation and registration.attempt > job.attempt()
+    newer = (
+        not registration.incarnation
+        and registration.attempt > job.attempt()
+        and job.phase() is not Phase.PAUSED
+    )
     if refusal is not None and (registration.incarnation or not (registration.resume or newer)):
         return Decision(reason=refusal.message, refusal=refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
@@ -213,9 +218,12 @@ def _create(
     if spec is None:
         puts.append(Put(key=keys.spec, value=encode(registration.spec)))
         reason += f" and creates job {keys.name}"
+    elif spec.record != registration.spec and newer:
+        puts.append(Put(key=keys.spec, value=encode(registration.spec)))
+        reason += ", whose spec is the job's from now on"
     elif spec.record != registration.spec:
         reason += "; the job's spec stands as it was created, this member's is ignored"
-    if resumed or (newer and job.phase() is Phase.RUNNING):
+    if resumed or newer:
         what = f"attempt {registration.attempt} begun" if newer else "resumed"
         again = JobPhase(
             phase=Phase.RUNNING,

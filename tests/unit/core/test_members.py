@@ -173,6 +173,22 @@ def test_a_job_that_ended_in_one_attempt_is_closed_to_it_and_open_to_the_next(en
     assert phase_of(store) == JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w2", attempt=2)
 
 
+def test_the_first_member_of_an_attempt_brings_the_job_s_limits() -> None:
+    store = Store()
+    enter(store, registration("w1", max_workers=3))
+
+    def most() -> int:
+        spec = store.job().spec()
+        assert spec is not None
+        return spec.record.max_workers
+
+    enter(store, registration("w2", max_workers=4))
+    assert most() == 3
+    enter(store, registration("w3", max_workers=5, attempt=1))
+    enter(store, registration("w4", max_workers=6, attempt=1))
+    assert most() == 5
+
+
 def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_it() -> None:
     store = Store()
     enter(store, registration("w1"))
