@@ -56,8 +56,15 @@ INSTANCE = "supervisor"
 class Upstream(Protocol):
     """What the relay needs of the session with the coordinators."""
 
-    token: Token
-    world: WorldUpdate | None
+    @property
+    def token(self) -> Token:
+        """The newest revision seen."""
+        ...
+
+    @property
+    def world(self) -> WorldUpdate | None:
+        """The newest world known."""
+        ...
 
     @property
     def connected(self) -> bool:

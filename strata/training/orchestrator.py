@@ -26,8 +26,7 @@ from strata.training.feeds import Loader
 from strata.training.goodput import Ledger
 from strata.training.group import end_group
 from strata.training.peers import Alone, Peers
-from strata.training.preempting import Preemption
-from strata.training.preempting import preempt_signals as usual_signals
+from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.run import Run
 from strata.training.state import on_optimizer_steps, state_of
 from strata.training.world import enter_place
@@ -62,7 +61,7 @@ class TrainingOrchestrator:
         save_every_steps: int | None = None,
         save_every_s: float | None = None,
         keep_count: int | None = None,
-        preempt_signals: Sequence[int] | None = None,
+        preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
         preempt_grace_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -79,7 +78,7 @@ class TrainingOrchestrator:
         self._worker_id = worker_id
         self._min_workers = min_workers
         self._max_workers = max_workers
-        self._preempt_signals = usual_signals(os.environ) if preempt_signals is None else preempt_signals
+        self._preempt_signals = preempt_signals
         self._credentials = credentials
         self._clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
         self._in_process = False

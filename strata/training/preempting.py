@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from strata.errors import StrataError
@@ -23,19 +23,8 @@ if TYPE_CHECKING:
 READY: Final = "ready"
 """The phase of a rank that is ready for its first step."""
 PREEMPT_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
-_TORCHRUN: Final = "TORCHELASTIC_MAX_RESTARTS"
-"""In the environment of torchrun's workers, and of nobody else's."""
 
 log: Final = logging.getLogger("strata.training")
-
-
-def preempt_signals(env: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the signals that mean preemption in a process with this environment.
-
-    Not SIGTERM under torchrun: with that its agent ends the workers that it starts again, because
-    one of them failed. The others must end at once then, and must not stop the whole training.
-    """
-    return (signal.SIGUSR1,) if _TORCHRUN in env else PREEMPT_SIGNALS
 
 
 class _Caller(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 from strata.config import Credentials
 from strata.training.feeds import Loader
 from strata.training.orchestrator import TrainingOrchestrator, refuse_in_process
+from strata.training.preempting import PREEMPT_SIGNALS
 from strata.training.run import Run
 
 
@@ -31,7 +32,7 @@ def init(
     global_batch: int | None = None,
     uneven: bool = False,
     seed: int = 0,
-    preempt_signals: Sequence[int] | None = None,
+    preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
     preempt_grace_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> Run:

@@ -56,6 +56,7 @@ class Agents:
             "max_fruitless_generations": NO_BREAKER,
             "attempt": 0,
             "join_timeout_s": LIMIT_S,
+            "preempt_grace_s": 25.0,
             "local_addr": "",
         }
         member = AgentMember(AgentSettings(**(given | change)))

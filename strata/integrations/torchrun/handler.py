@@ -48,6 +48,7 @@ from strata.integrations.torchrun.launcher import RankFailure, find_failure, fin
 from strata.integrations.torchrun.meeting import Met
 from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
 from strata.integrations.torchrun.settings import AgentSettings, read_settings
+from strata.integrations.torchrun.signals import AgentSignals
 from strata.integrations.torchrun.store import AgentStore
 from strata.launch.environment import Place
 from strata.observe import configure, get_logger
@@ -74,6 +75,8 @@ class StrataRendezvous(RendezvousHandler):
         self._before: dict[str, str | None] = {}
         self._closed = False
         self._spare = False
+        self._signals = AgentSignals(self._preempt)
+        self._preempting: concurrent.futures.Future[None] | None = None
 
     @classmethod
     def create(cls, parameters: RendezvousParameters) -> Self:
@@ -116,6 +119,7 @@ class StrataRendezvous(RendezvousHandler):
         """
         if self._closed:
             raise RendezvousClosedError(f"the rendezvous {self.get_run_id()} was closed here")
+        self._signals.give_back()
         failure = find_failure()
         if self._running is None:
             self._running = self._loop.submit(self._member.run())
@@ -136,6 +140,8 @@ class StrataRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Return above 0 once this generation has ended, by a loss or because others come; never raise."""
+        if self._member.heeding:
+            self._signals.take()
         return 1 if self._member.outdated else 0
 
     def is_closed(self) -> bool:
@@ -185,6 +191,10 @@ class StrataRendezvous(RendezvousHandler):
             raise SystemExit(PREEMPTED) from None
         except StrataError as error:
             raise as_torchs(error, attempt=self._settings.attempt) from error
+
+    def _preempt(self, why: str) -> None:
+        """Begin to stop all ranks together; called by a signal's handler."""
+        self._preempting = self._loop.submit(self._member.preempt(why, self._signals.give_up))
 
     async def _open_store(self, address: str) -> int:
         """Open where the agents and workers of one generation meet, at this node."""

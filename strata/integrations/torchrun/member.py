@@ -25,6 +25,7 @@ from strata.integrations.torchrun.settings import AgentSettings
 from strata.launch.addresses import address_towards
 from strata.launch.environment import OURS, Place, rank_environment
 from strata.launch.joining import join_barrier
+from strata.launch.notices import LATE_S, ask_all_to_stop
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -98,6 +99,11 @@ class AgentMember:
     def asked_to_leave(self) -> StopNotice | None:
         """The notice by which this agent was asked to leave, if it was. Any thread; never blocks."""
         return standing.asked_to_leave(self._session.world, self._settings.worker_id)
+
+    @property
+    def heeding(self) -> bool:
+        """Whether every worker here stops by itself when all are asked to. Any thread; never blocks."""
+        return self._session.heeding
 
     # -- its life
 
@@ -186,6 +192,27 @@ class AgentMember:
         )
         del whole["STRATA_STACKS"]  # a file a rank
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
+
+    async def preempt(self, why: str, give_up: Callable[[str], None]) -> None:
+        """Have all ranks of the job stop together, because of a signal to this agent.
+
+        `give_up` is called with a reason when nobody could be asked, or the workers here are not
+        done with it in time; once they are, `join` is called.
+        """
+        place, grace_s = self.place, self._settings.preempt_grace_s
+        if place is None:
+            return
+        notice = await ask_all_to_stop(
+            self._session.upward,
+            job=self._settings.run_id,
+            generation=place.generation,
+            reason=f"{why} to {self._settings.worker_id}",
+            grace_s=grace_s,
+        )
+        if notice is None:
+            give_up("nobody could be asked to stop the other ranks")
+        elif not await self.comes_true(lambda: self.place is not place, notice.grace_ms / 1000 + LATE_S):
+            give_up("the workers did not stop within their time")
 
     # -- the end of a generation
 

@@ -13,12 +13,14 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from strata.client import MemberSession
 from strata.config import HealthConfig
 from strata.core.timing import Timing
-from strata.errors import StrataError
+from strata.errors import StaleGeneration, StrataError
 from strata.integrations.torchrun import orphans
 from strata.integrations.torchrun.settings import AgentSettings
 from strata.launch.environment import Place
@@ -29,14 +31,46 @@ from strata.launch.reports import ExitReports
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.common_pb2 import Token
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import JobSpec
+from strata.v1.worlds_pb2 import JobSpec, StopJobRequest
 
 log = get_logger()
 
 TELL_S: Final = 10.0
 """How long the end of a worker may take to become durable before an agent that ends gives up."""
+
+
+class _Workers:
+    """The session upward as workers have it.
+
+    torchrun ends the workers of a node by SIGTERM when one of them has failed. To those who heed
+    it that looks like a scheduler's, and they would stop the whole training: so nobody here asks
+    for that once a worker has ended.
+    """
+
+    def __init__(self, upward: MemberSession, whole: Callable[[], bool]) -> None:
+        self._upward = upward
+        self._whole = whole
+        self.arrive = upward.arrive
+
+    @property
+    def token(self) -> Token:
+        return self._upward.token
+
+    @property
+    def world(self) -> WorldUpdate | None:
+        return self._upward.world
+
+    @property
+    def connected(self) -> bool:
+        return self._upward.connected
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        if isinstance(request, StopJobRequest) and not self._whole():
+            raise StaleGeneration("a worker of this agent has ended, and torchrun ends the others")
+        return await self._upward.call(request, timeout_s=timeout_s)
 
 
 class AgentSession:
@@ -63,11 +97,19 @@ class AgentSession:
         self._relay: Relay | None = None
         self._health: Health | None = None
         self._told: set[str] = set()
+        self._place: Place | None = None
+        self._heeding: set[int] = set()
 
     @property
     def world(self) -> WorldUpdate | None:
         """The newest world known. Any thread."""
         return self.upward.world
+
+    @property
+    def heeding(self) -> bool:
+        """Whether every worker stops by itself when its generation is asked to. Any thread."""
+        place = self._place
+        return place is not None and self._heeding.issuperset(place.ranks)
 
     @property
     def open(self) -> bool:
@@ -91,13 +133,14 @@ class AgentSession:
                 door = Path(folder) / "ranks.sock"
                 health = Health(HealthConfig(), self.upward, SomebodyElses(), detect_s=timing.detect_s)
                 relay = Relay(
-                    self.upward,
+                    _Workers(self.upward, self._whole),
                     worker_id=self._settings.worker_id,
                     detect_s=timing.detect_s,
                     grace_s=timing.reconnect_grace_s,
                     listener=health.stalls,
                     on_attached=lambda _rank, _generation: None,
                     on_silent=self._silent,
+                    on_heeding=lambda rank, _generation: self._heeding.add(rank),
                 )
                 async with serving(relay, door, timing), health.watching(), orphans.ended_with_us(door):
                     self._relay, self._health, self.door = relay, health, door
@@ -111,6 +154,9 @@ class AgentSession:
 
     def set_place(self, place: Place | None) -> None:
         """Let in the workers of `place` from now on, and no others."""
+        self._place = place
+        self._heeding.clear()
+        self._news.set()
         if self._relay is not None and self._health is not None:
             self._relay.set_place(place)
             self._health.set_place(place)
@@ -172,6 +218,14 @@ class AgentSession:
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         if self._relay is not None:
             self._relay.on_checkpoint(checkpoint)
+
+    def _whole(self) -> bool:
+        """Whether no worker that ever attached in this generation has ended."""
+        place, relay = self._place, self._relay
+        if place is None or relay is None:
+            return False
+        pids = [pid for rank in place.ranks if (pid := relay.pid(rank)) is not None]
+        return all(orphans.is_alive(pid) for pid in pids)
 
     def _silent(self, rank: int, generation: int) -> None:
         """End a worker whose process lives but answers no more; the agent then finds it ended."""

@@ -30,6 +30,7 @@ OURS: Final = frozenset(
         "join_timeout",
         "last_call_timeout",
         "max_fruitless_generations",
+        "preempt_grace_s",
         "settle_s",
         "slots",
         "worker_id",
@@ -71,6 +72,8 @@ class AgentSettings:
     attempt: int
     join_timeout_s: float
     """How long the agent waits, connected, for enough others."""
+    preempt_grace_s: float
+    """How long the workers may take to save a common step when this agent gets SIGTERM."""
     local_addr: str
     """Where others reach this node; empty: found by the route to a coordinator."""
 
@@ -131,6 +134,7 @@ def read_settings(
         max_fruitless_generations=_number(conf, "max_fruitless_generations", NO_BREAKER, least=1),
         attempt=_number({"attempt": attempt}, "attempt", 0, least=0),
         join_timeout_s=_seconds(conf, "join_timeout", 600.0),
+        preempt_grace_s=_seconds(conf, "preempt_grace_s", 25.0),
         local_addr=local_addr or env.get("STRATA_ADDRESS", ""),
     )
 

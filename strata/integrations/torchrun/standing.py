@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from strata.launch.environment import Place
+from strata.launch.notices import leaves, notice_for
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import (
-    JOB_PHASE_FAILED,
-    JOB_PHASE_PAUSED,
-    STOP_ACTION_DRAIN,
-    STOP_ACTION_PREEMPT,
-    StopNotice,
-)
+from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, JOB_PHASE_PAUSED, StopNotice
 
 
 def is_over(update: WorldUpdate | None, place: Place | None) -> bool:
@@ -24,11 +19,8 @@ def is_over(update: WorldUpdate | None, place: Place | None) -> bool:
 
 def asked_to_leave(update: WorldUpdate | None, worker_id: str) -> StopNotice | None:
     """Return the notice that asks `worker_id` to leave: one for all members, or one that names it."""
-    if update is None or not update.HasField("notice"):
-        return None
-    notice = update.notice
-    named = notice.action == STOP_ACTION_DRAIN and worker_id in notice.worker_ids
-    return notice if named or notice.action == STOP_ACTION_PREEMPT else None
+    notice = notice_for(update, worker_id) if update is not None else None
+    return notice if notice is not None and leaves(notice) else None
 
 
 def waits_because(update: WorldUpdate, *, handled: int) -> str | None:

@@ -67,10 +67,10 @@ def test_only_the_wait_for_others_counts(told: WorldUpdate | None, lacking: bool
     ("notice", "asked"),
     [
         (None, False),
-        (StopNotice(action=STOP_ACTION_PREEMPT), True),
-        (StopNotice(action=STOP_ACTION_PAUSE), False),
-        (StopNotice(action=STOP_ACTION_DRAIN, worker_ids=["b"]), False),
-        (StopNotice(action=STOP_ACTION_DRAIN, worker_ids=["b", "a"]), True),
+        (StopNotice(generation=3, action=STOP_ACTION_PREEMPT), True),
+        (StopNotice(generation=3, action=STOP_ACTION_PAUSE), False),
+        (StopNotice(generation=3, action=STOP_ACTION_DRAIN, worker_ids=["b"]), False),
+        (StopNotice(generation=3, action=STOP_ACTION_DRAIN, worker_ids=["b", "a"]), True),
     ],
 )
 def test_who_is_asked_to_leave(notice: StopNotice | None, asked: bool) -> None:

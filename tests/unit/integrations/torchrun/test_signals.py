@@ -1,0 +1,83 @@
+"""SIGTERM to torchrun's agent, as its handler of signals sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from strata.integrations.torchrun.signals import AgentSignals
+
+
+@pytest.fixture
+def torchs() -> Iterator[list[int]]:
+    """Install a handler as torchrun does, and say what it was called with."""
+    called: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: called.append(number))
+    yield called
+    signal.signal(signal.SIGTERM, before)
+
+
+def sigterm() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_first_signal_asks_and_the_second_is_torchrun_s(torchs: list[int]) -> None:
+    asked: list[str] = []
+    signals = AgentSignals(asked.append)
+    signals.take()
+    signals.take()
+    sigterm()
+    assert (asked, torchs) == (["SIGTERM"], [])
+    signals.take()
+    signals.give_up("nobody could be asked")
+    assert torchs == [signal.SIGTERM]
+
+
+def test_after_a_generation_everything_is_as_before(torchs: list[int]) -> None:
+    asked: list[str] = []
+    signals = AgentSignals(asked.append)
+    signals.take()
+    sigterm()
+    signals.give_back()
+    sigterm()
+    assert (asked, torchs) == (["SIGTERM"], [signal.SIGTERM])
+    signals.take()
+    sigterm()
+    assert asked == ["SIGTERM", "SIGTERM"]
+    signals.give_back()
+
+
+def test_a_handler_that_torchrun_sets_anew_is_found_again(torchs: list[int]) -> None:
+    asked: list[str] = []
+    signals = AgentSignals(asked.append)
+    signals.take()
+    later: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: later.append(number))
+    signals.take()
+    sigterm()
+    sigterm()
+    assert (asked, torchs, later) == (["SIGTERM"], [], [signal.SIGTERM])
+
+
+def test_a_signal_that_torchrun_was_told_to_leave_alone_is_left_alone() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        signals = AgentSignals(lambda _name: None)
+        signals.take()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_outside_of_the_main_thread_nothing_is_taken(torchs: list[int]) -> None:
+    now = signal.getsignal(signal.SIGTERM)
+    signals = AgentSignals(lambda _name: None)
+    other = threading.Thread(target=signals.take)
+    other.start()
+    other.join()
+    signals.give_back()
+    assert signal.getsignal(signal.SIGTERM) is now
