@@ -12,7 +12,7 @@ import pytest
 
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
-from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_PREEMPT, StopJobRequest
+from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, ListGenerationsRequest
 from tests.cluster_fixtures import Nodes, StartCluster
 from tests.processes import LIMIT_S, Event, Record, Talker
 from tests.torchrun_agents import agent
@@ -157,23 +157,35 @@ def world_of(record: Record, before: int, workers: Iterable[str]) -> dict[int, E
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_frozen_worker_is_replaced_and_a_preempted_agent_says_so_by_its_exit_code(
+@pytest.mark.timeout(180)
+def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_signal(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    until = tmp_path / "until"
-    steps = ("steps", "--until", str(until), "--code", "75")
-    alone = agent(nodes, cluster.endpoints, tmp_path, *steps, name="a", nnodes="1")
-    first = starts(record, 1, 1)
-    record.wait("step", step=2, generation=1)
-    os.kill(first[0]["pid"], signal.SIGSTOP)
-    starts(record, 2, 1)
+    training = ("training", "--storage", str(tmp_path / "checkpoints"), "--epochs", "1000")
+    two = ("--nproc-per-node=2",)
+    alone = agent(nodes, cluster.endpoints, tmp_path, *training, name="a", nnodes="1", options=two)
+
+    def begun(generation: int) -> dict[int, Event]:
+        there = record.wait("begun", count=2, generation=generation, limit_s=START_S)
+        record.wait("step", count=2, generation=generation)
+        return {e["rank"]: e for e in there}
+
+    # torchrun ends the other worker by SIGTERM: that is no preemption
+    os.kill(begun(1)[1]["pid"], signal.SIGKILL)
+    # one that answers no more is killed, so that torchrun finds it
+    os.kill(begun(2)[0]["pid"], signal.SIGSTOP)
+    begun(3)
+    # a scheduler's SIGTERM: both stop after the same step, which is saved
+    alone.signal(signal.SIGTERM)
+    assert alone.join(START_S) == 75
+    alone.wait_quiet()
+    steps = {rank: record.of("step", generation=3, rank=rank)[-1]["step"] for rank in (0, 1)}
+    assert steps[0] == steps[1]
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        client.call(StopJobRequest(job=nodes.job, action=STOP_ACTION_PREEMPT, grace_ms=60_000))
-        until.touch()  # in the place of a common step
-        assert alone.join(START_S) == 75
-        alone.wait_quiet()
-        assert client.job_status().phase == JOB_PHASE_RUNNING
+        job = client.job_status()
+        assert (job.phase, job.latest_step) == (JOB_PHASE_RUNNING, steps[0])
+        reasons = [one.world.reason for one in client.call(ListGenerationsRequest(job=nodes.job)).generations]
+    assert any("rank 1 of a failed (was ended by SIGKILL)" in reason for reason in reasons)
 
 
 def test_an_agent_that_would_give_up_at_the_first_failure_is_refused(
