@@ -7,14 +7,16 @@ import contextlib
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.config import Credentials
-from strata.errors import JobFailed, Refused, StrataError, Unavailable
+from strata.errors import ConfigError, JobFailed, Refused, StrataError, Unavailable
 from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met
 from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
@@ -218,6 +220,17 @@ async def test_without_any_coordinator_the_wait_ends_too(agents: Agents) -> None
         a = agents.start("a", endpoints=endpoints, join_timeout_s=0.5)
         error = await raised(a.join(None, open_store))
     assert isinstance(error, Unavailable)
+
+
+async def test_a_door_that_cannot_be_made_is_said_and_not_waited_for(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    error = await raised(agents.start("a").join(None, open_store))
+    assert isinstance(error, ConfigError)
+    assert "TMPDIR" in error.hint
 
 
 async def test_a_store_out_of_reach_is_given_up_when_its_generation_ends(agents: Agents) -> None:

@@ -77,14 +77,14 @@ class AgentMember:
     @property
     def _over(self) -> bool:
         """Whether the generation joined last has ended, or everything has."""
-        if self._session.upward.error is not None:
+        if self._session.error is not None:
             return True
         return standing.is_over(self._session.world, self.place)
 
     @property
     def closed(self) -> bool:
         """Whether the job has ended, or this agent is to leave it. Any thread; never blocks."""
-        if isinstance(self._session.upward.error, JobFailed | Refused) or self.asked_to_leave is not None:
+        if isinstance(self._session.error, JobFailed | Refused) or self.asked_to_leave is not None:
             return True
         update = self._session.world
         return update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}
@@ -258,8 +258,8 @@ class AgentMember:
         loop, session = asyncio.get_running_loop(), self._session
         waited_s, before = 0.0, loop.time()
         while True:
-            if session.upward.error is not None:
-                raise session.upward.error
+            if session.error is not None:
+                raise session.error
             update = session.world
             if update is not None and session.open:
                 self._check_phase(update)

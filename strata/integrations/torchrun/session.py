@@ -96,6 +96,7 @@ class AgentSession:
         self._news = asyncio.Event()
         self._relay: Relay | None = None
         self._health: Health | None = None
+        self._trouble: Exception | None = None
         self._told: set[str] = set()
         self._place: Place | None = None
         self._heeding: set[int] = set()
@@ -104,6 +105,11 @@ class AgentSession:
     def world(self) -> WorldUpdate | None:
         """The newest world known. Any thread."""
         return self.upward.world
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the session is over, or cannot begin; None while it goes on. Any thread."""
+        return self.upward.error or self._trouble
 
     @property
     def heeding(self) -> bool:
@@ -119,8 +125,17 @@ class AgentSession:
     async def run(self) -> None:
         """Hold the session, and the door that workers attach at, until `leave`.
 
-        What ended the session is in `upward.error` then.
+        What ended it, or kept it from beginning, is in `error` then.
         """
+        try:
+            await self._run()
+        except Exception as error:
+            self._trouble = error
+            raise
+        finally:
+            self._news.set()
+
+    async def _run(self) -> None:
         session = asyncio.create_task(self.upward.run(), name="session")
         connected = asyncio.create_task(self.upward.wait_connected())
         try:
@@ -150,7 +165,6 @@ class AgentSession:
             for task in (session, connected):
                 task.cancel()
             await asyncio.gather(session, connected, return_exceptions=True)
-            self._news.set()
 
     def set_place(self, place: Place | None) -> None:
         """Let in the workers of `place` from now on, and no others."""
