@@ -56,5 +56,6 @@ class AgentSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._heard:
             self._torchs(number, frame)
+            return
         self._heard = True
         self._asked(signal.Signals(number).name)
