@@ -175,6 +175,7 @@ def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_si
     # one that answers no more is killed, so that torchrun finds it
     os.kill(begun(2)[0]["pid"], signal.SIGSTOP)
     begun(3)
+    record.wait("step", count=2, step=50, generation=3)  # the agent has heard by now that they heed it
     # a scheduler's SIGTERM: both stop after the same step, which is saved
     alone.signal(signal.SIGTERM)
     assert alone.join(START_S) == 75
