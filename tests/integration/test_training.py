@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
-from tests.cluster_fixtures import Nodes
-from tests.processes import Record
+from strata.training.goodput import GOODPUT_KEY, told_goodput
+from tests.cluster_fixtures import RANKS, Nodes
+from tests.processes import Record, Talker
 from tests.ranks.training import GLOBAL_BATCH, LENGTH
 
 pytestmark = pytest.mark.timeout(180)
@@ -37,18 +40,69 @@ def test_a_rank_is_killed_and_the_world_grows(
 ) -> None:
     arguments = ("--storage", str(tmp_path), "--epochs", "3")
     options = ("--min-workers", "1", "--max-workers", "2", "--slots", "2", "--settle-s", "0.5")
-    nodes.run(cluster.endpoints, "training", *arguments, node="a", options=options)
+    env = {"STRATA_TRAIN_KEEP_COUNT": "0"}
+    nodes.run(cluster.endpoints, "training", *arguments, node="a", options=options, env=env)
     victim = record.wait("begun", generation=1, count=2)[0]
     record.wait("step", step=15, generation=1, count=2)
     os.kill(victim["pid"], signal.SIGKILL)
     again = record.wait("begun", generation=2, count=2)
     assert {e["step"] for e in again} == {10}, "the newest committed step"
     record.wait("step", step=25, generation=2, count=2)
-    nodes.run(cluster.endpoints, "training", *arguments, node="b", options=options)
+    nodes.run(cluster.endpoints, "training", *arguments, node="b", options=options, env=env)
     grown = record.wait("begun", generation=3, count=4)
     assert {e["world"] for e in grown} == {4}
     assert all(e["step"] % 10 == 0 and e["step"] >= 20 for e in grown)
     assert [node.join() for node in nodes.talkers] == [0, 0]
     check_samples(record, epochs=3)
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        assert client.latest_checkpoint().step == 3 * STEPS
+        latest = client.latest_checkpoint()
+        recovery = client.recovery(worker_id="a")
+    assert latest.step == 3 * STEPS
+    account = told_goodput(latest.metadata[GOODPUT_KEY])
+    assert all(part in account for part in ("lost", "start", "restore")), account
+    # where generation 3 began: by two ranks, so the other two have no part of their own
+    assert recovery.step == recovery.checkpoint.step == grown[0]["step"]
+    parts = {part.rank: part.manifest for part in recovery.rank_recoveries}
+    assert sorted(parts) == list(recovery.ranks) == [0, 1]
+    assert all(Path(urlsplit(uri).path).exists() for uri in parts.values())
+
+
+def start_lone(nodes: Nodes, cluster: LocalCluster, storage: Path, worker: str, *more: str) -> Talker:
+    given = ("--endpoints", cluster.endpoints, "--job", nodes.job, "--worker-id", worker)
+    script = (sys.executable, str(RANKS / "training.py"), "--storage", str(storage), "--min-workers", "2")
+    return nodes.start(*script, *given, *more, name=worker)
+
+
+def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    a = start_lone(nodes, cluster, tmp_path, "a", "--hang-at", "16")
+    b = start_lone(nodes, cluster, tmp_path, "b")
+    first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
+    record.wait_one("hangs", generation=1)
+    os.kill(first["b"]["pid"], signal.SIGKILL)
+    assert b.join() == -signal.SIGKILL
+    b = start_lone(nodes, cluster, tmp_path, "b")
+    again = record.wait("end", count=2)
+    begun = {e["worker"]: e for e in record.of("begun") if e["generation"] == again[0]["generation"]}
+    assert begun["a"]["pid"] == first["a"]["pid"], "the same process, with its program run anew"
+    assert begun["a"]["step"] == begun["b"]["step"] >= 10
+    assert (a.join(), b.join()) == (0, 0)
+    check_samples(record, epochs=2)
+
+
+def test_ranks_go_on_in_their_processes(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    options = ("--min-workers", "2", "--restart", "in_process", "--restart-grace-s", "10")
+    for node in ("a", "b"):
+        nodes.run(cluster.endpoints, "training", "--storage", str(tmp_path), node=node, options=options)
+    first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
+    record.wait("step", step=15, generation=1, count=2)
+    os.kill(first["b"]["pid"], signal.SIGKILL)
+    second = {e["worker"]: e for e in record.wait("begun", generation=2, count=2)}
+    assert second["a"]["pid"] == first["a"]["pid"]
+    assert second["b"]["pid"] != first["b"]["pid"]
+    assert {e["step"] for e in second.values()} == {10}
+    assert [node.join() for node in nodes.talkers] == [0, 0]
+    check_samples(record, epochs=2)
