@@ -74,6 +74,10 @@ def run(
         str | None,
         typer.Option("--warm-import", help="Modules for it besides those found in the script, by commas."),
     ] = None,
+    preempt: Annotated[
+        str | None,
+        typer.Option("--preempt", help="Who leaves when this one is preempted: job (all) or member. [job]"),
+    ] = None,
     preempt_grace_s: Annotated[
         float | None,
         typer.Option(
@@ -133,6 +137,7 @@ def run(
         "restart": restart,
         "warm": warm,
         "warm_imports": warm_import,
+        "preempt": preempt,
         "preempt_grace_s": preempt_grace_s,
         "resume": resume,
         "health.on_stall": on_stall,

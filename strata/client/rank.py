@@ -20,6 +20,7 @@ from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
 from strata.client.session import Session
+from strata.core.exit_codes import PREEMPTED
 from strata.errors import JobFailed, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -410,8 +411,9 @@ class RankClient:
         """End this client; the last one of its rank in this process ends the session. Idempotent.
 
         Under `strata run` the supervisor learns from the process's own end how the rank fared.
-        A lone trainer says it here: with code 0 its rank is done. Otherwise, and when the process
-        ends without this, the member leaves its world, which ends the generation for the others.
+        A lone trainer says it here: with code 0 its rank is done, with 75 it stopped as it was asked
+        to. Otherwise, and when the process ends without this, the member leaves its world, which ends
+        the generation for the others.
         """
         if self._closed or self._loop.is_inherited:
             return
@@ -424,10 +426,10 @@ class RankClient:
         self._seat.users -= 1
         if self._seat.users:
             return
-        if self._seat.owns_member and code == 0 and self._session.error is None:
+        if self._seat.owns_member and code in {0, PREEMPTED} and self._session.error is None:
             try:
                 async with asyncio.timeout(LOCAL_SLACK_S):
-                    await self._session.rank_exit(generation=self.generation, rank=self.rank, code=0)
+                    await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
             except (StrataError, TimeoutError):
                 pass  # its generation has ended, or nobody hears: leaving says the rest
         await self._session.leave(reason)

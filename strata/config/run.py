@@ -13,6 +13,7 @@ from strata.config.credentials import Credentials
 from strata.config.health import HealthConfig
 from strata.config.loading import load, read_file, setting
 from strata.config.scheduler import allocation
+from strata.config.training import PREEMPT_JOB, check_preempt
 from strata.errors import ConfigError
 
 MAX_SLOTS = 1024
@@ -58,6 +59,11 @@ class RunConfig:
     )
     stop_grace_s: float = setting(
         "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"
+    )
+    preempt: str = setting(
+        "run.preempt",
+        default=PREEMPT_JOB,
+        doc="who leaves when this member is preempted: all of the job, or this member",
     )
     preempt_grace_s: float = setting(
         "run.preempt_grace_s",
@@ -109,9 +115,12 @@ class RunConfig:
                 f"--max-workers {self.max_workers} is below --min-workers {self.min_workers}",
                 hint="under Slurm both are the number of its tasks unless given: give both",
             )
-        for name in ("settle_s", "stop_grace_s", "preempt_grace_s", "restart_grace_s", "warm_after_s"):
+        if self.preempt_grace_s <= 0:
+            raise ConfigError("--preempt-grace-s must be above 0", hint="a save needs time")
+        for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
+        check_preempt("--preempt", self.preempt)
         if self.join_timeout_s < 1:
             raise ConfigError("run.join_timeout_s must be at least 1 second")
         if self.max_fruitless_generations < 1:

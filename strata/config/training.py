@@ -13,6 +13,8 @@ from strata.errors import ConfigError
 
 TRAINING_VARIABLES: Final = "STRATA_TRAIN_"
 """What the variables of these settings begin with: `strata run` hands them on to its ranks."""
+PREEMPT_JOB: Final = "job"
+PREEMPT_MEMBER: Final = "member"
 MAX_GRACE_S: Final = 24 * 3600.0
 
 
@@ -40,6 +42,11 @@ class TrainingConfig:
         "train.save_wait_s", default=60.0, doc="how long a due save waits while no coordinator answers"
     )
 
+    preempt: str = setting(
+        "train.preempt",
+        default=PREEMPT_JOB,
+        doc="who leaves when a signal comes: all of the job, or this member",
+    )
     preempt_grace_s: float = setting(
         "train.preempt_grace_s",
         default=25.0,
@@ -58,8 +65,9 @@ class TrainingConfig:
             raise ConfigError("train.keep_count cannot be negative", hint="0 keeps all checkpoints")
         if self.save_wait_s <= 0:
             raise ConfigError("train.save_wait_s must be above 0")
-        if not 0 <= self.preempt_grace_s <= MAX_GRACE_S:
-            raise ConfigError(f"train.preempt_grace_s must be 0 to {MAX_GRACE_S:g} seconds")
+        check_preempt("train.preempt", self.preempt)
+        if not 0 < self.preempt_grace_s <= MAX_GRACE_S:
+            raise ConfigError(f"train.preempt_grace_s must be above 0, and {MAX_GRACE_S:g} seconds at most")
 
     @classmethod
     def load(
@@ -68,3 +76,11 @@ class TrainingConfig:
         """Return what the arguments, the environment and the file at `path` or its default say."""
         body, name = read_file(path)
         return load(cls, flags=flags, env=env, file=body, file_name=name)
+
+
+def check_preempt(name: str, value: str) -> None:
+    """Raise `ConfigError` unless `value` says who leaves when a signal comes."""
+    if value not in {PREEMPT_JOB, PREEMPT_MEMBER}:
+        raise ConfigError(
+            f"{name} is {value!r}", hint=f"{PREEMPT_JOB}: all leave; {PREEMPT_MEMBER}: the others go on"
+        )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strata.config.training import TRAINING_VARIABLES
+from strata.config.training import PREEMPT_JOB, TRAINING_VARIABLES
 from strata.v1.worlds_pb2 import World, WorldMember
 
 OURS = "STRATA_"
@@ -36,6 +36,7 @@ class Place:
     socket: str
     endpoints: str
     detect_s: float
+    preempt: str = PREEMPT_JOB
     preempt_grace_s: float = 25.0
 
     @property
@@ -91,6 +92,7 @@ def rank_environment(
         "STRATA_SOCKET": place.socket,
         "STRATA_ENDPOINTS": place.endpoints,
         "STRATA_DETECT_S": str(place.detect_s),
+        "STRATA_TRAIN_PREEMPT": place.preempt,
         "STRATA_TRAIN_PREEMPT_GRACE_S": str(place.preempt_grace_s),
         "STRATA_STACKS": stacks,
         "STRATA_RESTART": restart,

@@ -8,7 +8,7 @@ both cases who still runs afterwards is ended, and counts as stopped and not as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
@@ -32,6 +32,8 @@ log = get_logger()
 
 LATE_S: Final = 1.0
 """How much later than its grace the last rank may end: it has to leave after its save."""
+SAY_S: Final = 1.0
+"""How long ranks that have not said that they heed notices are given to say so."""
 ASK_SHARE: Final = 0.5
 """Of the grace: so long coordinators have to take note of a request to stop."""
 
@@ -64,15 +66,17 @@ def leaves(notice: StopNotice) -> bool:
 
 
 async def ask_all_to_stop(
-    upstream: Upstream, *, job: str, generation: int, reason: str, grace_s: float
+    upstream: Upstream, *, job: str, generation: int, reason: str, grace_s: float, leaving: Sequence[str] = ()
 ) -> StopNotice | None:
     """Have all ranks of the generation asked to stop; return the notice that holds, None if none can.
 
-    An earlier notice holds, if there was one.
+    `leaving`: the members that then leave, the others going on; none means all. An earlier notice
+    holds, if there was one.
     """
     request = StopJobRequest(
         job=job,
-        action=STOP_ACTION_PREEMPT,
+        action=STOP_ACTION_DRAIN if leaving else STOP_ACTION_PREEMPT,
+        worker_ids=leaving,
         reason=reason,
         generation=generation,
         grace_ms=round(1000 * grace_s),
@@ -103,13 +107,16 @@ class Stopping:
         self._restart_grace_s = restart_grace_s
         self._urgent = urgent
 
-    async def obey(self, notice: StopNotice, *, hurry: Callable[[], Awaitable[None]]) -> None:
-        """Return once no rank runs here; `hurry` returns when there is no use in waiting any longer."""
+    async def obey(self, notice: StopNotice, *, hurry: Callable[[], Awaitable[None]]) -> bool:
+        """Return once no rank runs here, False if none did.
+
+        `hurry` returns when there is no use in waiting any longer.
+        """
         ranks = self._slots.ranks
         if ranks is None:
-            return
+            return False
         grace_s = self._restart_grace_s
-        if ranks.heeding and notice.grace_ms > 0:
+        if notice.grace_ms > 0 and await ranks.will_heed(min(SAY_S, notice.grace_ms / 1000)):
             limit_s = notice.grace_ms / 1000 + LATE_S
             log.info("run.stopping_together", reason=notice.reason, grace_s=notice.grace_ms / 1000)
             if not await _ended(ranks, limit_s, hurry):
@@ -121,6 +128,7 @@ class Stopping:
         await self._slots.end(grace_s, urgent=self._urgent)
         for rank in late:
             self._reports.report(generation, rank, PREEMPTED, f"ended without a common step: {notice.reason}")
+        return True
 
 
 async def _ended(ranks: RankGroup, limit_s: float, hurry: Callable[[], Awaitable[None]]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class RankGroup:
         self._awaited: set[int] = set()
         self._doomed: dict[int, str] = {}
         self._heeding: set[int] = set()
+        self._all_heed = asyncio.Event()
         self._stopping = False
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
@@ -161,6 +163,16 @@ class RankGroup:
     def note_heeding(self, rank: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""
         self._heeding.add(rank)
+        if self.heeding:
+            self._all_heed.set()
+
+    async def will_heed(self, limit_s: float) -> bool:
+        """Tell whether every rank that still runs heeds notices; one may need that long to say so."""
+        if not self.heeding:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._all_heed.wait()
+        return self.heeding
 
     @property
     def heeding(self) -> bool:

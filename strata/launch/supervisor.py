@@ -24,6 +24,7 @@ from typing import Final, Protocol
 
 from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
+from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
 from strata.errors import BarrierTimeout
 from strata.launch import exit_status, joining, notices, reports
@@ -189,7 +190,8 @@ class Supervisor:
                         await self._begin(update)
                 notice = notice_for(update, self._worker_id)
                 if notice is not None:
-                    await self._stopping.obey(notice, hurry=partial(self._hurried, update))
+                    if await self._stopping.obey(notice, hurry=partial(self._hurried, update)):
+                        self._news.set()  # what came meanwhile was only looked at for a hurry
                     if leaves(notice):
                         return await self._leave_preempted(notice.reason)
         finally:
@@ -224,6 +226,7 @@ class Supervisor:
                 socket=str(self._socket),
                 endpoints=",".join(self._config.endpoints),
                 detect_s=self._detect_s,
+                preempt=self._config.preempt,
                 preempt_grace_s=self._config.preempt_grace_s,
             )
             self._door.set_place(place)
@@ -323,6 +326,7 @@ class Supervisor:
                 self._upstream,
                 job=self._config.job,
                 generation=ranks.place.generation,
+                leaving=[self._worker_id] if self._config.preempt == PREEMPT_MEMBER else [],
                 reason=f"{self._stop.signal_name} to {self._worker_id}",
                 grace_s=self._config.preempt_grace_s,
             )

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from strata.data.order import mix
 from strata.data.sampler import ElasticSampler, check_split
 from strata.errors import InvalidArgument
+from strata.training.shield import Shielded, starting_children
 from strata.training.state import Position
 
 Loader = Iterable[Any] | ElasticSampler
@@ -143,7 +144,8 @@ class ElasticFeed:
             # the workers' seed: its own in each epoch, and drawn from no generator of the trainer's
             seed = mix(mix(mix(self.sampler.seed) + epoch) + (rank << 40) + done)
             self._loader.generator.manual_seed(seed >> 1)
-            batches = self._loader
+            with starting_children():
+                batches = iter(self._loader)
         count = 0
         for batch, piece in zip(batches, self.sampler.pieces(rank, size, done=done), strict=True):
             count += 1
@@ -265,6 +267,8 @@ _CARRIED: Final = (
 def _rebuilt(torch: Any, loader: Any, indices: _Indices) -> Any:
     """Return a DataLoader like `loader` that takes its samples from `indices`."""
     settings = {name: getattr(loader, name) for name in _CARRIED if getattr(loader, name, None)}
+    if loader.num_workers:
+        settings["worker_init_fn"] = Shielded(loader.worker_init_fn)
     return torch.utils.data.DataLoader(
         loader.dataset, batch_sampler=indices, generator=torch.Generator(), **settings
     )

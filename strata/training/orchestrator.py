@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
+from strata.config.training import PREEMPT_MEMBER
 from strata.errors import Refused, StaleGeneration
 from strata.training.beginning import Beginning, Sampling, begin
 from strata.training.clock import Clock
@@ -46,7 +47,8 @@ class TrainingOrchestrator:
     The checkpoints lie in `storage_path`, a folder that all hosts share; `keep_count` of them stay.
     What is given here wins over STRATA_TRAIN_* and the table [train] of strata.toml. Each of
     `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step, save it
-    within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75.
+    within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75. With
+    `preempt="member"` a signal makes this member alone leave then, and the others go on without it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TrainingOrchestrator:
         save_every_s: float | None = None,
         keep_count: int | None = None,
         preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
+        preempt: str | None = None,
         preempt_grace_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -70,6 +73,7 @@ class TrainingOrchestrator:
             "save_every_steps": save_every_steps,
             "save_every_s": save_every_s,
             "keep_count": keep_count,
+            "preempt": preempt,
             "preempt_grace_s": preempt_grace_s,
         }
         self.config = TrainingConfig.load(flags=flags, env=os.environ)
@@ -206,6 +210,7 @@ class TrainingOrchestrator:
                 Preemption(
                     run,
                     signals=self._preempt_signals,
+                    member_only=self.config.preempt == PREEMPT_MEMBER,
                     grace_s=self.config.preempt_grace_s,
                     clock=self._clock.monotonic_s,
                     save_cost_s=run.saves.expected_s,

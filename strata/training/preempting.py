@@ -15,7 +15,13 @@ from strata.errors import StrataError
 from strata.training.peers import Alone
 from strata.training.signals import PreemptSignals
 from strata.training.stopping import Stopper
-from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, StopJobRequest, StopJobResponse, StopNotice
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    StopJobRequest,
+    StopJobResponse,
+    StopNotice,
+)
 
 if TYPE_CHECKING:
     from strata.training.run import Run
@@ -39,11 +45,14 @@ class Preemption:
         run: Run,
         *,
         signals: Sequence[int],
+        member_only: bool,
         grace_s: float,
         clock: Callable[[], float],
         save_cost_s: Callable[[], float],
     ) -> None:
+        """`member_only`: a signal makes this member leave, and the others go on without it."""
         self._peers = run.peers
+        self._member_only = member_only
         self._grace_s = grace_s
         self._ended = False
         self._signals: PreemptSignals | None = None
@@ -103,7 +112,8 @@ class Preemption:
     def _request(self, reason: str) -> StopNotice | None:
         request = StopJobRequest(
             job=self._peers.job,
-            action=STOP_ACTION_PREEMPT,
+            action=STOP_ACTION_DRAIN if self._member_only else STOP_ACTION_PREEMPT,
+            worker_ids=[self._peers.worker_id] if self._member_only else [],
             reason=reason,
             grace_ms=round(1000 * self._grace_s),
             generation=self._peers.generation,

@@ -6,20 +6,25 @@ handler of their own for SIGTERM. So a child that is forked from now on has thes
 in every thread, and one thread that takes them: from the parent they mean what they always did
 (`Process.terminate()`), from anybody else nothing.
 
-Children that are spawned start a program of their own, and are not shielded.
+A child that is spawned starts a program of its own, to which no hook goes. It inherits what is
+blocked in the thread that starts it (`starting_children`), and its first act is to begin the thread
+that takes the signals (`Shielded`, as a DataLoader's `worker_init_fn`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 _shielded: set[int] = set()
 _forking = threading.local()
+_obeying = 0
+"""The process in which that thread runs."""
 
 
 def shield_children(numbers: Iterable[int]) -> None:
@@ -30,6 +35,33 @@ def shield_children(numbers: Iterable[int]) -> None:
 def expose_children() -> None:
     """Let children that are forked from now on obey all signals again."""
     _shielded.clear()
+
+
+@contextlib.contextmanager
+def starting_children() -> Iterator[None]:
+    """Have children that are spawned in the block begin with the signals blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _shielded)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Shielded:
+    """A worker's first act: from then on it obeys these signals from its parent only.
+
+    Can be pickled, for workers that are spawned; then comes what the program wants to be done.
+    """
+
+    def __init__(self, then: Callable[[int], object] | None) -> None:
+        self._then = then
+        self._numbers = frozenset(_shielded)
+
+    def __call__(self, worker: int) -> None:
+        """Begin worker number `worker`."""
+        _obey_parent_only(self._numbers)
+        if self._then is not None:
+            self._then(worker)
 
 
 def die_of(number: int) -> None:
@@ -59,7 +91,15 @@ def _after_in_child() -> None:
     numbers = frozenset(_shielded)
     _forking.__dict__.clear()
     _shielded.clear()  # its own children are its own affair
-    if numbers:
+    _obey_parent_only(numbers)
+
+
+def _obey_parent_only(numbers: frozenset[int]) -> None:
+    """Begin the thread that takes these signals, unless this process has one."""
+    global _obeying  # noqa: PLW0603  # a fact about the process
+    if numbers and _obeying != os.getpid():
+        _obeying = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         args = (os.getppid(), numbers)
         threading.Thread(target=_obey, args=args, name="strata-shield", daemon=True).start()
 

@@ -33,6 +33,7 @@ def init(
     uneven: bool = False,
     seed: int = 0,
     preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
+    preempt: str | None = None,
     preempt_grace_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> Run:
@@ -52,6 +53,7 @@ def init(
         save_every_s=save_every_s,
         keep_count=keep_count,
         preempt_signals=preempt_signals,
+        preempt=preempt,
         preempt_grace_s=preempt_grace_s,
         credentials=credentials,
     )

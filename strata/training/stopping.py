@@ -178,7 +178,6 @@ class Stopper:
                 return
             why = choice.reason
         except StrataError as error:
-            self._peers.progress(step, STOP)  # raises when it is the world that has ended
             why = str(error)
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)
 

@@ -53,6 +53,7 @@ def test_torch_s_names_and_ours() -> None:
         "STRATA_SOCKET": "/run/strata/s",
         "STRATA_ENDPOINTS": "a:1,b:2",
         "STRATA_DETECT_S": "2.5",
+        "STRATA_TRAIN_PREEMPT": "job",
         "STRATA_TRAIN_PREEMPT_GRACE_S": "25.0",
         "STRATA_STACKS": "/run/strata/1",
         "STRATA_RESTART": "process",

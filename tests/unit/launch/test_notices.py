@@ -84,6 +84,16 @@ async def test_a_paused_member_stays_and_takes_part_again(stopped: Any) -> None:
         assert it.upstream.left.empty()
 
 
+async def test_a_signal_while_ranks_are_being_paused_is_not_forgotten(stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        await told(it, action=STOP_ACTION_PAUSE)
+        await asyncio.sleep(0)  # it waits for the rank now
+        it.supervisor.ask_to_stop(INT)
+        await asyncio.sleep(0)
+        await stopped()
+        assert await it.done == 128 + INT
+
+
 async def test_only_who_is_named_is_drained(stopped: Any) -> None:
     async with stage(*OBEDIENT) as it:
         await told(it, action=STOP_ACTION_DRAIN, workers=("w2",))
@@ -144,6 +154,15 @@ async def test_a_signal_asks_all_ranks_and_the_status_is_75(number: signal.Signa
         await stopped()
         assert await it.done == 75
         assert it.upstream.left.get_nowait() == f"{number.name}: a test asks"
+
+
+async def test_a_member_may_leave_alone(stopped: Any) -> None:
+    async with stage(*OBEDIENT, preempt="member") as it:
+        request, answer = await signalled(it, TERM)
+        assert (request.action, list(request.worker_ids)) == (STOP_ACTION_DRAIN, ["w"])
+        answer.set_result(StopJobResponse(notice=notice(STOP_ACTION_DRAIN, workers=("w",))))
+        await stopped()
+        assert await it.done == 75
 
 
 @pytest.mark.parametrize("answered", ["unavailable", "nobody"])

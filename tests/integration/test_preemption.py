@@ -1,0 +1,155 @@
+"""Preemption of a real job: one common step, saved by all, and exit codes a scheduler understands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata.launch.local_cluster import LocalCluster
+from tests.cluster_fixtures import RANKS, Nodes
+from tests.processes import Event, Record, Talker
+
+ROUNDS = 20
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Training:
+    """A job of three ranks on one or three nodes, started as often as a scheduler would."""
+
+    def __init__(self, cluster: LocalCluster, nodes: Nodes, record: Record, folder: Path) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+        self._record = record
+        self._folder = folder
+        self._heard = 0
+
+    def ask(self, *words: str) -> None:
+        """Run a command of `strata jobs` about this job, which must succeed."""
+        asking = self._nodes.strata(
+            "jobs", words[0], self._nodes.job, *words[1:], "-e", self._cluster.endpoints, name="jobs"
+        )
+        assert asking.join() == 0
+
+    def lone(self, number: int, count: int) -> Talker:
+        """Start one of `count` trainers that no supervisor runs."""
+        return self._nodes.start(
+            *(sys.executable, str(RANKS / "stopping.py"), "--storage", str(self._folder)),
+            *("--min-workers", str(count)),
+            name=f"lone-{number}",
+            env={
+                "STRATA_ENDPOINTS": self._cluster.endpoints,
+                "STRATA_JOB": self._nodes.job,
+                "STRATA_WORKER_ID": f"lone-{number}",
+            },
+        )
+
+    def mark(self) -> None:
+        """Hear from here on only what is said from now on."""
+        self._heard = len(self._record.events)
+
+    def start(self, *slots: int, options: tuple[str, ...] = (), needed: int | None = None) -> list[Talker]:
+        """Start a node with so many ranks each; the job needs all of them, or `needed`."""
+        self.mark()
+        size = ("--min-workers", str(needed or len(slots)), "--no-warm", *options)
+        return [
+            self._nodes.run(
+                self._cluster.endpoints,
+                "stopping",
+                *("--storage", str(self._folder)),
+                node=f"node-{number}",
+                options=("--slots", str(count), *size),
+            )
+            for number, count in enumerate(slots)
+        ]
+
+    def heard(self, kind: str, *, count: int = 3) -> list[Event]:
+        """Return `count` events of one kind since the last start, by rank."""
+
+        def enough(events: list[Event]) -> list[Event]:
+            chosen = [e for e in events[self._heard :] if e["event"] == kind]
+            return chosen if len(chosen) >= count else []
+
+        events = self._record.until(f"{count} x {kind}", enough)
+        return sorted(events, key=lambda event: int(event["rank"]))
+
+
+@pytest.fixture
+def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path) -> Training:
+    return Training(cluster, nodes, record, tmp_path / "storage")
+
+
+def stopped_together(events: list[Event]) -> int:
+    """Return the one step after which all these ranks stopped, having trained alike."""
+    (step,) = {event["step"] for event in events}
+    assert all(event["sum"] == step * (step + 1) / 2 for event in events)
+    return int(step)
+
+
+@pytest.mark.timeout(240)
+def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
+    """Twenty times in a row, each going on from the very step at which the one before stopped."""
+    saved = 0
+    for number in range(ROUNDS):
+        (node,) = training.start(3)
+        begun = training.heard("start")
+        assert {event["step"] for event in begun} == {saved}, f"round {number} began elsewhere"
+        training.heard("training")
+        os.kill(begun[number % 3]["pid"], SIGNALS[number % 2])
+        assert node.join() == 75, f"round {number}"
+        saved = stopped_together(training.heard("preempted"))
+
+
+def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) -> None:
+    """Each time the others, or the next ones, go on from the step at which all had stopped."""
+    nodes = training.start(1, 1, 1, options=("--max-workers", "3"), needed=2)
+    training.heard("training")
+
+    training.mark()
+    training.ask("drain", "node-2", "--reason", "its fan is broken")
+    assert nodes[1].join() == 75
+    (drained,) = training.heard("preempted", count=1)
+    begun = training.heard("start", count=2)
+    assert {event["step"] for event in begun} == {drained["step"]}, "the two that are left go on from there"
+
+    training.mark()
+    training.ask("pause", "--wait")
+    paused = stopped_together(training.heard("preempted", count=2))
+    training.ask("resume")
+    assert {event["step"] for event in training.heard("start", count=2)} == {paused}
+
+    training.heard("training", count=2)
+    training.mark()
+    nodes[2].signal(signal.SIGTERM)
+    assert (nodes[0].join(), nodes[2].join()) == (75, 75)
+    stopped_together(training.heard("preempted", count=2))
+
+
+def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> None:
+    lone = [training.lone(number, 2) for number in range(2)]
+    training.heard("training", count=2)
+    lone[0].signal(signal.SIGTERM)
+    assert [trainer.join() for trainer in lone] == [75, 75]
+    stopped_together(training.heard("preempted", count=2))
+
+
+@pytest.mark.usefixtures("torch_installed")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_survive_a_signal_to_the_whole_group(
+    nodes: Nodes, record: Record, tmp_path: Path, method: str
+) -> None:
+    """The rank draws its last batches from them, saves, and then they end with it."""
+    rank = nodes.start(
+        *(sys.executable, str(RANKS / "loading.py"), "--storage", str(tmp_path), "--method", method),
+        name="rank",
+        env={"STRATA_SOCKET": None, "STRATA_ENDPOINTS": None},
+    )
+    (worker,) = record.wait_one("training")["workers"]
+    os.killpg(rank.pid, signal.SIGTERM)
+    assert rank.join() == 75
+    stopped = record.wait_one("preempted")
+    assert stopped["workers"] == [worker], "it lived until the rank had stopped"
+    rank.wait_quiet()
