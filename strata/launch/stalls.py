@@ -101,6 +101,7 @@ class StallWatch:
     def _heard(self, said: RankProgress) -> RankProgress:
         now_s = asyncio.get_running_loop().time()
         watched = self._ranks.setdefault(said.rank, _Watched())
+        before = watched.pace.step
         if watched.pace.hear(said.step, said.phase, now_s - max(0, said.age_ms) / 1000):
             if watched.stall is not None:
                 log.info(
@@ -110,7 +111,7 @@ class StallWatch:
                     stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
                 )
             watched.stall, watched.stack, watched.trace = None, "", None
-        if said.step_us > 0:
+        if said.step_us > 0 and said.step != before:
             watched.own_us.append(said.step_us)
         told = RankProgress()
         told.CopyFrom(said)  # with what is none of this watch's business

@@ -10,6 +10,8 @@ began, and from there on its own start.
     lost        trained, and not in the checkpoint that was gone back to
     start       from the beginning of a generation to its first step, but for
     restore     reading the checkpoint
+    between     from the end of an epoch to the first step of the next
+    between     from the end of an epoch to the first step of the next
     eval …      any other phase that the program names
 """
 

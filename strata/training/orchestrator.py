@@ -84,7 +84,7 @@ class TrainingOrchestrator:
         self._max_workers = max_workers
         self._preempt_signals = preempt_signals
         self._credentials = credentials
-        self._clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
+        self._clock = Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time)
         self._in_process = False
         self._ending: Ending | None = None
         self._peers: Peers | None = None

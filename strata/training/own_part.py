@@ -1,7 +1,7 @@
 """How long a rank's own part of a step takes: what tells the slow rank from those that wait for it.
 
 In synchronous training all ranks wait for the slowest in every step, so their steps are equally
-long. A rank's own part is the time that it waits for its next batch, and the processor time of its
+long. A rank's own part is the time that it waits for its batches, and the processor time of its
 trainer's thread: while the thread sleeps in a collective, none of that passes. (Where a collective
 spins instead of sleeping, as CUDA's streams may, it counts as own work on all ranks alike, and only
 slow data shows.)
@@ -9,39 +9,52 @@ slow data shows.)
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
+from strata.training.clock import Clock
 
-class Clocks(Protocol):
-    """The time of day that only goes forward, and what the calling thread used of a processor."""
-
-    def monotonic_s(self) -> float: ...
-    def thread_s(self) -> float: ...
+T = TypeVar("T")
 
 
 class OwnPart:
-    """Measures each step (`hooks.StepHook`); `last_s` is the last complete one's, 0 before it."""
+    """Measures the steps of one run, in its trainer's thread."""
 
-    def __init__(self, clocks: Clocks) -> None:
-        self._clocks = clocks
-        self._completed_s: float | None = None
-        self._waited_s = 0.0
-        self._began_s = clocks.thread_s()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._spent_s = 0.0
+        self._mark_s = 0.0
+        """The thread's processor time up to which the open step has been counted."""
+        self._open = False
         self.last_s = 0.0
+        """Of the last complete step; 0 before the first."""
 
-    def begins(self, step: int) -> None:
-        if self._completed_s is not None:
-            self._waited_s = self._clocks.monotonic_s() - self._completed_s
-        self._began_s = self._clocks.thread_s()
+    def waiting(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield `batches`, and count the wait for each."""
+        iterator = iter(batches)
+        while True:
+            self._count_work()
+            asked_s = self._clock.monotonic_s()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._spent_s += self._clock.monotonic_s() - asked_s
+            self._mark_s = self._clock.thread_s()
+            yield batch
 
-    def completed(self, step: int) -> None:
-        self.last_s = self._waited_s + self._clocks.thread_s() - self._began_s
-        self._completed_s = self._clocks.monotonic_s()
-        self._waited_s = 0.0
+    def begins(self) -> None:
+        """Count the thread's work from now on, unless a step is under way already."""
+        if not self._open:
+            self._open, self._mark_s = True, self._clock.thread_s()
 
-    def pass_over(self) -> None:
-        """Count nothing of what passed since the last step: a save, an evaluation."""
-        self._completed_s = self._clocks.monotonic_s()
+    def completed(self) -> None:
+        """The step is complete; what follows until the next one (a save, say) is nobody's part."""
+        self._count_work()
+        self.last_s, self._spent_s, self._open = self._spent_s, 0.0, False
 
-    def closed(self) -> None:
-        pass
+    def _count_work(self) -> None:
+        if self._open:
+            now_s = self._clock.thread_s()
+            self._spent_s += now_s - self._mark_s
+            self._mark_s = now_s

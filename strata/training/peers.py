@@ -44,8 +44,11 @@ class Peers(Protocol):
         """Return once every rank is here, with what each brought."""
         ...
 
-    def progress(self, step: int, phase: str = "") -> None:
-        """Say how far this rank is; raises once its generation or session has ended."""
+    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+        """Say how far this rank is; raises once its generation or session has ended.
+
+        `own_s` is how long its own part of the last step took.
+        """
         ...
 
     def heed_notices(self) -> None:
@@ -100,7 +103,7 @@ class Alone:
     ) -> dict[int, bytes]:
         return {0: payload} if payload else {}
 
-    def progress(self, step: int, phase: str = "") -> None:
+    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
         pass  # nobody listens
 
     def heed_notices(self) -> None:

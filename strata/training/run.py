@@ -26,12 +26,14 @@ from strata.training.feeds import Feed, Loader
 from strata.training.goodput import START, STEP, Goodput
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
+from strata.training.own_part import OwnPart
 from strata.training.peers import Peers
 from strata.training.state import Position, Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 
 SAVE: Final = "save"
+BETWEEN: Final = "between"
 """The phase of a rank that waits for the others before a save, or copies its state."""
 
 log: Final = logging.getLogger("strata.training")
@@ -68,6 +70,7 @@ class Run:
         self._hooked = hooked
         self._ending = ending
         self._clock = clock
+        self._own = OwnPart(clock)
         self._data = data
         self._owns_group = False
         self._at_end: list[Callable[[], None]] = []
@@ -221,7 +224,7 @@ class Run:
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts()
-        for fed in feed.epoch(self.position):
+        for fed in self._own.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
             self._weight, self._last = fed.weight, fed.last
@@ -235,6 +238,8 @@ class Run:
             if fed.last:
                 with self._within_generation():
                     self._complete(fed.samples, batches=fed.batches)
+        with self._within_generation():
+            self._tell(BETWEEN)
 
     def step_done(self, samples: int = 0, *, epoch: int | None = None) -> None:
         """Say that an optimizer step is complete in which all ranks used `samples` samples together.
@@ -258,6 +263,7 @@ class Run:
         for hook in self.hooks:
             hook.begins(number)
         self._begun = number
+        self._own.begins()
         if self._phase != STEP:
             self._tell(STEP)
 
@@ -273,6 +279,7 @@ class Run:
 
     def _complete(self, samples: int, *, batches: int) -> None:
         self._count(samples, batches=batches)
+        self._own.completed()
         self._tell(STEP)
         for hook in self.hooks:
             hook.completed(self.position.step)
@@ -301,7 +308,7 @@ class Run:
     def _tell(self, phase: str) -> None:
         self._phase = phase
         self._ledger.enter(phase, self._clock.monotonic_s())
-        self.peers.progress(self.position.step, phase)
+        self.peers.progress(self.position.step, phase, own_s=self._own.last_s)
 
     # -- saving
 

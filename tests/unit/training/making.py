@@ -20,7 +20,7 @@ def make_run(
     peers: Peers, folder: Path, *, state: dict[str, Any], wait_s: float, save_every_steps: int = 10**9
 ) -> Run:
     """Return a run that begins from nothing, and saves to a storage of its own."""
-    clock = Clock(monotonic_s=time.monotonic, unix_s=time.time)
+    clock = Clock(monotonic_s=time.monotonic, unix_s=time.time, thread_s=time.thread_time)
     checkpoints = CheckpointManager(folder)
     config = TrainingConfig(save_every_steps=save_every_steps, save_wait_s=wait_s)
     return Run(

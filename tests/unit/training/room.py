@@ -113,7 +113,7 @@ class RoomRank:
                 f"{name}: missing {missing}", missing=missing
             )
 
-    def progress(self, step: int, phase: str = "") -> None:
+    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
         self._check()
         self.phases.append(phase)
 

@@ -34,7 +34,7 @@ class Lone(Port):
         if newest > self.generation:
             raise StaleGeneration(f"the world is generation {newest}")
 
-    def progress(self, step: int, phase: str = "") -> None:
+    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
         self.check()
 
     def barrier(

@@ -26,7 +26,9 @@ class Time:
         self.now_s = 0.0
 
     def clock(self) -> Clock:
-        return Clock(monotonic_s=lambda: self.now_s, unix_s=lambda: 1e9 + self.now_s)
+        return Clock(
+            monotonic_s=lambda: self.now_s, unix_s=lambda: 1e9 + self.now_s, thread_s=lambda: self.now_s
+        )
 
 
 class Pair(Alone):
