@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LIBRARIES = frozenset(
@@ -16,12 +17,27 @@ LIBRARIES = frozenset(
 _MOST_FILES = 100
 
 
-def libraries_of(script: Path, root: Path) -> list[str]:
+_WRITERS = frozenset({"putenv", "unsetenv", "load_dotenv", "sched_setaffinity"})
+_METHODS = {"environ": frozenset({"setdefault", "update", "pop", "clear"}), "path": frozenset({"insert"})}
+
+
+@dataclass(slots=True)
+class Libraries:
+    """What was found: `modules`, in the order of their imports, and what some were left out for."""
+
+    modules: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Sentences: where a file prepares something that imports after it may look at."""
+
+
+def libraries_of(script: Path, root: Path) -> Libraries:
     """Return the modules of `LIBRARIES` that `script`, or a file of its own below `root`, imports.
 
-    In the order found. A file that cannot be read or parsed adds nothing: running it will tell.
+    What a file imports after it has set an environment variable (OMP_NUM_THREADS, say) or changed
+    where modules are found is left out: done early, that import would not see it. A file that cannot
+    be read or parsed adds nothing: running it will tell.
     """
-    found: dict[str, None] = {}
+    found = Libraries()
     seen: set[Path] = set()
     ahead = [script]
     while ahead and len(seen) < _MOST_FILES:
@@ -29,24 +45,55 @@ def libraries_of(script: Path, root: Path) -> list[str]:
         if file in seen:
             continue
         seen.add(file)
-        for name in _imported(file):
-            if name.partition(".")[0] in LIBRARIES:
-                found[name] = None
-            else:
+        for name in _imported(file, found.left_out):
+            if name.partition(".")[0] not in LIBRARIES:
                 ahead += _local(name, root)
-    return list(found)
+            elif name not in found.modules:
+                found.modules.append(name)
+    return found
 
 
-def _imported(file: Path) -> Iterator[str]:
+def _imported(file: Path, left_out: list[str]) -> Iterator[str]:
+    """Yield what a file imports, in the order of its lines, up to one that prepares for others."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+    prepared = 0
+    for node in sorted(ast.walk(tree), key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0))):
+        names = _names(node)
+        if names and prepared:
+            left_out.append(f"{file.name}, line {prepared}, is to come before {names[0]}")
+            return
+        yield from names
+        prepared = prepared or (getattr(node, "lineno", 0) if _prepares(node) else 0)
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module]
+    return []
+
+
+def _prepares(node: ast.AST) -> bool:
+    """Tell whether an expression changes what a later import may find: the environment, `sys.path`."""
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        return _last_name(node.value) in _METHODS
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        return node.attr in _METHODS
+    if not isinstance(node, ast.Call):
+        return False
+    if _last_name(node.func) in _WRITERS:
+        return True
+    called = node.func
+    return isinstance(called, ast.Attribute) and called.attr in _METHODS.get(_last_name(called.value), ())
+
+
+def _last_name(node: ast.AST) -> str:
+    """Return `environ` for `os.environ` as for `environ`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _local(name: str, root: Path) -> Iterator[Path]:

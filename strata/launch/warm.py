@@ -24,7 +24,7 @@ from strata.launch import warm_program
 from strata.launch.children import Child
 from strata.launch.environment import common_environment
 from strata.launch.python_command import PythonCommand, python_command
-from strata.launch.script_imports import libraries_of
+from strata.launch.script_imports import Libraries, libraries_of
 from strata.launch.starting import ColdStarter, Started
 from strata.observe import get_logger
 
@@ -88,10 +88,13 @@ class WarmStarter:
         file = _source(python)
         if python.script is not None and (file is None or zipfile.is_zipfile(file)):
             return None
-        found = libraries_of(file, _root(python, file)) if file is not None else []
-        if any(name.partition(".")[0] == "strata" for name in (*found, *modules)):
-            found += _STRATA
-        return cls(command, python, [*found, *modules], inherited=inherited)
+        found = libraries_of(file, _root(python, file)) if file is not None else Libraries()
+        if found.left_out:
+            log.info("warm.imports_left_out", reason="; ".join(found.left_out), hint="--warm-import")
+        names = [*found.modules, *modules]
+        if any(name.partition(".")[0] == "strata" for name in names):
+            names += _STRATA
+        return cls(command, python, names, inherited=inherited)
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
         """Return a process that becomes the command in this environment."""

@@ -189,5 +189,45 @@ def test_the_libraries_of_a_script_and_its_own_files(folder: Path) -> None:
     (folder / "model/__init__.py").write_text("")
     (folder / "model/net.py").write_text("from torch.nn import Linear\nimport train\n")
     (folder / "local.py").write_text("import torch (\n")
-    assert libraries_of(folder / "train.py", folder) == ["torch.distributed", "numpy", "torch.nn"]
-    assert libraries_of(folder / "gone.py", folder) == []
+    found = libraries_of(folder / "train.py", folder)
+    assert (found.modules, found.left_out) == (["torch.distributed", "numpy", "torch.nn"], [])
+    assert libraries_of(folder / "gone.py", folder).modules == []
+
+
+@pytest.mark.parametrize(
+    "prepares",
+    [
+        "os.environ['OMP_NUM_THREADS'] = '4'",
+        "os.environ |= {'A': 'b'}",
+        "del environ['A']",
+        "os.environ.setdefault('A', 'b')",
+        "environ.update(A='b')",
+        "os.putenv('A', 'b')",
+        "dotenv.load_dotenv()",
+        "sys.path.insert(0, 'lib')",
+        "sys.path = ['lib'] + sys.path",
+        "os.sched_setaffinity(0, {1})",
+    ],
+)
+def test_what_is_imported_after_a_preparation_is_not_imported_early(folder: Path, prepares: str) -> None:
+    (folder / "model.py").write_text("import torch\n")
+    (folder / "train.py").write_text(f"import numpy, os, sys\n{prepares}\nimport model\nimport jax\n")
+    found = libraries_of(folder / "train.py", folder)
+    assert found.modules == ["numpy"]
+    assert found.left_out == ["train.py, line 2, is to come before model"]
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "x = os.environ['A']",
+        "os.environ.get('A')",
+        "sys.path.append('lib')",
+        "path = 'a'",
+        "p.path.join('a')",
+    ],
+)
+def test_what_prepares_nothing_leaves_nothing_out(folder: Path, harmless: str) -> None:
+    (folder / "train.py").write_text(f"import os, sys\n{harmless}\nimport torch\n")
+    found = libraries_of(folder / "train.py", folder)
+    assert (found.modules, found.left_out) == (["torch"], [])
