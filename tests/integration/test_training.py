@@ -106,3 +106,23 @@ def test_ranks_go_on_in_their_processes(
     assert {e["step"] for e in second.values()} == {10}
     assert [node.join() for node in nodes.talkers] == [0, 0]
     check_samples(record, epochs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch_installed")
+def test_a_process_group_ends_and_begins_in_the_same_process(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    options = ("--min-workers", "2", "--restart", "in_process", "--restart-grace-s", "20")
+    for node in ("a", "b"):
+        nodes.run(cluster.endpoints, "moving", "--storage", str(tmp_path), node=node, options=options)
+    first = {e["worker"]: e for e in record.wait("begun", generation=1, count=2)}
+    record.wait("step", step=15, generation=1, count=2)
+    os.kill(first["b"]["pid"], signal.SIGKILL)
+    second = {e["worker"]: e for e in record.wait("begun", generation=2, count=2)}
+    assert second["a"]["pid"] == first["a"]["pid"], "its collective broke, and it went on"
+    assert {e["step"] for e in second.values()} == {10}
+    assert [node.join() for node in nodes.talkers] == [0, 0]
+    ends = record.of("end")
+    assert [e["step"] for e in ends] == [90, 90]
+    assert ends[0]["weight"] == ends[1]["weight"]
