@@ -1,6 +1,6 @@
 """Has this process write the stacks of its threads into a file whenever its supervisor asks.
 
-The file's name is in `STRATA_STACKS`; the question is SIGUSR2. The other side is
+The file's name is in `STRATA_STACKS`, where `%r` stands for the rank; the question is SIGUSR2. The other side is
 `strata.launch.stack_dump`, and a warm process does the same before it runs the script.
 """
 
@@ -18,7 +18,7 @@ _files: list[IO[bytes]] = []
 
 def answer_stack_dumps(environment: Mapping[str, str]) -> bool:
     """Register the answer; False where nobody will ask, or the script uses SIGUSR2 itself."""
-    name = environment.get("STRATA_STACKS")
+    name = environment.get("STRATA_STACKS", "").replace("%r", environment.get("RANK", ""))
     if not name or Path(name).exists() or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
         return False
     # under its own name only once the handler is there: without it the signal would end the process

@@ -52,16 +52,6 @@ class Ranks(Protocol):
         ...
 
 
-class SomebodyElses:
-    """Ranks whose processes another program keeps: they are reported, without a stack."""
-
-    def evict(self, rank: int, generation: int, reason: str) -> None:
-        log.warning("rank.not_evicted", rank=rank, generation=generation, reason=reason)
-
-    async def stack(self, rank: int) -> str | None:
-        return None
-
-
 class Health:
     """The watch over one supervisor's ranks."""
 

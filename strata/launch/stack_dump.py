@@ -13,8 +13,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-
-from strata.launch.children import Child
+from typing import Protocol
 
 SIGNAL = signal.SIGUSR2
 LIMIT_S = 2.0
@@ -24,7 +23,18 @@ _QUIET_STEPS = 5
 """A dump has no end mark: it is whole when nothing was added for so long."""
 
 
-async def dump_stacks(child: Child, file: Path, *, limit_s: float = LIMIT_S) -> str | None:
+class Process(Protocol):
+    """A process that can be sent a signal: a `Child`, or another program's."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal; nothing happens when it has ended."""
+        ...
+
+
+async def dump_stacks(child: Process, file: Path, *, limit_s: float = LIMIT_S) -> str | None:
     """Return the Python stacks of all threads of `child`; None if it has none to tell or is stopped."""
     if not _asked(child, file):
         return None
@@ -40,7 +50,7 @@ async def dump_stacks(child: Child, file: Path, *, limit_s: float = LIMIT_S) -> 
     return _read(file)
 
 
-def _asked(child: Child, file: Path) -> bool:
+def _asked(child: Process, file: Path) -> bool:
     if not file.exists() or not catches(child.pid, SIGNAL):
         return False
     os.truncate(file, 0)  # it is opened for appending on the other side

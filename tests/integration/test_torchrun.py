@@ -192,3 +192,25 @@ def test_an_agent_that_would_give_up_at_the_first_failure_is_refused(
     assert refused.join(START_S) == 1
     record.wait_line("--max-restarts is 0: the first failure of any worker would end every agent for good")
     refused.wait_quiet()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_worker_that_hangs_is_named_with_its_stack_and_ended_if_asked_for(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    one = agent(
+        nodes,
+        cluster.endpoints,
+        tmp_path,
+        "hanging",
+        name="a",
+        nnodes="1",
+        options=("--nproc-per-node=3",),
+        env={"STRATA_RUN_STALL_LIMITS": "step=4", "STRATA_RUN_ON_STALL": "evict"},
+    )
+    told = record.wait("rank.stalled", count=3, generation=1, limit_s=START_S)
+    assert {e["rank"]: "fetch_from_a_dead_disk" in e["stack"] for e in told} == {0: False, 1: True, 2: False}
+    assert record.wait_one("rank.killed")["rank"] == 1
+    record.wait("end", count=3, generation=2, limit_s=START_S)
+    assert one.join(LIMIT_S) == 0

@@ -27,7 +27,7 @@ from strata.errors import (
     Unavailable,
 )
 from strata.launch.environment import Place
-from strata.launch.health import Health, SomebodyElses
+from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.session.served import serve
 from strata.testing.links import MemoryLink, Switchboard
@@ -181,7 +181,7 @@ class Member:
             worker_id=self.worker,
             detect_s=5.0,
             grace_s=GRACE_S,
-            listener=Health(HealthConfig(), session, SomebodyElses(), detect_s=5.0).stalls,
+            listener=Health(HealthConfig(), session, _NoProcesses(), detect_s=5.0).stalls,
             on_attached=lambda rank, generation: None,
             on_silent=lambda rank, generation: None,
         )
@@ -189,6 +189,16 @@ class Member:
         self._board.listen(f"{self._address}/relay", supervisor.serve, tasks.create_task)
         running = tasks.create_task(session.run())
         await _ended_by(running, supervisor.run())
+
+
+class _NoProcesses:
+    """Simulated ranks have no process to be asked or killed."""
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        raise AssertionError("nobody asked for evictions")
+
+    async def stack(self, rank: int) -> str | None:
+        return None
 
 
 class _Over(Exception):

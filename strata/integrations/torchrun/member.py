@@ -188,9 +188,13 @@ class AgentMember:
         """Return what workers find of Strata in their environment; the same for all of them."""
         assert self.place is not None
         whole = rank_environment(
-            self.place, local_rank=0, inherited={}, restarts=0, stacks="", restart=PROCESS
+            self.place,
+            local_rank=0,
+            inherited={},
+            restarts=0,
+            stacks=self._session.stacks(self.place.generation, "%r"),
+            restart=PROCESS,
         )
-        del whole["STRATA_STACKS"]  # a file a rank
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
 
     async def preempt(self, why: str, give_up: Callable[[str], None]) -> None:

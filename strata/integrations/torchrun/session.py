@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import tempfile
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from strata.client import MemberSession
-from strata.config import HealthConfig
+from strata.config import HealthConfig, load
 from strata.core.timing import Timing
 from strata.errors import StaleGeneration, StrataError
 from strata.integrations.torchrun import orphans
 from strata.integrations.torchrun.settings import AgentSettings
 from strata.launch.environment import Place
-from strata.launch.health import Health, SomebodyElses
+from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.reports import ExitReports
+from strata.launch.stack_dump import dump_stacks
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -146,7 +149,9 @@ class AgentSession:
             self.detect_s = timing.detect_s
             with tempfile.TemporaryDirectory(prefix="strata-") as folder:
                 door = Path(folder) / "ranks.sock"
-                health = Health(HealthConfig(), self.upward, SomebodyElses(), detect_s=timing.detect_s)
+                health = Health(
+                    load(HealthConfig, env=os.environ), self.upward, self, detect_s=timing.detect_s
+                )
                 relay = Relay(
                     _Workers(self.upward, self._whole),
                     worker_id=self._settings.worker_id,
@@ -242,11 +247,39 @@ class AgentSession:
         return all(orphans.is_alive(pid) for pid in pids)
 
     def _silent(self, rank: int, generation: int) -> None:
-        """End a worker whose process lives but answers no more; the agent then finds it ended."""
+        """End a worker whose process lives but answers no more."""
+        self.evict(rank, generation, f"it did not answer for {self.detect_s:g} s")
+
+    # -- what the watch over stalls needs (`launch.health.Ranks`)
+
+    def evict(self, rank: int, generation: int, reason: str) -> None:
+        """End a worker; the agent then finds it ended."""
         if self._relay is None or (pid := self._relay.pid(rank)) is None:
             return
-        log.warning("rank.killed", rank=rank, pid=pid, reason=f"it did not answer for {self.detect_s:g} s")
+        log.warning("rank.killed", rank=rank, pid=pid, reason=reason)
         orphans.end_child(pid)
+
+    async def stack(self, rank: int) -> str | None:
+        """Return where a worker's threads stand; None when it has not attached or cannot tell."""
+        place = self._place
+        if self._relay is None or place is None or (pid := self._relay.pid(rank)) is None:
+            return None
+        return await dump_stacks(_Worker(pid), Path(self.stacks(place.generation, str(rank))))
+
+    def stacks(self, generation: int, rank: str) -> str:
+        """Return the file in which a worker says where its threads stand."""
+        return str(self.door.parent / f"stacks-{generation}-{rank}.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker that attached, as the process it said it is (`launch.stack_dump.Process`)."""
+
+    pid: int
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 def _registration(settings: AgentSettings) -> Registration:
