@@ -76,7 +76,7 @@ def run(
     ] = None,
     preempt: Annotated[
         str | None,
-        typer.Option("--preempt", help="Who leaves when this one is preempted: job (all) or member. [job]"),
+        typer.Option("--preempt", help="Who leaves when this one is preempted: job (all) or member. (job)"),
     ] = None,
     preempt_grace_s: Annotated[
         float | None,
