@@ -1,4 +1,4 @@
-"""`strata jobs scale | pause | resume | preempt | drain`: what an operator asks of a job.
+"""`strata jobs scale | pause | resume | preempt | drain | delete`: what an operator asks of a job.
 
 Each returns once the request is on record, and with `--wait` once it has been met. Ctrl-C ends the
 waiting, not the request.
@@ -185,6 +185,33 @@ def resume(
         print_json(job)
         return
     _say(f"{name} is resumed; {_state(job)}")
+
+
+@app.command("delete")
+@connecting
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Forget a job without members: its history, its catalog, its datasets. Files of checkpoints stay.
+
+    Example: strata jobs delete gpt
+    """
+    from strata.client import CoordinatorClient  # noqa: PLC0415  # grpc only when a command needs it
+
+    with CoordinatorClient.connect(
+        endpoints, job=name, timeout_s=timeout_s, credentials=credentials
+    ) as client:
+        job = client.job_status()
+        if not yes:
+            latest = f", whose latest checkpoint is of step {job.latest_step}" if job.has_latest else ""
+            typer.confirm(f"Forget job {name}{latest}? Its checkpoints' files stay.", abort=True, err=True)
+        client.delete()
+    _say(f"{name} is forgotten")
 
 
 def _stop(

@@ -27,6 +27,7 @@ from strata.config import Credentials
 
 if TYPE_CHECKING:
     from strata.v1.members_pb2 import DeviceStatus, Member, RankProgress
+    from strata.v1.worlds_pb2 import WorldMember
 
 
 @connecting
@@ -65,9 +66,7 @@ def members(
             (
                 member.worker_id,
                 member.host,
-                "standby"
-                if place is None
-                else ranks(range(place.first_rank, place.first_rank + place.slots)),
+                _ranks(member, place),
                 _span([r.step for r in member.ranks]),
                 _doing(member.ranks),
                 "-" if heard is None else f"{age(heard)} ago",
@@ -86,6 +85,14 @@ def members(
         _show_devices(listed)
     if stacks:
         _show_stacks(listed)
+
+
+def _ranks(member: Member, place: WorldMember | None) -> str:
+    """Return which ranks a member runs, and whether it was asked to leave."""
+    if place is None:
+        return "leaving" if member.leaving else "standby"
+    mine = ranks(range(place.first_rank, place.first_rank + place.slots))
+    return f"{mine}, leaving" if member.leaving else mine
 
 
 def _doing(said: Iterable[RankProgress]) -> str:

@@ -132,6 +132,6 @@ def phase_name(job: Job) -> str:
 
     if job.phase == JOB_PHASE_RUNNING and not job.world.size:
         return "waiting"
-    if job.HasField("notice"):
+    if job.phase == JOB_PHASE_RUNNING and job.HasField("notice"):
         return "stopping"
     return enum_name(JobPhase.Name(job.phase), "JobPhase")

@@ -37,6 +37,7 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
+    DeleteJobRequest,
     Generation,
     GetJobRequest,
     GetWorldRequest,
@@ -257,6 +258,10 @@ class CoordinatorClient:
         """Let the job, which is paused, train again; return it."""
         job: Job = self.call(ResumeJobRequest(job=self.job)).job
         return job
+
+    def delete(self) -> None:
+        """Forget the job, which nobody may be a member of; the files of its checkpoints stay."""
+        self.call(DeleteJobRequest(job=self.job))
 
     # -- being a member by heartbeats
 

@@ -23,6 +23,7 @@ from strata.core.records import (
     Leader,
     PoisonRecord,
     RankFailed,
+    StopNotice,
     WorldHead,
 )
 from strata.core.txn import Event, WatchBatch
@@ -130,6 +131,17 @@ class Chronicle:
                         f"rank {int(rank)} of generation {int(generation)} on {failed.worker} ended:"
                         f" {failed.reason}",
                     )
+            case ("jobs", job, "worlds", generation, "notice"):
+                notice = view.record(key, StopNotice)
+                if notice is not None:
+                    who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
+                    self._note(
+                        event,
+                        "notice",
+                        job,
+                        f"generation {int(generation)} is asked to stop: {notice.action.value}{who},"
+                        f" {notice.reason}",
+                    )
             case ("jobs", job, "barriers", name, _, round_, "outcome"):
                 self._on_outcome(event, job, name, int(round_))
             case ("jobs", job, "checkpoints", _, _):
@@ -146,6 +158,7 @@ class Chronicle:
     def _on_head(self, event: Event, job: str) -> None:
         head = self._view.record(event.kv.key, WorldHead)
         if head is None:
+            self._heads.pop(job, None)
             return
         if head.generation > self._heads.get(job, 0):
             self._heads[job] = head.generation

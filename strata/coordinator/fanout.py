@@ -113,7 +113,8 @@ class Fanout:
 
     def _prune(self, job: str) -> None:
         """Keep nothing in memory of a job that has ended: a cluster lives longer than its jobs."""
-        if JobView(self._view, self._keys.job(job)).phase() in {Phase.DONE, Phase.FAILED}:
+        view = JobView(self._view, self._keys.job(job))
+        if not view.exists or view.phase() in {Phase.DONE, Phase.FAILED}:
             self._board.forget(job)
 
 

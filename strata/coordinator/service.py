@@ -203,11 +203,12 @@ class Service:
                 self._ready_since_s = None
             elif self._ready_since_s is None:
                 self._ready_since_s = self._context.clock()
-            if addresses := self.peers.better_off():
-                health = self._context.health
+            health, addresses = self._context.health, self.peers.better_off()
+            if addresses:
                 self.sessions.move_all(addresses, health.unready())
-                if health.is_cut_off():
-                    self.sessions.move_registering(addresses, health.unready())
+            if health.is_cut_off():
+                # also where no peer is known to be better: who is not welcomed yet loses nothing by going
+                self.sessions.move_registering(addresses, health.unready())
 
     async def _tell_progress(self) -> None:
         while True:

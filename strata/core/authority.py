@@ -162,6 +162,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Recovery.GetRecovery": _READ,
     "Sessions.Session": _OWN,
     "Watch.Watch": _READ,
+    "Worlds.DeleteJob": _OPERATE,
     "Worlds.GetJob": _READ,
     "Worlds.GetWorld": _READ,
     "Worlds.ListGenerations": _READ,

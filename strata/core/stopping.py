@@ -22,11 +22,9 @@ from typing import Final
 
 from strata.core.ids import WorkerId, checked_id
 from strata.core.job import JobView, World
-from strata.core.members import check_spec
 from strata.core.records import (
     Asked,
     JobPhase,
-    JobSpec,
     Phase,
     StopAction,
     StopNotice,
@@ -201,57 +199,6 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
     return Decision(
         reason=f"generation {current} is asked to stop ({notice.action.value}): {notice.reason}",
         txn=Txn(compares=compares, success=(Put(key=key, value=encode(notice)),)),
-    )
-
-
-def decide_resume(job: JobView) -> Decision:
-    """Let a paused job train again. Refusals: `Refused` for one that has ended, or is being paused."""
-    name, phase = job.keys.name, job.view.entry(job.keys.phase, JobPhase)
-    now = phase.record.phase if phase is not None else Phase.RUNNING
-    if now in {Phase.DONE, Phase.FAILED}:
-        why = f"job {name} is {now.value}, not paused"
-        return Decision(reason=why, refusal=Refused(why, hint="take it up by strata run --resume"))
-    if phase is None or now is Phase.RUNNING:
-        head = job.head()
-        notice = job.notice(head.record.generation) if head is not None else None
-        if notice is not None and notice.record.action is StopAction.PAUSE and active_world(job) is not None:
-            why = f"job {name} is being paused: its ranks save and stop"
-            return Decision(reason=why, refusal=Refused(why, hint="resume it once its phase is paused"))
-        return Decision(reason=f"job {name} is running")
-    again = JobPhase(phase=Phase.RUNNING, reason="resumed", attempt=job.attempt())
-    put = Put(key=job.keys.phase, value=encode(again))
-    txn = Txn(compares=(unchanged(phase.key, phase.mod_revision),), success=(put,))
-    return Decision(reason=f"job {name} is resumed", txn=txn)
-
-
-def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) -> Decision:
-    """Change how many members the job needs and takes; 0 keeps what it is.
-
-    A retry whose first try took effect finds that, or what somebody else has asked for since, which
-    it then replaces: the two were asked for at the same time, in either order.
-    """
-    spec = job.spec()
-    if spec is None:
-        why = f"no job {job.keys.name} exists"
-        return Decision(reason=why, refusal=NotFound(why, hint="a job begins with its first member"))
-    before = spec.record
-    wanted = JobSpec(
-        min_workers=min_workers or before.min_workers,
-        max_workers=max_workers or before.max_workers,
-        settle_s=before.settle_s,
-        max_fruitless_generations=before.max_fruitless_generations,
-        max_generations=before.max_generations,
-    )
-    check_spec(wanted)
-    limits = f"{wanted.min_workers} to {wanted.max_workers} members"
-    if wanted == before:
-        return Decision(reason=f"job {job.keys.name} takes {limits}")
-    return Decision(
-        reason=f"job {job.keys.name} now takes {limits}",
-        txn=Txn(
-            compares=(unchanged(spec.key, spec.mod_revision),),
-            success=(Put(key=spec.key, value=encode(wanted)),),
-        ),
     )
 
 

@@ -16,6 +16,7 @@ from strata.core.checkpoints import acked, is_latest, sealed
 from strata.core.job import JobView, World
 from strata.core.records import CheckpointRecord, CheckpointState, Member
 from strata.core.view import Entry
+from strata.dashboard.generations import GenerationStatus, NoticeStatus, generations_of, notice_of
 from strata.dashboard.source import Source
 from strata.dashboard.status import EventStatus, JobStatus, events, job_line
 from strata.dashboard.troubles import TroubleStatus, trouble_status
@@ -125,6 +126,8 @@ class JobDetail:
     barriers: tuple[BarrierStatus, ...]
     checkpoints: tuple[CheckpointStatus, ...]
     checkpoint_count: int
+    generations: tuple[GenerationStatus, ...]
+    notice: NoticeStatus | None
     events: tuple[EventStatus, ...]
     trouble: TroubleStatus
 
@@ -159,6 +162,8 @@ def job_detail(source: Source, name: str, page: int) -> JobDetail | None:
         barriers=tuple(_barriers(source, name, world, said)),
         checkpoints=tuple(_checkpoint(job, entry) for entry in _shown_saves(saves)),
         checkpoint_count=len(saves),
+        generations=generations_of(job),
+        notice=notice_of(job),
         events=events(source, name),
         trouble=trouble_status(source, name, world, said),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strata.dashboard.generations import generation_table, notice_note
 from strata.dashboard.html import Child, Markup, join, tag
 from strata.dashboard.job import BarrierStatus, CheckpointStatus, JobDetail, MemberStatus, RankStatus
 from strata.dashboard.layout import (
@@ -27,7 +28,14 @@ from strata.dashboard.status import ClusterStatus, JobStatus, ReplicaStatus
 from strata.dashboard.trouble_sections import trouble_notes, trouble_sections
 from strata.observe.words import age, size
 
-PHASES = {"running": "good", "done": "idle", "waiting": "warn", "paused": "warn", "failed": "bad"}
+PHASES = {
+    "running": "good",
+    "done": "idle",
+    "waiting": "warn",
+    "stopping": "warn",
+    "paused": "warn",
+    "failed": "bad",
+}
 STATES = {"committed": "good", "open": "warn", "aborted": "idle", "deleting": "idle", "corrupt": "bad"}
 
 
@@ -77,6 +85,7 @@ def job_page(status: ClusterStatus, detail: JobDetail) -> str:
             ("began from", NONE if detail.restored_step is None else f"step {detail.restored_step}"),
         ),
         *_job_notes(detail),
+        notice_note(detail.notice) if detail.notice is not None else None,
         *trouble_notes(detail.trouble),
         *trouble_sections(detail.trouble),
         section("Open barriers", _barriers(detail.barriers)),
@@ -85,6 +94,7 @@ def job_page(status: ClusterStatus, detail: JobDetail) -> str:
         section("Ranks", _ranks(detail.ranks), aside=_aside(detail)) if detail.ranks else None,
         _pages(detail),
         section("Checkpoints", _checkpoints(detail.checkpoints), aside=_checkpoints_aside(detail)),
+        section("Generations", generation_table(detail.generations)),
         section(
             "Lately",
             event_table(detail.events, with_job=False)

@@ -17,6 +17,7 @@ from strata.core.checkpoints import newest
 from strata.core.etcd_version import EtcdVersion, judge
 from strata.core.job import JobView, job_names
 from strata.core.records import JobPhase, Phase, Standbys
+from strata.core.stopping import active_world
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
 from strata.errors import StrataError
@@ -215,7 +216,7 @@ def job_line(source: Source, job: JobView, said: Collection[RankProgress]) -> Jo
     reason = record.reason if record is not None else head.record.reason if head is not None else ""
     return JobStatus(
         name=name,
-        phase="waiting" if phase is Phase.RUNNING and not size else phase.value,
+        phase=_phase(job, phase, size),
         reason=reason,
         generation=head.record.generation if head is not None else 0,
         world_size=size,
@@ -232,3 +233,14 @@ def job_line(source: Source, job: JobView, said: Collection[RankProgress]) -> Jo
         if source.soft is not None and world is not None
         else "",
     )
+
+
+def _phase(job: JobView, phase: Phase, size: int) -> str:
+    """Return where a job stands as people see it: it may wait for members, or be about to stop."""
+    if phase is not Phase.RUNNING:
+        return str(phase.value)
+    if not size:
+        return "waiting"
+    world = active_world(job)
+    asked = world is not None and job.notice(world.head.generation) is not None
+    return "stopping" if asked else str(phase.value)

@@ -49,15 +49,14 @@ class Upstream(Protocol):
 def notice_for(update: WorldUpdate, worker_id: str) -> StopNotice | None:
     """Return the notice of `update` if this member is to do something about it, else None.
 
-    Who has no place is meant only by what asked it to leave in an earlier generation: it may have
-    come after the notice of this one.
+    Who has no place is told only of what asked it to leave, now or in an earlier generation.
     """
     if not update.HasField("notice") or update.notice.generation != update.world.generation:
         return None
     notice = update.notice
     if notice.action == STOP_ACTION_DRAIN:
         return notice if worker_id in notice.worker_ids else None
-    return notice if update.HasField("place") or update.world.forming else None
+    return notice
 
 
 def leaves(notice: StopNotice) -> bool:

@@ -517,6 +517,7 @@ class Member(_message.Message):
     STANDBY_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     DEVICE_STATUS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     host: _builtins.str
@@ -524,6 +525,8 @@ class Member(_message.Message):
     pid: _builtins.int
     served_by: _builtins.str
     standby: _builtins.bool
+    leaving: _builtins.bool
+    """It was asked to leave, and is given no place any more."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -543,10 +546,11 @@ class Member(_message.Message):
         standby: _builtins.bool = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         device_status: _abc.Iterable[Global___DeviceStatus] | None = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_status", b"device_status", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "pid", b"pid", "ranks", b"ranks", "served_by", b"served_by", "slots", b"slots", "standby", b"standby", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_status", b"device_status", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "leaving", b"leaving", "pid", b"pid", "ranks", b"ranks", "served_by", b"served_by", "slots", b"slots", "standby", b"standby", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

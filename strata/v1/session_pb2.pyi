@@ -519,8 +519,8 @@ class WorldUpdate(_message.Message):
 
     @_builtins.property
     def notice(self) -> _worlds_pb2.StopNotice:
-        """Set while this generation is asked to stop, and for a member that was asked to leave and is
-        still there in a later one.
+        """Of a member with a place: what asks this generation's ranks to stop. Of one without: what asked
+        it to leave, now or in an earlier generation.
         """
 
     def __init__(

@@ -70,6 +70,11 @@ class WorldsStub(object):
                 request_serializer=strata_dot_v1_dot_worlds__pb2.ResumeJobRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_worlds__pb2.ResumeJobResponse.FromString,
                 _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/strata.v1.Worlds/DeleteJob',
+                request_serializer=strata_dot_v1_dot_worlds__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_worlds__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
 
 
 class WorldsServicer(object):
@@ -123,6 +128,13 @@ class WorldsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJob(self, request, context):
+        """Forgets a job that nobody is a member of: everything but the files of its checkpoints.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorldsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_WorldsServicer_to_server(servicer, server):
                     servicer.ResumeJob,
                     request_deserializer=strata_dot_v1_dot_worlds__pb2.ResumeJobRequest.FromString,
                     response_serializer=strata_dot_v1_dot_worlds__pb2.ResumeJobResponse.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=strata_dot_v1_dot_worlds__pb2.DeleteJobRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_worlds__pb2.DeleteJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +369,33 @@ class Worlds(object):
             '/strata.v1.Worlds/ResumeJob',
             strata_dot_v1_dot_worlds__pb2.ResumeJobRequest.SerializeToString,
             strata_dot_v1_dot_worlds__pb2.ResumeJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Worlds/DeleteJob',
+            strata_dot_v1_dot_worlds__pb2.DeleteJobRequest.SerializeToString,
+            strata_dot_v1_dot_worlds__pb2.DeleteJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class WorldsStub:
     """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.ResumeJobRequest, _worlds_pb2.ResumeJobResponse]
     """Lets a paused job train again."""
+    DeleteJob: _grpc.UnaryUnaryMultiCallable[_worlds_pb2.DeleteJobRequest, _worlds_pb2.DeleteJobResponse]
+    """Forgets a job that nobody is a member of: everything but the files of its checkpoints."""
 
 @_typing.type_check_only
 class WorldsAsyncStub(WorldsStub):
@@ -63,6 +65,8 @@ class WorldsAsyncStub(WorldsStub):
     """Asks the ranks of the current generation to agree on a step, to save it and to stop there."""
     ResumeJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.ResumeJobRequest, _worlds_pb2.ResumeJobResponse]  # type: ignore[assignment]
     """Lets a paused job train again."""
+    DeleteJob: _aio.UnaryUnaryMultiCallable[_worlds_pb2.DeleteJobRequest, _worlds_pb2.DeleteJobResponse]  # type: ignore[assignment]
+    """Forgets a job that nobody is a member of: everything but the files of its checkpoints."""
 
 class WorldsServicer(metaclass=_abc_1.ABCMeta):
     """Worlds: who trains together."""
@@ -120,5 +124,13 @@ class WorldsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worlds_pb2.ResumeJobResponse, _abc.Awaitable[_worlds_pb2.ResumeJobResponse]]:
         """Lets a paused job train again."""
+
+    @_abc_1.abstractmethod
+    def DeleteJob(
+        self,
+        request: _worlds_pb2.DeleteJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worlds_pb2.DeleteJobResponse, _abc.Awaitable[_worlds_pb2.DeleteJobResponse]]:
+        """Forgets a job that nobody is a member of: everything but the files of its checkpoints."""
 
 def add_WorldsServicer_to_server(servicer: WorldsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

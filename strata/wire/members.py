@@ -33,6 +33,7 @@ def member_message(
     entry: Entry[Worker],
     *,
     standby: bool,
+    leaving: bool,
     ranks: Iterable[members_pb2.RankProgress],
     devices: Iterable[members_pb2.DeviceStatus],
 ) -> members_pb2.Member:
@@ -47,6 +48,7 @@ def member_message(
         pid=record.pid,
         served_by=record.served_by,
         standby=standby,
+        leaving=leaving,
         ranks=ranks,
         device_status=devices,
     )

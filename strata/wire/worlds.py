@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from strata.core.checkpoints import find
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
 from strata.core.records import (
+    Asked,
     GenerationRecord,
     JobPhase,
     JobSpec,
@@ -16,7 +19,7 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
-from strata.core.stopping import StopRequest, asked_notice
+from strata.core.stopping import StopRequest, active_world, asked_notice
 from strata.core.view import Entry
 from strata.v1 import worlds_pb2
 from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire
@@ -82,18 +85,19 @@ def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice
 
 
 def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
-    """Return what asks the ranks of the current generation to stop, or None."""
-    head = job.head()
-    entry = None if head is None else job.notice(head.record.generation)
-    if head is None or entry is None:
+    """Return what asks the ranks that run at this moment to stop, or None."""
+    world = active_world(job) if job.phase() is Phase.RUNNING else None
+    entry = None if world is None else job.notice(world.head.generation)
+    if world is None or entry is None:
         return None
-    return notice_message(head.record.generation, entry.record)
+    return notice_message(world.head.generation, entry.record)
 
 
-def asked_to_leave(job: JobView, worker: str, incarnation: int) -> worlds_pb2.StopNotice | None:
-    """Return what asked this member, in an earlier generation, to leave, or None."""
-    head = job.head()
-    notice = None if head is None else asked_notice(head.record.asked, worker, incarnation)
+def asked_to_leave(
+    job: JobView, asked: Iterable[Asked], worker: str, incarnation: int
+) -> worlds_pb2.StopNotice | None:
+    """Return what of `asked` (`stopping.all_asked`) asks this member, which has no place, to leave."""
+    head, notice = job.head(), asked_notice(asked, worker, incarnation)
     return None if head is None or notice is None else notice_message(head.record.generation, notice)
 
 

@@ -141,6 +141,9 @@ def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(p
     assert forming.phase == JOB_PHASE_RUNNING
     heard = play.heartbeat("w-1")
     assert (heard.notice.action, heard.notice.generation) == (STOP_ACTION_PREEMPT, 2), "it shall leave"
+    assert [(m.worker_id, m.leaving) for m in play.client.members()] == [("w-1", True)]
+    code, said = run_strata("members", "--job", play.job, "--endpoints", play.endpoints)
+    assert (code, "leaving" in said) == (0, True)
     play.leaves("w-1")
     play.join("w-2")
     job = play.until(lambda job: job.world.members == 1)
@@ -180,6 +183,17 @@ def test_a_job_is_paused_and_resumed(play: Play) -> None:
     assert play.client.job_status().phase == JOB_PHASE_PAUSED
     assert play.client.resume().phase == JOB_PHASE_RUNNING
     play.until(lambda job: job.world.members == 1)
+
+
+def test_a_job_without_members_is_forgotten(play: Play) -> None:
+    play.join("w-1", max_workers=1)
+    play.until(lambda job: job.world.members == 1)
+    assert "has 1 members: w-1" in typed(play, "delete", "--yes", code=4)
+    play.leaves("w-1")
+    assert "is forgotten" in typed(play, "delete", "--yes")
+    assert "no job" in typed(play, "delete", "--yes", code=4)
+    play.join("w-1", max_workers=1)
+    assert play.until(lambda job: job.world.members == 1).world.generation == 1
 
 
 def test_what_makes_no_sense_is_refused_by_the_library(play: Play) -> None:

@@ -23,6 +23,8 @@ from strata.core.records import (
     Latest,
     Phase,
     Seal,
+    StopAction,
+    StopNotice,
     Worker,
     WorldHead,
     decode,
@@ -81,6 +83,8 @@ class Judge:
     trace: Trace
     mourn: Mourn
     timed_out: Callable[[BarrierOutcome, str], str | None]
+    operated: bool = False
+    """Whether somebody asks for things: scales the job, pauses it, has ranks stop."""
     view: View = field(default_factory=View)
     violations: list[Violation] = field(default_factory=list)
     terms: dict[int, Term] = field(default_factory=dict)
@@ -222,11 +226,16 @@ class Judge:
                     self.wrong(f"{event.kv.key} was overwritten")
             case ["worlds", _, _, "members", _]:
                 self._only_fenced(event, epoch, writer)
+            case ["history", _]:
+                self._only_fenced(event, epoch, writer)
             case ["worlds" | "barriers", *_] if event.deleted and self._is_of_old(rest):
                 self._only_fenced(event, epoch, writer)
             case ["phase"] if not event.deleted:
-                if decode(JobPhase, event.kv.value).phase is not Phase.RUNNING:
+                phase = decode(JobPhase, event.kv.value).phase
+                self.trace.count(f"phase {phase.value}")
+                if phase in {Phase.DONE, Phase.FAILED}:
                     self._only_fenced(event, epoch, writer)
+                if phase is not Phase.RUNNING and not (phase is Phase.PAUSED and self.operated):
                     self.wrong(f"the job ended: {event.kv.value!r}")
             case _:
                 pass
@@ -236,6 +245,12 @@ class Judge:
     ) -> None:
         """What any replica writes for members."""
         match rest:
+            case ["worlds", generation, "notice"] if not event.deleted:
+                self._judge_notice(event, int(generation), before)
+            case ["worlds", generation, "stopped", _] if not event.deleted:
+                self.trace.count("ranks that stopped")
+                if event.kv.version != 1 or int(generation) != self._generation():
+                    self.wrong(f"{event.kv.key} was written again, or in generation {self._generation()}")
             case ["workers", worker]:
                 self._judge_worker(event, worker, before, writer, fenced=epoch is not None)
             case ["barriers", _, generation, _, "outcome"] if not event.deleted:
@@ -280,6 +295,29 @@ class Judge:
         if committed and head.restore is None and not head.forming:
             self.wrong(f"generation {head.generation} restores nothing, and there are commits")
 
+        job = JobView(self.view, self.job)
+        spec = job.spec()
+        assert spec is not None
+        if head.members > spec.record.max_workers or 0 < head.members < spec.record.min_workers:
+            self.wrong(f"generation {head.generation} has {head.members} members; the spec is {spec.record}")
+        if job.phase() is not Phase.RUNNING and not head.forming:
+            self.wrong(f"generation {head.generation} has members, and the job is {job.phase().value}")
+
+    def _judge_notice(self, event: Event, generation: int, before: tuple[bytes, int] | None) -> None:
+        """A notice is of the current generation, and becomes more urgent at most."""
+        notice = decode(StopNotice, event.kv.value)
+        self.trace.count(f"notices to {notice.action.value}")
+        if generation != self._generation():
+            self.wrong(f"{event.kv.key} was written in generation {self._generation()}")
+        if not self.operated:
+            self.wrong(f"{event.kv.key}: nobody asked for it")
+        if before is None:
+            return
+        old = decode(StopNotice, before[0])
+        same = (old.action, old.workers) == (notice.action, notice.workers)
+        if notice.grace_ms or not old.grace_ms or not (same or notice.action is StopAction.PREEMPT):
+            self.wrong(f"{event.kv.key} went from {old} to {notice}")
+
     def _judge_worker(
         self, event: Event, worker: str, before: tuple[bytes, int] | None, writer: str, *, fenced: bool
     ) -> None:
@@ -319,7 +357,7 @@ class Judge:
         world = job.world()
         if world is None:
             return False
-        if job.failed(generation) or job.done(generation):
+        if job.failed(generation) or job.done(generation) or job.stopped(generation):
             return True
         alive = {(w.name, w.create_revision) for w in job.workers()}
         return any((member.worker, member.incarnation) not in alive for member in world.members)

@@ -36,7 +36,7 @@ from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello, Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import JobSpec
+from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, JobSpec
 from tests.sim.history import History
 from tests.sim.workload import Ears, Trainer
 
@@ -78,6 +78,13 @@ class Member:
         self.troubled_s = float("-inf")
         """When something last kept this process from its replicas, but for faults of theirs."""
         self._leave = asyncio.Event()
+        self._told = asyncio.Event()
+        """Set when the session has news of the world."""
+        self.stopped = 0
+        """The generation whose ranks here have stopped because a notice asked them to."""
+        self._stopping = asyncio.Event()
+        self.end_ranks: Callable[[], Awaitable[None]] | None = None
+        """Ends the rank processes of a supervisor."""
 
     @property
     def host(self) -> str:
@@ -99,6 +106,7 @@ class Member:
             async with asyncio.TaskGroup() as tasks:
                 main = self._alone if self.slots == 1 else self._supervise
                 tasks.create_task(self._leave_when_asked())
+                tasks.create_task(self._heed())
                 await main(tasks)
                 raise _Over
         except* _Over:
@@ -121,6 +129,52 @@ class Member:
         if self.session is not None:
             await self.session.leave("asked to")
 
+    # -- what it is asked for
+
+    def hear(self, _update: WorldUpdate) -> None:
+        """Take note that there is news of the world."""
+        self._told.set()
+
+    async def _heed(self) -> None:
+        """Do what a notice asks: end the ranks with code 75; then leave, or wait for another world.
+
+        The time until they end stands for their agreement on a step, and for saving it.
+        """
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            if (update := self._asked()) is not None and update.notice.grace_ms:
+                await asyncio.sleep(self._rng.uniform(0, 2))
+            update = self._asked()
+            if update is None:
+                continue
+            if update.HasField("place") and self.stopped < update.world.generation:
+                await self._stop(update)
+            if update.notice.action != STOP_ACTION_PAUSE and not self.leaving:
+                self._history.judge.trace.count("members that left as asked")
+                self.ask_to_leave()
+
+    def _asked(self) -> WorldUpdate | None:
+        """Return the newest update, if its notice asks something of this member."""
+        update = self.session.world if self.session is not None else None
+        if update is None or not update.HasField("notice"):
+            return None
+        notice = update.notice
+        mine = notice.action != STOP_ACTION_DRAIN or self.worker in notice.worker_ids
+        return update if mine else None
+
+    async def _stop(self, update: WorldUpdate) -> None:
+        """End the ranks of a generation, and report them as stopped."""
+        assert self.session is not None
+        generation, place = update.world.generation, update.place
+        self.stopped = generation
+        self._stopping.set()
+        if self.end_ranks is not None:
+            await self.end_ranks()
+        for rank in range(place.first_rank, place.first_rank + place.slots):
+            with suppress(StrataError):  # the generation has ended meanwhile, or the session has
+                await self.session.rank_exit(generation=generation, rank=rank, code=75)
+
     def _open(self, observer: Any) -> MemberSession:
         registration = Registration(
             job=JOB, worker_id=self.worker, boot=self.boot, host=self.worker, slots=self.slots, spec=SPEC
@@ -141,6 +195,7 @@ class Member:
 
     async def _alone(self, tasks: asyncio.TaskGroup) -> None:
         ears = Ears()
+        ears.world_callbacks.append(self.hear)
         session = self._open(ears)
         running = tasks.create_task(session.run())
         place = await _ended_by(running, placed(session, ears, job=JOB, worker_id=self.worker, after=0))
@@ -150,11 +205,27 @@ class Member:
         trainer = Trainer(seat, ears, self._history, self._rng)
         while True:
             self.generation = seat.place.generation
-            if await _ended_by(running, self._train(trainer)) is None:
+            if await _ended_by(running, self._train_until_stopped(trainer)) is None:
                 return
             self.generation = 0
             if await _ended_by(running, self._rejoin(trainer)) is None:
                 return
+
+    async def _train_until_stopped(self, trainer: Trainer) -> bool:
+        """Train until the generation ends, or a notice has this rank stop."""
+        if self.stopped < trainer.seat.place.generation:
+            self._stopping.clear()
+        stopping = asyncio.create_task(self._stopping.wait())
+        training = asyncio.create_task(self._train(trainer))
+        try:
+            await asyncio.wait((stopping, training), return_when=asyncio.FIRST_COMPLETED)
+            if training.done():
+                training.result()
+        finally:
+            stopping.cancel()
+            training.cancel()
+            await asyncio.wait((stopping, training))
+        return True
 
     async def _train(self, trainer: Trainer) -> bool:
         """Train until the generation ends."""
@@ -175,6 +246,7 @@ class Member:
 
     async def _supervise(self, tasks: asyncio.TaskGroup) -> None:
         supervisor = _Supervisor(self, tasks)
+        self.end_ranks = supervisor.end
         session = self._open(supervisor)
         supervisor.relay = Relay(
             session,
@@ -242,6 +314,7 @@ class _Supervisor:
 
     def on_world(self, update: WorldUpdate) -> None:
         self.relay.on_world(update)
+        self.member.hear(update)
         if self._update is None or update.token.revision >= self._update.token.revision:
             self._update = update
             self._news.set()
@@ -261,11 +334,12 @@ class _Supervisor:
             update = self._update
             if update is None or update.world.generation <= self.member.generation:
                 continue
-            await self._end()
-            if update.HasField("place"):
+            await self.end()
+            if update.HasField("place") and self.member.stopped < update.world.generation:
                 self._begin(update)
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """End the ranks that run here."""
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             rank.cancel()

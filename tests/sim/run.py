@@ -15,6 +15,7 @@ import structlog
 from strata.testing import virtual_time
 from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
+from tests.sim.operating import Operator, is_operated
 from tests.sim.trace import Trace
 
 WARM_UP_S = 4.0
@@ -73,6 +74,7 @@ async def _main(seed: int, result: Result, keep_trace: bool) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             cluster = Cluster(seed, tasks, trace)
+            cluster.judge.operated = is_operated(seed)
             try:
                 await _live(cluster, result)
             finally:
@@ -141,6 +143,8 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
         result.faults[fault.name] += took_effect
         trace.note("fault", f"{number} ends: {fault.name}, took effect: {took_effect}")
 
+    operator = Operator(cluster, cluster.rng("operator"))
+    operating = asyncio.create_task(operator.run()) if cluster.judge.operated else None
     while trace.now_s < WARM_UP_S + FAULTS_S or (
         sum(result.faults.values()) < LEAST_EFFECTIVE and trace.now_s < 3 * FAULTS_S
     ):
@@ -153,6 +157,13 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
     await asyncio.wait(running)
     for task in running:
         task.result()
+    if operating is not None:
+        operating.cancel()
+        await asyncio.wait([operating])
+        if not operating.cancelled():
+            operating.result()
+        async with asyncio.timeout(CALM_S):
+            await operator.put_back()
 
 
 def as_json(result: Result) -> dict[str, Any]:

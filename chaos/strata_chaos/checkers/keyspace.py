@@ -57,12 +57,10 @@ def _job(parts: list[str]) -> tuple[str, tuple[Any, ...]]:
             return single, ()
         case ["workers", name]:
             return "worker", (name,)
-        case ["worlds", generation, "restored"]:
-            return "restored", (int(generation),)
-        case ["worlds", generation, ("failed" | "done") as how, rank]:
-            return how, (int(generation), int(rank))
-        case ["worlds", generation, epoch, "members", index]:
-            return "chunk", (int(generation), int(epoch), int(index))
+        case ["worlds", generation, *rest]:
+            return _world(int(generation), rest)
+        case ["history", generation]:
+            return "history", (int(generation),)
         case ["barriers", name, generation, "floor"]:
             return "floor", (name, int(generation))
         case ["barriers", name, generation, round_, ("outcome" | "arrived") as what]:
@@ -78,6 +76,17 @@ def _job(parts: list[str]) -> tuple[str, tuple[Any, ...]]:
         case ["checkpoints", step, generation, *rest]:
             return _checkpoint(int(step), int(generation), rest)
     raise ValueError(parts)
+
+
+def _world(generation: int, rest: list[str]) -> tuple[str, tuple[Any, ...]]:
+    match rest:
+        case [("restored" | "notice") as what]:
+            return what, (generation,)
+        case [("failed" | "done" | "stopped") as how, rank]:
+            return how, (generation, int(rank))
+        case [epoch, "members", index]:
+            return "chunk", (generation, int(epoch), int(index))
+    raise ValueError(rest)
 
 
 def _checkpoint(step: int, generation: int, rest: list[str]) -> tuple[str, tuple[Any, ...]]:

@@ -24,7 +24,7 @@ RULES: Final = {
 }
 
 _EPOCH_IN_VALUE: Final = frozenset({"world", "standbys", "phase", "dataset-assignment"})
-_CLEARED_BY_LEADER: Final = frozenset({"chunk", "failed", "done", "restored"})
+_CLEARED_BY_LEADER: Final = frozenset({"chunk", "failed", "done", "stopped", "notice", "restored", "history"})
 
 
 class Leadership:
@@ -56,7 +56,7 @@ class Leadership:
         self.findings.judged["known-keys"] += 1
         if kind == "leader":
             self._leader(change, event)
-        elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _resumes(event):
+        elif not event.deleted and (kind in _EPOCH_IN_VALUE or kind == "chunk") and not _asked_for(event):
             named = event.key.ids[1] if kind == "chunk" else (event.value or {}).get("epoch", 0)
             check(
                 "fenced",
@@ -127,6 +127,9 @@ class Leadership:
             )
 
 
-def _resumes(event: Event) -> bool:
-    """Tell whether a registration took a finished job up again, which needs no leader."""
-    return event.key.kind == "phase" and (event.value or {}).get("phase") == "running"
+def _asked_for(event: Event) -> bool:
+    """Tell whether a finished or paused job was taken up again, or one paused at once: that needs no leader."""
+    value = event.value or {}
+    return event.key.kind == "phase" and (
+        value.get("phase") == "running" or (value.get("phase") == "paused" and not value.get("epoch"))
+    )

@@ -13,7 +13,8 @@ from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core.job import JobView, World, job_names
-from strata.core.stopping import decide_resume, decide_scale, decide_stop
+from strata.core.job_requests import decide_delete, decide_resume, decide_scale
+from strata.core.stopping import decide_stop
 from strata.core.txn import Decision
 from strata.errors import InvalidArgument, StaleGeneration
 from strata.v1 import worlds_pb2
@@ -37,6 +38,7 @@ class WorldCalls:
             "scale_job": self.scale_job,
             "stop_job": self.stop_job,
             "resume_job": self.resume_job,
+            "delete_job": self.delete_job,
         }
 
     async def get_world(self, request: worlds_pb2.GetWorldRequest) -> worlds_pb2.GetWorldResponse:
@@ -118,6 +120,10 @@ class WorldCalls:
     async def resume_job(self, request: worlds_pb2.ResumeJobRequest) -> worlds_pb2.ResumeJobResponse:
         job = await self._decided(request.job, decide_resume)
         return worlds_pb2.ResumeJobResponse(job=self._job(job))
+
+    async def delete_job(self, request: worlds_pb2.DeleteJobRequest) -> worlds_pb2.DeleteJobResponse:
+        await self._decided(request.job, decide_delete)
+        return worlds_pb2.DeleteJobResponse()
 
     async def _decided(self, name: str, decide: Callable[[JobView], Decision]) -> JobView:
         """Settle a decision about a job that exists; return the job as it then is."""

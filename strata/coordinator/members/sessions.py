@@ -23,6 +23,7 @@ from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.members import Registration, check_registration
 from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
+from strata.core.stopping import all_asked
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
@@ -201,21 +202,23 @@ class Sessions:
             phase_reason=phase.reason if phase is not None else "",
             token=floors.token(self._context.mirror),
             barrier_floors=dict(_floors(job, head.record.generation)) if head is not None else {},
-            notice=world_wire.notice_of(job),
         )
+        notice, asked = world_wire.notice_of(job), all_asked(job)
         shared = Down(world=update)
         for member in members:
             place = index.place(member.worker, member.incarnation) if index is not None else None
-            asked = world_wire.asked_to_leave(job, member.worker, member.incarnation)
-            if place is None and asked is None:
+            told = notice if place is not None else None
+            if place is None and asked:
+                told = world_wire.asked_to_leave(job, asked, member.worker, member.incarnation)
+            if place is None and told is None:
                 member.send(shared)
                 continue
             own = Down()
             own.CopyFrom(shared)
             if place is not None:
                 own.world.place.CopyFrom(world_wire.place_message(place))
-            if asked is not None:
-                own.world.notice.CopyFrom(asked)
+            if told is not None:
+                own.world.notice.CopyFrom(told)
             member.send(own)
 
     def _tell_save(self, save: _Save, *, sealer: bool | None) -> None:

@@ -28,6 +28,7 @@ from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
 from strata.core.members import Registration, check_registration, decide_leave, decide_rank_exit
 from strata.core.records import Worker
+from strata.core.stopping import all_asked, asked_notice
 from strata.core.view import Entry
 from strata.errors import NotFound, StaleIncarnation, StrataError, Unavailable
 from strata.v1 import members_pb2 as pb
@@ -146,8 +147,9 @@ class UnaryMembers:
             place=None if place is None else world_wire.place_message(place),
             phase=PHASES[phase],
             phase_reason=reason,
-            notice=world_wire.asked_to_leave(view, request.worker_id, request.incarnation)
-            or world_wire.notice_of(view),
+            notice=world_wire.notice_of(view)
+            if place is not None
+            else world_wire.asked_to_leave(view, all_asked(view), request.worker_id, request.incarnation),
         )
 
     def heard(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
@@ -192,12 +194,14 @@ class UnaryMembers:
         job = await existing_job(self._context, request.job)
         index = self._ranks.of(request.job)
         generation = 0 if index is None else index.head.generation
+        asked = all_asked(job)
 
         def member(entry: Entry[Worker]) -> pb.Member:
             ranks = range(0) if index is None else index.ranks(entry.name, entry.create_revision)
             said = self._board.ranks(request.job, generation, ranks)
             devices = self._board.devices_of(request.job, entry.name, entry.create_revision)
-            return wire.member_message(entry, standby=not ranks, ranks=said, devices=devices)
+            leaving = asked_notice(asked, entry.name, entry.create_revision) is not None
+            return wire.member_message(entry, standby=not ranks, leaving=leaving, ranks=said, devices=devices)
 
         members, after = page(
             job.workers(),

@@ -44,3 +44,7 @@ class WorldsServicer(Base):
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
         response: pb.ResumeJobResponse = await answer(self._desk, "resume_job", request, context)
         return response
+
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Any) -> pb.DeleteJobResponse:
+        response: pb.DeleteJobResponse = await answer(self._desk, "delete_job", request, context)
+        return response

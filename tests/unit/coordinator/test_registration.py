@@ -95,3 +95,26 @@ async def test_who_knows_more_than_a_late_view_is_soon_free_to_go_elsewhere() ->
         network.watch_s = 0.0
         c.delete(KEYS.job("other").phase)
         await asyncio.sleep(12)
+
+
+@in_virtual_time()
+async def test_who_registers_at_a_replica_that_is_cut_off_is_soon_free_to_go_elsewhere() -> None:
+    """A member whose replica died may come to one that hears neither etcd nor a peer (PROTOCOLS 5.4)."""
+    async with cluster(2) as c:
+        cut = c["r2"]
+        cut.client.partition()
+        c.partition("r1", "r2")
+        began = asyncio.get_running_loop().time()
+        member = c.member("w0")
+        member.dial("r2")
+        moved = await member.next("moved")
+        assert "etcd has answered nothing" in moved.reason
+        assert asyncio.get_running_loop().time() - began < 4
+        await member.connect("r1")
+        await asyncio.sleep(2)
+        c.heal("r1", "r2")
+        cut.client.heal()
+        await c.ready()
+        held = c.worker("w0")
+        assert held is not None
+        assert held.create_revision == member.incarnation

@@ -10,7 +10,7 @@ from strata.core.housekeeping import (
     plan_ended_generations,
     plan_orphans,
 )
-from strata.core.ids import AttemptId, InstanceId
+from strata.core.ids import AttemptId, InstanceId, WorkerId
 from strata.core.members import decide_register
 from strata.core.records import (
     BarrierFloor,
@@ -19,7 +19,10 @@ from strata.core.records import (
     CheckpointType,
     JobSpec,
     Latest,
+    RankStopped,
     Replica,
+    StopAction,
+    StopNotice,
     WorldHead,
 )
 from tests.unit.core.rig import (
@@ -130,6 +133,8 @@ def test_what_a_generation_restored_stays_while_it_supersedes_a_record() -> None
     aged.next_generation()
     assert aged.store.job().restored(2) == 20
     aged.next_generation()
+    aged.store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
+    aged.store.put(JOB.stopped_rank(2, 0), RankStopped(worker=WorkerId("w0")))
     aged.clean({1: 0, 2: 0}, 60_000)
     assert aged.store.job().restored(2) == 20
     assert aged.store.view().names(JOB.generation(2)) == ["restored"]

@@ -6,9 +6,9 @@ import pytest
 
 from strata.core import worlds
 from strata.core.ids import InstanceId
+from strata.core.job_requests import decide_scale
 from strata.core.members import decide_register
 from strata.core.records import CheckpointState, JobSpec, Phase
-from strata.core.stopping import decide_scale
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound

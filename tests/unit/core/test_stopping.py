@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from strata.core.ids import WorkerId
+from strata.core.job_requests import decide_resume
 from strata.core.members import decide_rank_exit
 from strata.core.records import JobPhase, Phase, StopAction, StopNotice, WorldHead
 from strata.core.stopping import (
@@ -16,7 +17,6 @@ from strata.core.stopping import (
     MAX_GRACE_MS,
     MAX_NAMED,
     StopRequest,
-    decide_resume,
     decide_stop,
     next_deadline_s,
 )

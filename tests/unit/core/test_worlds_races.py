@@ -11,6 +11,7 @@ import pytest
 
 from strata.core import chunks
 from strata.core.ids import AttemptId, WorkerId
+from strata.core.job_requests import decide_resume, decide_scale
 from strata.core.members import decide_rank_exit
 from strata.core.records import (
     CheckpointRecord,
@@ -23,7 +24,11 @@ from strata.core.records import (
     decode,
     encode,
 )
-from strata.core.stopping import StopRequest, decide_resume, decide_scale, decide_stop, revisions
+from strata.core.stopping import (
+    StopRequest,
+    decide_stop,
+    revisions,
+)
 from strata.core.txn import Put, Txn, unchanged
 from strata.core.worlds import plan_world
 from strata.errors import StrataError

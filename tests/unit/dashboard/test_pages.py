@@ -13,7 +13,19 @@ import pytest
 from starlette.requests import Request
 
 from strata.coordinator.context import EtcdMember
-from strata.core.records import BarrierOutcome, BarrierResult, CheckpointState, JobPhase, JobSpec, Phase
+from strata.core.ids import WorkerId
+from strata.core.records import (
+    BarrierOutcome,
+    BarrierResult,
+    CheckpointState,
+    GenerationRecord,
+    JobPhase,
+    JobSpec,
+    Phase,
+    RankStopped,
+    StopAction,
+    StopNotice,
+)
 from strata.dashboard.app import _Pages, make_app
 from strata.dashboard.choosing import MAX_JOBS
 from strata.dashboard.exposition import Exposition
@@ -262,3 +274,30 @@ async def test_the_policy_allows_what_the_page_brings_and_no_more() -> None:
 
 def test_the_application_takes_any_source() -> None:
     assert make_app(Shown(), listen="127.0.0.1:0") is not None
+
+
+async def test_a_job_that_is_asked_to_stop_says_so_and_its_history_says_how_it_got_there() -> None:
+    shown = Shown()
+    shown.lead()
+    shown.job("digits", members=3)
+    keys = KEYS.job("digits")
+    began = GenerationRecord(
+        epoch=1, members=3, size=3, reason="all 3 members are here", began_unix_ms=1_700_000_000_000
+    )
+    shown.put(keys.history_of(1), began)
+    assert "asked to stop" not in read(of_job(shown, "digits")).text
+    shown.put(
+        keys.notice(1),
+        StopNotice(action=StopAction.DRAIN, reason=HOSTILE, workers=(WorkerId("w1"),), grace_ms=60_000),
+    )
+    shown.put(keys.stopped_rank(1, 1), RankStopped(worker=WorkerId("w1")))
+    told = read(of_job(shown, "digits"))
+    assert "asked to stop within 60 s: drain (w1)" in told.text
+    assert "1 of 3 have stopped" in told.text
+    assert "stopping" in told.text
+    assert "2023-11-14 22:13:20" in told.text
+    assert "stopping" in read(of_cluster(shown)).text
+    assert not [name for name, _ in told.tags if name == "img"]
+    data = as_json(job_detail(shown, "digits", 1))
+    assert data["notice"]["workers"] == ("w1",)
+    assert data["generations"][0]["reason"] == "all 3 members are here"

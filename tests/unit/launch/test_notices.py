@@ -220,22 +220,18 @@ def test_a_scheduler_that_warned_and_then_means_it_is_not_impatient(
 
 
 @pytest.mark.parametrize(
-    ("action", "workers", "placed", "forming", "means"),
+    ("action", "workers", "placed", "means"),
     [
-        (STOP_ACTION_PREEMPT, (), True, False, True),
-        (STOP_ACTION_PAUSE, (), True, False, True),
-        (STOP_ACTION_PREEMPT, (), False, False, False),
-        (STOP_ACTION_PREEMPT, (), False, True, True),
-        (STOP_ACTION_DRAIN, ("w",), True, False, True),
-        (STOP_ACTION_DRAIN, ("w",), False, False, True),
-        (STOP_ACTION_DRAIN, ("v",), True, False, False),
+        (STOP_ACTION_PREEMPT, (), True, True),
+        (STOP_ACTION_PAUSE, (), True, True),
+        (STOP_ACTION_PREEMPT, (), False, True),
+        (STOP_ACTION_DRAIN, ("w",), True, True),
+        (STOP_ACTION_DRAIN, ("w",), False, True),
+        (STOP_ACTION_DRAIN, ("v",), True, False),
     ],
 )
-def test_whom_a_notice_means(
-    action: Any, workers: tuple[str, ...], placed: bool, forming: bool, means: bool
-) -> None:
+def test_whom_a_notice_means(action: Any, workers: tuple[str, ...], placed: bool, means: bool) -> None:
     told = update(1, first_rank=0 if placed else None, notice=notice(action, workers=workers))
-    told.world.forming = forming
     assert (notice_for(told, "w") is not None) is means
 
 

@@ -1,0 +1,100 @@
+"""What a person asks of a job as a whole: to scale it, to let it go on, to forget it.
+
+To have its ranks stop is `core.stopping`. Any replica writes these, comparing what it read; the leader
+finds them in the view and does what follows.
+"""
+
+from __future__ import annotations
+
+from strata.core.job import JobView
+from strata.core.members import check_spec
+from strata.core.records import JobPhase, JobSpec, Phase, StopAction, encode
+from strata.core.stopping import active_world
+from strata.core.txn import Decision, Put, Txn, absent, delete_prefix, none_in, unchanged
+from strata.errors import NotFound, Refused
+
+
+def decide_resume(job: JobView) -> Decision:
+    """Let a paused job train again. Refusals: `Refused` for one that has ended, or is being paused."""
+    name, phase = job.keys.name, job.view.entry(job.keys.phase, JobPhase)
+    now = phase.record.phase if phase is not None else Phase.RUNNING
+    if now in {Phase.DONE, Phase.FAILED}:
+        why = f"job {name} is {now.value}, not paused"
+        return Decision(reason=why, refusal=Refused(why, hint="take it up by strata run --resume"))
+    if phase is None or now is Phase.RUNNING:
+        head = job.head()
+        notice = job.notice(head.record.generation) if head is not None else None
+        if notice is not None and notice.record.action is StopAction.PAUSE and active_world(job) is not None:
+            why = f"job {name} is being paused: its ranks save and stop"
+            return Decision(reason=why, refusal=Refused(why, hint="resume it once its phase is paused"))
+        return Decision(reason=f"job {name} is running")
+    again = JobPhase(phase=Phase.RUNNING, reason="resumed", attempt=job.attempt())
+    put = Put(key=job.keys.phase, value=encode(again))
+    txn = Txn(compares=(unchanged(phase.key, phase.mod_revision),), success=(put,))
+    return Decision(reason=f"job {name} is resumed", txn=txn)
+
+
+def decide_scale(job: JobView, *, min_workers: int = 0, max_workers: int = 0) -> Decision:
+    """Change how many members the job needs and takes; 0 keeps what it is.
+
+    A retry whose first try took effect finds that, or what somebody else has asked for since, which
+    it then replaces: the two were asked for at the same time, in either order.
+    """
+    spec = job.spec()
+    if spec is None:
+        why = f"no job {job.keys.name} exists"
+        return Decision(reason=why, refusal=NotFound(why, hint="a job begins with its first member"))
+    before = spec.record
+    wanted = JobSpec(
+        min_workers=min_workers or before.min_workers,
+        max_workers=max_workers or before.max_workers,
+        settle_s=before.settle_s,
+        max_fruitless_generations=before.max_fruitless_generations,
+        max_generations=before.max_generations,
+    )
+    check_spec(wanted)
+    limits = f"{wanted.min_workers} to {wanted.max_workers} members"
+    if wanted == before:
+        return Decision(reason=f"job {job.keys.name} takes {limits}")
+    return Decision(
+        reason=f"job {job.keys.name} now takes {limits}",
+        txn=Txn(
+            compares=(unchanged(spec.key, spec.mod_revision),),
+            success=(Put(key=spec.key, value=encode(wanted)),),
+        ),
+    )
+
+
+def decide_delete(job: JobView) -> Decision:
+    """Forget a job: all its keys, in one transaction. The files of its checkpoints stay where they are.
+
+    A later job of the same name is another one: its first registration finds no spec. What is still
+    on its way to the old one compares the head, the spec or a member, and comes to nothing.
+    Refusals: `Refused` while it has members, pinned checkpoints, or is being imported.
+    """
+    keys, view, name = job.keys, job.view, job.keys.name
+    if not job.exists:
+        return Decision(reason=f"no job {name} exists (any more)")
+    workers, pins = view.names(keys.workers), view.names(keys.pins)
+    why = hint = ""
+    if workers:
+        why = f"job {name} has {len(workers)} members: {', '.join(workers[:4])}"
+        hint = "end their strata run first: strata jobs preempt has all of them leave"
+    elif pins:
+        why = f"job {name} has pinned checkpoints, of step {', '.join(str(int(pin)) for pin in pins[:4])}"
+        hint = "whoever pinned them keeps them: unpin them first"
+    elif view.get(keys.importing) is not None:
+        why, hint = f"job {name} is being imported", "wait until that is done"
+    if why:
+        return Decision(reason=why, refusal=Refused(why, hint=hint))
+    read = (keys.spec, keys.head, keys.phase, keys.latest)
+    compares = (
+        *(unchanged(key, view.mod_revision(key)) for key in read),
+        none_in(keys.workers),
+        none_in(keys.pins),
+        absent(keys.importing),
+    )
+    return Decision(
+        reason=f"job {name} is forgotten",
+        txn=Txn(compares=compares, success=(delete_prefix(keys.root),)),
+    )

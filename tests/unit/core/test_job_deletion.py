@@ -1,0 +1,106 @@
+"""Forgetting a job: all of it at once, never under somebody who uses it, and never half."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.core.ids import AttemptId, InstanceId
+from strata.core.job_requests import decide_delete
+from strata.core.members import decide_register
+from strata.core.records import Phase, Pin
+from strata.errors import Refused
+from tests.unit.core.rig import JOB, Observer, lead, leave, plan, registration, world_of
+from tests.unit.core.test_worlds import Job, commit, ends, head
+
+
+def finished() -> Job:
+    """A job that has trained, saved, and is done; its members are gone."""
+    job = Job(2)
+    job.go(settled=True)
+    commit(job.store, 20)
+    ends(job.store, 0, 0)
+    ends(job.store, 1, 0)
+    job.go()
+    leave(job.store, "w0")
+    leave(job.store, "w1")
+    assert job.store.live.phase() is Phase.DONE
+    return job
+
+
+def test_nothing_of_it_is_left_and_another_job_may_have_its_name() -> None:
+    job = finished()
+    job.store.settle(decide_delete)
+    assert list(job.store.view().walk(JOB.root)) == []
+    assert job.store.problems() == []
+    assert "no job job exists" in job.store.settle(decide_delete).reason
+    job.join("w0")
+    job.join("w1")
+    job.go(settled=True)
+    assert (head(job.store).generation, head(job.store).restore) == (1, None)
+    assert set(world_of(job.store)) == {"w0", "w1"}
+
+
+def test_a_job_that_somebody_uses_is_not_forgotten() -> None:
+    job = Job(1)
+    with pytest.raises(Refused, match="has 1 members: w0"):
+        job.store.settle(decide_delete)
+    pinned = finished()
+    pinned.store.put(JOB.pin(20, "a20"), Pin(who="ada", why="figure 3"))
+    with pytest.raises(Refused, match="pinned checkpoints, of step 20"):
+        pinned.store.settle(decide_delete)
+    imported = finished()
+    imported.store.put(JOB.importing, Pin(who="", why=""))
+    with pytest.raises(Refused, match="being imported"):
+        imported.store.settle(decide_delete)
+    assert imported.store.live.exists
+
+
+@pytest.mark.parametrize("change", ["member", "pin", "latest"])
+def test_what_comes_between_saves_it(change: str) -> None:
+    job = finished()
+    decision = decide_delete(Observer(job.store).job)
+    assert decision.txn is not None
+    match change:
+        case "member":
+            again = registration("w9", resume=True)
+            job.store.settle(lambda view: decide_register(view, again, served_by=InstanceId("i-r1")))
+        case "pin":
+            job.store.put(JOB.pin(20, AttemptId("a20")), Pin(who="ada", why="figure 3"))
+        case _:
+            latest = job.store.live.latest()
+            assert latest is not None
+            job.store.put(JOB.latest, latest.record)
+    assert not job.store.execute(decision.txn).succeeded
+    assert job.store.live.exists
+
+
+def test_what_was_on_its_way_to_the_old_job_does_not_reach_the_new_one() -> None:
+    """A registration, and the world of a leader that knows nothing of the deletion."""
+    job = Job(2)
+    late = plan(job.store, job.epoch, settled=True).txns
+    leave(job.store, "w0")
+    leave(job.store, "w1")
+    lagging = Observer(job.store)
+    newcomer = registration("w5")
+    registers = decide_register(lagging.job, newcomer, served_by=InstanceId("i-r1")).txn
+    assert registers is not None
+    job.store.settle(decide_delete)
+    assert not job.store.execute(registers).succeeded, "it would be a member of a job without a spec"
+    job.join("w0")
+    for txn in late:
+        assert not job.store.execute(txn).succeeded
+    assert job.store.live.head() is None
+    assert job.store.problems() == []
+
+
+def test_a_deposed_leader_writes_nothing_into_a_forgotten_job() -> None:
+    job = Job(3)
+    job.go()
+    for name in ("w0", "w1", "w2"):
+        leave(job.store, name)
+    planned = plan(job.store, job.epoch)
+    job.store.settle(decide_delete)
+    for txn in planned.txns:
+        assert not job.store.execute(txn).succeeded
+    lead(job.store, "r2")
+    assert list(job.store.view().walk(JOB.root)) == []
