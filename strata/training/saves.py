@@ -51,7 +51,7 @@ class Saves:
         self._wait_s = wait_s
         self._clock = clock
         self._ledger = ledger
-        self._failure_s = failure_s
+        self.failure_s = failure_s
         self._last: tuple[CheckpointInfo, float] | None = None
         self._save_s = self._commit_s = 0.0
         self._since = position.step, self._stepping_s()
@@ -107,7 +107,7 @@ class Saves:
             step_s=(self._stepping_s() - stepping_s) / steps if steps > 0 else 0.0,
             save_s=self._save_s,
             commit_s=self._commit_s,
-            failure_s=self._failure_s,
+            failure_s=self.failure_s,
         )
         if self._peers.rank != 0:
             return payload_of(pace)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text()
 BLOCKS: list[str] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -47,7 +49,7 @@ def run(code: str, folder: Path) -> str:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
         cwd=folder,
         env={**env, "PYTHONPATH": str(ROOT), "STRATA_TRAIN_SAVE_EVERY_STEPS": "2"},

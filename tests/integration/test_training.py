@@ -12,6 +12,7 @@ import pytest
 
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
+from strata.training.cadence import PRIOR_S
 from strata.training.goodput import GOODPUT_KEY, told_goodput
 from tests.cluster_fixtures import RANKS, Nodes
 from tests.processes import Record, Talker
@@ -52,6 +53,8 @@ def test_a_rank_is_killed_and_the_world_grows(
     grown = record.wait("begun", generation=3, count=4)
     assert {e["world"] for e in grown} == {4}
     assert all(e["step"] % 10 == 0 and e["step"] >= 20 for e in grown)
+    (told,) = (e["failure_s"] for e in grown if e["rank"] == 0)
+    assert told == pytest.approx(PRIOR_S / 3, rel=0.01), "the history has three generations by now"
     assert [node.join() for node in nodes.talkers] == [0, 0]
     check_samples(record, epochs=3)
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:

@@ -52,7 +52,15 @@ def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace
     run = orchestrator.init(state=state)
     world = run.world
     place = {"rank": world.rank, "generation": world.generation}
-    say("begun", **place, pid=os.getpid(), step=run.step, world=world.size, worker=world.worker_id)
+    say(
+        "begun",
+        **place,
+        pid=os.getpid(),
+        step=run.step,
+        world=world.size,
+        worker=world.worker_id,
+        failure_s=run.saves.failure_s,
+    )
     sampler = strata.ElasticSampler(LENGTH, global_batch=GLOBAL_BATCH, seed=3)
     for _ in range(options.epochs):
         for indices in run.steps(sampler):

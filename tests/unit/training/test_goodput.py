@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.training.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger
+from strata.training.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger, told_goodput
 
 
 def test_time_is_booked_under_what_it_was_spent_on() -> None:
@@ -63,3 +63,10 @@ def test_made_up_phases_do_not_grow_without_end() -> None:
 
 def test_nothing_spent_is_no_goodput() -> None:
     assert Goodput(spent_s={}).ratio == 0.0
+
+
+def test_an_account_in_words() -> None:
+    ledger = Ledger(since_s=0.0, phase=STEP)
+    ledger.enter("save", 3.0)
+    assert told_goodput(ledger.saved(4.0, 9.0)) == "75.0% of 4.0 s; else save 1.0"
+    assert told_goodput("") == told_goodput("[1]") == ""

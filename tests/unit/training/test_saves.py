@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strata.client.checkpoints import CheckpointManager
-from strata.errors import BarrierTimeout
+from strata.errors import BarrierTimeout, Unavailable
 from strata.training.cadence import FIRST_STEPS, Pace, Rule, payload_of
 from strata.training.clock import Clock
 from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
@@ -127,4 +127,20 @@ def test_a_rank_that_is_late_is_waited_for(manager: CheckpointManager) -> None:
     rounds = iter([True])
     with pytest.raises(BarrierTimeout):
         made.save({}, Position(step=2), {}, patient=False)
+    manager.close()
+
+
+def test_without_coordinators_a_due_save_raises_and_steps_in_between_need_none(
+    manager: CheckpointManager,
+) -> None:
+    def arrive() -> None:
+        raise Unavailable("no outcome within 1 s")
+
+    peers = Pair(other=payload_of(Pace()), arrive=arrive)
+    made, _ = saves(peers, manager, Time(), Rule(every_steps=5))
+    assert [made.due(step) for step in range(1, 6)] == [False] * 4 + [True]
+    assert peers.told == []
+    with pytest.raises(Unavailable):
+        made.save({}, Position(step=5), {}, patient=True)
+    assert made.saved_step == 0
     manager.close()
