@@ -16,9 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from strata.coordinator.ailments import job_trouble, world_devices
+from strata.coordinator.ailments import trouble_of, world_devices
 from strata.core.job import JobView, job_names
-from strata.core.trouble import Trouble
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
 from strata.errors import StrataError
@@ -97,20 +96,42 @@ def _etcd(read: Callable[..., float]) -> Read:
     return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
 
 
-def _trouble(read: Callable[[Trouble], float]) -> Callable[[Source, JobView], float | None]:
-    def count(source: Source, job: JobView) -> float | None:
-        return None if source.soft is None else read(job_trouble(source.soft, job.keys.name, job.world()))
+def _ailments(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
+    """Yield what is wrong with jobs. Each rank is looked at once a scrape: there may be thousands."""
+    families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in AILMENTS]
+    for name in jobs if source.soft is not None else ():
+        try:
+            world = JobView(source.view, source.keys.job(name)).world()
+        except StrataError:  # written by hand: a record, or the name itself
+            continue
+        if world is None or source.soft is None:
+            continue
+        said = source.soft.progress(name, world.head.generation, range(world.head.size))
+        found = trouble_of(source.soft, name, world.head.generation, said, world)
+        usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
+        step_s = median(usual_us) / 1e6 if usual_us else None
+        values = (len(found.stalled), len(found.slow), len(found.sick), step_s)
+        for family, value in zip(families, values, strict=True):
+            if value is not None:
+                family.add_metric((name,), float(value))
+    yield from families
 
-    return count
 
-
-def _step_s(source: Source, job: JobView) -> float | None:
-    head = job.head()
-    if head is None or source.soft is None:
-        return None
-    said = source.soft.progress(job.keys.name, head.record.generation, range(head.record.size))
-    usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
-    return median(usual_us) / 1e6 if usual_us else None
+AILMENTS: Final = (
+    (
+        "strata_job_stalled_ranks",
+        "Ranks of the job that have stood still for longer than their phase may take.",
+    ),
+    (
+        "strata_job_slow_ranks",
+        "Ranks of the job whose steps take 1.5 times the median of all its ranks or more.",
+    ),
+    ("strata_job_sick_devices", "Accelerators of the job that are not to be trained on."),
+    (
+        "strata_job_step_seconds",
+        "How long a step of the job usually takes: the median of its ranks' medians.",
+    ),
+)
 
 
 def _devices(read: Callable[[DeviceStatus], float | None]) -> Read:
@@ -214,30 +235,6 @@ GAUGES: Final = (
         _jobs(_latest),
         labels=("job",),
     ),
-    _Gauge(
-        "strata_job_stalled_ranks",
-        "Ranks of the job that have stood still for longer than their phase may take.",
-        _jobs(_trouble(lambda found: len(found.stalled))),
-        labels=("job",),
-    ),
-    _Gauge(
-        "strata_job_slow_ranks",
-        "Ranks of the job whose steps take 1.5 times the median of all its ranks or more.",
-        _jobs(_trouble(lambda found: len(found.slow))),
-        labels=("job",),
-    ),
-    _Gauge(
-        "strata_job_sick_devices",
-        "Accelerators of the job that are not to be trained on.",
-        _jobs(_trouble(lambda found: len(found.sick))),
-        labels=("job",),
-    ),
-    _Gauge(
-        "strata_job_step_seconds",
-        "How long a step of the job usually takes: the median of its ranks' medians.",
-        _jobs(_step_s),
-        labels=("job",),
-    ),
     *(
         _Gauge(name, says, _devices(read), labels=("job", "worker", "device"))
         for name, says, read in DEVICE_GAUGES
@@ -309,6 +306,7 @@ class _Replica(Collector):
         jobs = shown_jobs(self._source.view, self._source.keys)
         for gauge in GAUGES:
             yield gauge.collect(self._source, jobs)
+        yield from _ailments(self._source, jobs)
         yield CounterMetricFamily(
             "strata_audit_differences",
             "Keys that an audit found different in etcd and in the view: an event was lost. Must stay 0.",
