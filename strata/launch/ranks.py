@@ -65,6 +65,7 @@ class RankGroup:
         self._processes: dict[int, RankProcess] = {}
         self._awaited: set[int] = set()
         self._doomed: dict[int, str] = {}
+        self._attached: set[int] = set()
         self._heeding: set[int] = set()
         self._all_heed = asyncio.Event()
         self._stopping = False
@@ -131,6 +132,7 @@ class RankGroup:
     def arrived(self, rank: int) -> None:
         """Take note that a process, adopted or not, is this rank from now on."""
         self._awaited.discard(rank)
+        self._attached.add(rank)
 
     def give_up(self) -> None:
         """Kill the adopted processes that have not arrived: new ones take their places."""
@@ -167,8 +169,11 @@ class RankGroup:
             self._all_heed.set()
 
     async def will_heed(self, limit_s: float) -> bool:
-        """Tell whether every rank that still runs heeds notices; one may need that long to say so."""
-        if not self.heeding:
+        """Tell whether every rank that still runs heeds notices; one may need that long to say so.
+
+        Whoever has not even attached has nothing to say.
+        """
+        if not self.heeding and self._attached.issuperset(self.alive()):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._all_heed.wait()

@@ -30,7 +30,7 @@ from strata.errors import BarrierTimeout
 from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
-from strata.launch.notices import Stopping, ask_all_to_stop, leaves, notice_for
+from strata.launch.notices import SAY_S, Stopping, ask_all_to_stop, leaves, notice_for
 from strata.launch.ranks import Program, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
@@ -313,13 +313,19 @@ class Supervisor:
                 return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
+        told = None if self._update is None else notice_for(self._update, self._worker_id)
+        if told is not None and leaves(told) and not self._stop.urgent.is_set():
+            # a rank that got the signal asked for what this member could not
+            return await self._leave_preempted(f"{self._stop.signal_name}: {told.reason}")
         await self._upstream.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
 
     async def _asked_all(self) -> StopNotice | None:
         """Ask all ranks of the job to stop together, if it is of use; return the notice that holds."""
         ranks = self._slots.ranks
-        if not self._stop.preempts or ranks is None or not ranks.running or not ranks.heeding:
+        if not self._stop.preempts or ranks is None or not ranks.running or self._stop.urgent.is_set():
+            return None
+        if not await ranks.will_heed(SAY_S) or not ranks.running:
             return None
         asking = asyncio.ensure_future(
             ask_all_to_stop(

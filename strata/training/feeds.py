@@ -12,6 +12,7 @@ right if it gives the same batches in the same order in each run, and the world 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class ElasticFeed:
             # the workers' seed: its own in each epoch, and drawn from no generator of the trainer's
             seed = mix(mix(mix(self.sampler.seed) + epoch) + (rank << 40) + done)
             self._loader.generator.manual_seed(seed >> 1)
-            with starting_children():
+            with starting_children(spawned=_spawns(self._loader)):
                 batches = iter(self._loader)
         count = 0
         for batch, piece in zip(batches, self.sampler.pieces(rank, size, done=done), strict=True):
@@ -262,6 +263,14 @@ _CARRIED: Final = (
     "prefetch_factor",
     "persistent_workers",
 )
+
+
+def _spawns(loader: Any) -> bool:
+    """Tell whether the workers of this DataLoader begin as programs of their own."""
+    if not loader.num_workers:
+        return False
+    context = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() != "fork")
 
 
 def _rebuilt(torch: Any, loader: Any, indices: _Indices) -> Any:

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 
 _shielded: set[int] = set()
 _forking = threading.local()
@@ -38,10 +39,15 @@ def expose_children() -> None:
 
 
 @contextlib.contextmanager
-def starting_children() -> Iterator[None]:
+def starting_children(*, spawned: bool) -> Iterator[None]:
     """Have children that are spawned in the block begin with the signals blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _shielded)
     try:
+        if spawned and _shielded:
+            # Python's own helper process, which the first child that is spawned needs. Whoever starts
+            # it has SIGTERM unblocked afterwards.
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, _shielded)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

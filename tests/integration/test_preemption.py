@@ -109,7 +109,7 @@ def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) 
     training.heard("training")
 
     training.mark()
-    training.ask("drain", "node-2", "--reason", "its fan is broken")
+    training.ask("drain", "node-1", "--reason", "its fan is broken")
     assert nodes[1].join() == 75
     (drained,) = training.heard("preempted", count=1)
     begun = training.heard("start", count=2)
@@ -141,15 +141,14 @@ def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> 
 def test_workers_survive_a_signal_to_the_whole_group(
     nodes: Nodes, record: Record, tmp_path: Path, method: str
 ) -> None:
-    """The rank draws its last batches from them, saves, and then they end with it."""
+    """The rank draws its last batches from them, saves, and then they end by themselves."""
     rank = nodes.start(
         *(sys.executable, str(RANKS / "loading.py"), "--storage", str(tmp_path), "--method", method),
         name="rank",
         env={"STRATA_SOCKET": None, "STRATA_ENDPOINTS": None},
     )
-    (worker,) = record.wait_one("training")["workers"]
+    assert len(record.wait_one("training")["workers"]) == 1
     os.killpg(rank.pid, signal.SIGTERM)
     assert rank.join() == 75
-    stopped = record.wait_one("preempted")
-    assert stopped["workers"] == [worker], "it lived until the rank had stopped"
+    record.wait_one("preempted")  # and not an error that the worker was killed
     rank.wait_quiet()

@@ -36,7 +36,7 @@ def main() -> int:
                 say("training", workers=workers())
             time.sleep(0.002)
     except strata.Preempted:
-        say("preempted", step=run.step, workers=workers())
+        say("preempted", step=run.step)
         raise
     return 0
 

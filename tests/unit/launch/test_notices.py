@@ -156,6 +156,28 @@ async def test_a_signal_asks_all_ranks_and_the_status_is_75(number: signal.Signa
         assert it.upstream.left.get_nowait() == f"{number.name}: a test asks"
 
 
+async def test_a_rank_that_is_about_to_say_that_it_heeds_notices_is_waited_for(stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        await it.enter(update(1))
+        it.supervisor.rank_attached(0, 1)
+        it.supervisor.ask_to_stop(TERM)
+        await asyncio.sleep(0)
+        it.supervisor.rank_heeds_notices(0, 1)
+        _, answer = await it.upstream.calls.get()
+        answer.set_result(StopJobResponse(notice=notice()))
+        await stopped()
+        assert await it.done == 75
+
+
+async def test_a_notice_that_the_ranks_asked_for_themselves_counts() -> None:
+    """They got the signal handed on, and could reach a coordinator when this member could not."""
+    async with stage(*shell("trap 'exit 75' TERM; while :; do sleep 0.1; done")) as it:
+        _, answer = await signalled(it, TERM)
+        it.supervisor.on_world(update(1, revision=101, notice=notice()))
+        answer.set_exception(Unavailable("no coordinator"))
+        assert await it.done == 75
+
+
 async def test_a_member_may_leave_alone(stopped: Any) -> None:
     async with stage(*OBEDIENT, preempt="member") as it:
         request, answer = await signalled(it, TERM)
