@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from strata.client import CoordinatorClient
+from strata.errors import NotFound
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.members_pb2 import RankProgress
 from tests.cluster_fixtures import Nodes, run_strata
@@ -61,3 +63,32 @@ def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes
     assert killed["rank"] == 1, "not one of those that waited for it"
     assert killed["reason"].startswith("stalled: no progress at step 5 (step)")
     assert [end["generation"] for end in nodes.record.of("end")] == [2, 2, 2]
+
+
+def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
+    cluster: LocalCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+    arguments = ("straggling", str(tmp_path / "storage"), str(until))
+    node = nodes.run(cluster.endpoints, *arguments, options=("--slots", "4"))
+    deadline = time.monotonic() + LIMIT_S
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        while not (trouble := said_of(client)).startswith("rank 2 takes "):
+            assert time.monotonic() < deadline, trouble
+            time.sleep(0.05)  # another process: until it has done a few steps
+        (member,) = client.members()
+    own_us = {rank.rank: rank.median_step_us for rank in member.ranks}
+    assert own_us[2] > 100_000 > max(own for rank, own in own_us.items() if rank != 2), (
+        "though all step alike"
+    )
+    assert trouble.endswith("times the median for a step")
+    until.touch()
+    assert node.join() == 0
+
+
+def said_of(client: CoordinatorClient) -> str:
+    """Return the job's trouble; none while it does not exist yet."""
+    try:
+        return client.job_status().trouble
+    except NotFound:
+        return ""
