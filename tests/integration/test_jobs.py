@@ -108,7 +108,9 @@ def typed(play: Play, *words: str, code: int = 0) -> str:
 
 
 def as_json(play: Play, *words: str) -> Any:
-    return json.loads(typed(play, *words, "--json"))
+    """Return what a command prints on stdout, without what it tells on stderr while it waits."""
+    said = typed(play, *words, "--json").splitlines()
+    return json.loads("\n".join(line for line in said if not line.startswith("waiting: ")))
 
 
 def test_a_job_is_scaled_up_and_down(play: Play) -> None:
