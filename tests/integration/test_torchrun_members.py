@@ -112,7 +112,8 @@ async def test_members_meet_where_rank_0_s_says_and_tell_their_workers_where_the
     environment = a.environment()
     assert environment["STRATA_WORKER_ID"] == "a"
     assert stat.S_ISSOCK(os.stat(environment["STRATA_SOCKET"]).st_mode)  # noqa: PTH116
-    assert {"STRATA_STACKS", "STRATA_RESTORE"}.isdisjoint(environment)
+    assert "%r" in environment["STRATA_STACKS"], "one file a rank, though all find the same"
+    assert "STRATA_RESTORE" not in environment
 
 
 async def test_a_failure_ends_the_generation_for_all_and_is_told_by_name(
@@ -148,10 +149,11 @@ async def test_a_newcomer_and_a_loss_are_both_a_reason_to_meet_again(agents: Age
 async def test_a_spare_takes_the_place_of_who_leaves_and_ends_when_the_job_is_done(agents: Agents) -> None:
     a, b = agents.start("a"), agents.start("b")
     await joined(a, b)
-    c, d = agents.start("c"), agents.start("d")
+    c = agents.start("c")
     waits_c = asyncio.create_task(c.join(None, open_store))
-    waits_d = asyncio.create_task(raised(d.join(None, open_store)))
     assert await c.comes_true(lambda: c.standing_by, LIMIT_S)
+    d = agents.start("d")
+    waits_d = asyncio.create_task(raised(d.join(None, open_store)))
     assert await d.comes_true(lambda: d.standing_by, LIMIT_S)
     assert not waits_c.done()
     await b.leave(RankFailure(rank=0, code=1, reason="gave up"))
