@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
-from strata.config import HealthConfig, RunConfig
+from strata.config import HealthConfig
 from strata.core.devices import fault
 from strata.errors import Refused, StrataError
 from strata.launch.devices import DeviceWatch, OpenDevices, open_devices
@@ -77,25 +77,40 @@ def _made(traces: str, job: str) -> Path:
 
 @asynccontextmanager
 async def watching_devices(
-    devices: OpenDevices | None, config: RunConfig, upstream: Upstream, *, worker_id: str
+    devices: OpenDevices | None,
+    config: HealthConfig,
+    upstream: Upstream,
+    *,
+    job: str,
+    worker_id: str,
+    grace_s: float,
 ) -> AsyncIterator[None]:
-    """Tell of the devices inside the block, and drain this member when one fails."""
+    """Tell of the devices inside the block, and drain this member when one fails.
+
+    The ranks have `grace_s` for their save.
+    """
     if devices is None:
         yield
         return
     tasks: list[asyncio.Task[None]] = []
 
     def failed(reason: str) -> None:
-        if config.health.drain_on_fault:
-            drain = _drain(upstream, config, worker_id, reason)
-            tasks.append(asyncio.create_task(drain, name="drain this member"))
+        if config.drain_on_fault:
+            request = StopJobRequest(
+                job=job,
+                action=STOP_ACTION_DRAIN,
+                reason=reason,
+                worker_ids=[worker_id],
+                grace_ms=round(1000 * grace_s),
+            )
+            tasks.append(asyncio.create_task(_drain(upstream, request), name="drain this member"))
 
     watch = DeviceWatch(
         devices,
         tell=upstream.devices,
         on_fault=failed,
-        telemetry_s=config.health.telemetry_s,
-        ignored_xids=config.health.ignored(),
+        telemetry_s=config.telemetry_s,
+        ignored_xids=config.ignored(),
     )
     tasks.append(asyncio.create_task(kept(watch.run), name="watch over devices"))
     try:
@@ -107,19 +122,12 @@ async def watching_devices(
         devices.thread.stop()
 
 
-async def _drain(upstream: Upstream, config: RunConfig, worker_id: str, reason: str) -> None:
+async def _drain(upstream: Upstream, request: StopJobRequest) -> None:
     """Ask for this member to be drained until it is: then the supervisor ends, and this with it."""
-    request = StopJobRequest(
-        job=config.job,
-        action=STOP_ACTION_DRAIN,
-        reason=reason,
-        worker_ids=[worker_id],
-        grace_ms=round(1000 * config.preempt_grace_s),
-    )
     while True:
         try:
             await upstream.call(request, timeout_s=ASK_S)
-            log.warning("devices.draining", reason=reason)
+            log.warning("devices.draining", reason=request.reason)
         except StrataError as error:
             log.warning("devices.not_drained", reason=error.message)
         await asyncio.sleep(AGAIN_S)

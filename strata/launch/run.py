@@ -189,7 +189,14 @@ async def _run(
     async with (
         serving(relay, folder / SOCKET, timing),
         health.watching(),
-        watching_devices(devices, config, session, worker_id=worker_id),
+        watching_devices(
+            devices,
+            config.health,
+            session,
+            job=config.job,
+            worker_id=worker_id,
+            grace_s=config.preempt_grace_s,
+        ),
     ):
         observer.relay, observer.supervisor = relay, supervisor
         if asked.done():

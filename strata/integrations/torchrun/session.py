@@ -25,6 +25,8 @@ from strata.core.timing import Timing
 from strata.errors import StaleGeneration, StrataError
 from strata.integrations.torchrun import orphans
 from strata.integrations.torchrun.settings import AgentSettings
+from strata.launch.devices import open_devices
+from strata.launch.draining import watching_devices
 from strata.launch.environment import Place
 from strata.launch.health import Health
 from strata.launch.relay import Relay
@@ -149,9 +151,10 @@ class AgentSession:
             self.detect_s = timing.detect_s
             with tempfile.TemporaryDirectory(prefix="strata-") as folder:
                 door = Path(folder) / "ranks.sock"
-                health = Health(
-                    load(HealthConfig, env=os.environ), self.upward, self, detect_s=timing.detect_s
-                )
+                watch = load(HealthConfig, env=os.environ)
+                health = Health(watch, self.upward, self, detect_s=timing.detect_s)
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+                devices = await open_devices(visible) if watch.devices else None
                 relay = Relay(
                     _Workers(self.upward, self._whole),
                     worker_id=self._settings.worker_id,
@@ -162,7 +165,19 @@ class AgentSession:
                     on_silent=self._silent,
                     on_heeding=lambda rank, _generation: self._heeding.add(rank),
                 )
-                async with serving(relay, door, timing), health.watching(), orphans.ended_with_us(door):
+                async with (
+                    serving(relay, door, timing),
+                    health.watching(),
+                    watching_devices(
+                        devices,
+                        watch,
+                        self.upward,
+                        job=self._settings.run_id,
+                        worker_id=self._settings.worker_id,
+                        grace_s=self._settings.preempt_grace_s,
+                    ),
+                    orphans.ended_with_us(door),
+                ):
                     self._relay, self._health, self.door = relay, health, door
                     self._news.set()
                     await asyncio.wait({session})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from strata.config import HealthConfig, RunConfig
+from strata.config import HealthConfig
 from strata.errors import Refused, Unavailable
 from strata.launch import draining
 from strata.launch.devices import DeviceThread, DeviceWatch, OpenDevices, open_devices
@@ -165,8 +165,8 @@ def opened(host: Host) -> OpenDevices:
 @asynccontextmanager
 async def watched(host: Host, **health: Any) -> AsyncIterator[Told]:
     told = Told()
-    config = RunConfig(job="j", health=HealthConfig(telemetry_s=0.5, **health))
-    async with watching_devices(opened(host), config, told, worker_id="w"):
+    config = HealthConfig(telemetry_s=0.5, **health)
+    async with watching_devices(opened(host), config, told, job="j", worker_id="w", grace_s=30):
         yield told
 
 
