@@ -225,6 +225,10 @@ class Relay:
             )
         return place.ranks.index(rank.rank)
 
+    def runs(self, generation: int) -> bool:
+        """Whether ranks of this generation are to run here: they speak for the job only then."""
+        return self._place is not None and self._place.generation == generation
+
     def heeds(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""
         if self._on_heeding is not None:
@@ -308,6 +312,8 @@ class _RankHandler:
         name = call.WhichOneof("request")
         if name is None:
             raise InvalidArgument("a call without a request, or one of a newer version")
+        if name == "stop_job" and not self._relay.runs(self.generation):
+            raise StaleGeneration(f"this node's ranks of generation {self.generation} are being ended")
         response: Any = await self._upstream.call(getattr(call, name), timeout_s=None)
         return Reply(token=self._upstream.token, **{name: response})
 

@@ -312,6 +312,8 @@ class Supervisor:
             if not self._stop.urgent.is_set():
                 return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
+        if not self._stop.preempts:
+            self._door.set_place(None)  # or ranks would hear SIGTERM and ask the whole job to stop
         await self._slots.end(self._config.stop_grace_s, urgent=self._stop.urgent)
         told = None if self._update is None else notice_for(self._update, self._worker_id)
         if told is not None and leaves(told) and not self._stop.urgent.is_set():

@@ -210,9 +210,12 @@ async def test_a_second_signal_is_obeyed_at_once(when: str) -> None:
 
 
 async def test_ctrl_c_means_this_member_only() -> None:
-    async with stage(*FOREVER) as it:
+    async with stage(*shell("trap '' TERM; while :; do sleep 1000; done"), stop_grace_s=1000) as it:
         await it.enter(update(1))
         it.supervisor.rank_heeds_notices(0, 1)
+        it.supervisor.ask_to_stop(INT)
+        assert await it.door.places.get() is None, "ranks that hear SIGTERM may not ask for all"
+        assert not it.done.done()
         it.supervisor.ask_to_stop(INT)
         assert await it.done == 128 + INT
         assert it.upstream.calls.empty()

@@ -258,6 +258,16 @@ async def test_calls_are_answered_by_who_is_above_and_refusals_stay_themselves()
 
 
 @in_virtual_time()
+async def test_a_rank_that_is_being_ended_does_not_ask_the_job_to_stop() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        it.relay.set_place(None)
+        link.send(up(call={"id": 11, "stop_job": {"job": "j", "generation": 1}}))
+        assert isinstance(unpack((await news(link)).reply.error), StaleGeneration)
+        assert not it.upstream.asked
+
+
+@in_virtual_time()
 async def test_a_rank_cannot_report_an_end() -> None:
     async with node() as it:
         link = await it.attached(2)
