@@ -6,6 +6,9 @@ handler of their own for SIGTERM. So a child that is forked from now on has thes
 in every thread, and one thread that takes them: from the parent they mean what they always did
 (`Process.terminate()`), from anybody else nothing.
 
+The kernel keeps one signal of a kind: a parent's that comes while a stranger's is still pending is
+lost. The thread takes them in no time, and between the two the rank stops and saves.
+
 A child that is spawned starts a program of its own, to which no hook goes. It inherits what is
 blocked in the thread that starts it (`starting_children`), and its first act is to begin the thread
 that takes the signals (`Shielded`, as a DataLoader's `worker_init_fn`).

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +33,16 @@ class Program:
     def asked(self, number: int) -> None:
         self.talker.signal(number)
         self.record.wait_one("asked", number=number)
+
+
+def until_taken(pid: int) -> None:
+    """Return once no signal is pending for the process."""
+    deadline = time.monotonic() + 20
+    pending = ""
+    while pending.strip("0") or not pending:
+        assert time.monotonic() < deadline, f"signals {pending} are pending for process {pid}"
+        status = Path(f"/proc/{pid}/status").read_text()
+        (pending,) = re.findall(r"^ShdPnd:\s+(\w+)$", status, re.MULTILINE)
 
 
 @pytest.fixture
@@ -87,6 +100,7 @@ def test_a_forked_child_obeys_its_parent_only(programs: list[Program]) -> None:
     child = program.record.wait_one("child")["pid"]
     for number in (TERM, USR1):
         os.kill(child, number)
+    until_taken(child)  # or its parent's would be one with the stranger's, in the kernel's eyes
     program.asked(USR1)  # its cue to terminate the child
     code = program.record.wait_one("terminated")["code"]
     assert code == -TERM, "by its parent, after it had survived both"
