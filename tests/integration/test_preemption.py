@@ -36,20 +36,25 @@ class Training:
 
     def lone(self, number: int, count: int) -> Talker:
         """Start one of `count` trainers that no supervisor runs."""
+        return self._python("stopping", count, STRATA_WORKER_ID=f"lone-{number}")
+
+    def rounds(self, rounds: int, count: int) -> Talker:
+        """Start `count` such trainers again whenever all have ended, so many times."""
+        return self._python("rounds", count, "--rounds", str(rounds))
+
+    def _python(self, script: str, count: int, *words: str, **environment: str) -> Talker:
+        environment |= {"STRATA_ENDPOINTS": self._cluster.endpoints, "STRATA_JOB": self._nodes.job}
         return self._nodes.start(
-            *(sys.executable, str(RANKS / "stopping.py"), "--storage", str(self._folder)),
-            *("--min-workers", str(count)),
-            name=f"lone-{number}",
-            env={
-                "STRATA_ENDPOINTS": self._cluster.endpoints,
-                "STRATA_JOB": self._nodes.job,
-                "STRATA_WORKER_ID": f"lone-{number}",
-            },
+            *(sys.executable, str(RANKS / f"{script}.py"), "--storage", str(self._folder)),
+            *("--min-workers", str(count), *words),
+            name=script,
+            env=environment,
         )
 
-    def mark(self) -> None:
-        """Hear from here on only what is said from now on."""
-        self._heard = len(self._record.events)
+    def mark(self, *, after: Event | None = None) -> None:
+        """Hear from here on only what is said from now on, or after that event."""
+        events = self._record.events
+        self._heard = len(events) if after is None else events.index(after) + 1
 
     def start(self, *slots: int, options: tuple[str, ...] = (), needed: int | None = None) -> list[Talker]:
         """Start a node with so many ranks each; the job needs all of them, or `needed`."""
@@ -89,17 +94,33 @@ def stopped_together(events: list[Event]) -> int:
     return int(step)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(180)
 def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
     """Twenty times in a row, each going on from the very step at which the one before stopped."""
+    trainers = training.rounds(ROUNDS, 3)
     saved = 0
     for number in range(ROUNDS):
-        (node,) = training.start(3)
         begun = training.heard("start")
         assert {event["step"] for event in begun} == {saved}, f"round {number} began elsewhere"
         training.heard("training")
         os.kill(begun[number % 3]["pid"], SIGNALS[number % 2])
-        assert node.join() == 75, f"round {number}"
+        (ended,) = training.heard("round", count=1)
+        assert ended["codes"] == [75, 75, 75], f"round {number}"
+        saved = stopped_together(training.heard("preempted"))
+        training.mark(after=ended)
+    assert trainers.join() == 0
+
+
+def test_a_signal_to_a_rank_ends_the_whole_run_with_75(training: Training) -> None:
+    """Under `strata run`, with a signal that says soon and one that says now."""
+    saved = 0
+    for number in SIGNALS:
+        (node,) = training.start(3)
+        begun = training.heard("start")
+        assert {event["step"] for event in begun} == {saved}
+        training.heard("training")
+        os.kill(begun[1]["pid"], number)
+        assert node.join() == 75
         saved = stopped_together(training.heard("preempted"))
 
 
