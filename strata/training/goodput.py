@@ -11,7 +11,6 @@ began, and from there on its own start.
     start       from the beginning of a generation to its first step, but for
     restore     reading the checkpoint
     between     from the end of an epoch to the first step of the next
-    between     from the end of an epoch to the first step of the next
     eval …      any other phase that the program names
 """
 

@@ -307,7 +307,8 @@ def _close_at_exit(run: Run) -> None:
         if failed:
             run.abandon(failed[0])
         else:
-            run.close()
+            # not patient: it may be that only this rank ends, by sys.exit(1), and the others wait for it
+            run.close(patient=False)
 
     def forget() -> None:
         atexit.unregister(end)

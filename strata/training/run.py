@@ -333,18 +333,26 @@ class Run:
 
     # -- the end
 
-    def close(self) -> None:
-        """Save the last step unless that was done, wait for the saves in flight, and leave. Idempotent."""
+    def close(self, *, patient: bool = True) -> None:
+        """Save the last step unless that was done, wait for the saves in flight, and leave. Idempotent.
+
+        Other ranks are waited for: one may still evaluate, say. Unless `patient`, `BarrierTimeout` is
+        raised when some do not come within `save_wait_s`; what is in flight is waited for all the same.
+        """
         if self._closed:
             return
         self._closed = True
         try:
-            self.save(patient=False)
-            self.checkpoints.close()
-            if self.peers.rank == 0:
-                log.info("goodput: %s", self.goodput())
-        finally:
-            self._leave(0, "the training is done")
+            try:
+                self.save(patient=patient)
+            finally:
+                self.checkpoints.close()
+        except BaseException as error:
+            self._leave(1, f"{type(error).__name__}: {error}")
+            raise
+        if self.peers.rank == 0:
+            log.info("goodput: %s", self.goodput())
+        self._leave(0, "the training is done")
 
     def abandon(self, reason: str, *, code: int = 1) -> None:
         """End the run as it stands: what is in flight may finish, nothing more is saved. Idempotent.

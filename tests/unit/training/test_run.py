@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import strata
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import BarrierTimeout, ConfigError, InvalidArgument
 from strata.training.feeds import OrdinaryFeed
+from strata.training.peers import Alone
 from strata.training.state import Position
+from tests.unit.training.making import make_run
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +180,38 @@ def test_an_ordinary_loader_is_passed_over_and_the_log_says_so(caplog: pytest.Lo
         assert [fed.batch.tolist() for fed in feed.epoch(at)] == [[4, 5], [6, 7]]
         assert len(caplog.records) == told
     assert list(OrdinaryFeed(batches(1), 1, 1).epoch(at)) == []
+
+
+class Late(Alone):
+    """A world whose other rank comes to a barrier in the third round only."""
+
+    def __init__(self) -> None:
+        super().__init__(world_size=1)
+        self.rounds = 0
+        self.code: int | None = None
+
+    def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
+        self.rounds += 1
+        if self.rounds < 3:
+            raise BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
+        return {0: payload or b""}
+
+    def close(self, *, code: int = 0, reason: str = "") -> None:
+        self.code = code
+
+
+def test_the_end_waits_for_a_rank_that_still_evaluates(tmp_path: Path) -> None:
+    peers = Late()
+    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+    run.close()
+    assert (peers.rounds, peers.code, run.checkpoints.all_steps()) == (3, 0, [1])
+
+
+def test_an_end_that_nobody_else_comes_to_is_told(tmp_path: Path) -> None:
+    peers = Late()
+    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+    with pytest.raises(BarrierTimeout):
+        run.close(patient=False)
+    assert (peers.rounds, peers.code) == (1, 1)
