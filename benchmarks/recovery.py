@@ -155,8 +155,10 @@ def harmed(
     began = time.monotonic()
     os.kill(ranks[victim_rank], number)
     fresh = steady(training.record, frozenset(ranks.values()), limit_s=limit_s)
-    again = max(first_steps(training.record, list(fresh.values())))
-    return began, again - began, ranks[victim_rank]
+    again_s = max(first_steps(training.record, list(fresh.values()))) - began
+    how = f"{type(training).__name__}: rank {victim_rank} got {signal.Signals(number).name}"
+    print(f"  {how}, all train again after {again_s:.1f} s", flush=True)
+    return began, again_s, ranks[victim_rank]
 
 
 def strata_turn(training: UnderStrata, kills: int, found: dict[str, list[float]]) -> None:
