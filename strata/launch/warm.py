@@ -33,6 +33,9 @@ log = get_logger()
 _STRATA = ("strata.client.joining", "strata.client.checkpoints", "strata.training.starting")
 """What `import strata` leaves for later, and a rank needs at once."""
 
+_TORCH = ("torch._dynamo",)
+"""What torch leaves for later: the first optimizer imports it, which takes as long as torch itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
@@ -94,6 +97,8 @@ class WarmStarter:
         names = [*found.modules, *modules]
         if any(name.partition(".")[0] == "strata" for name in names):
             names += _STRATA
+        if any(name.partition(".")[0] == "torch" for name in names):
+            names += _TORCH
         return cls(command, python, names, inherited=inherited)
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:

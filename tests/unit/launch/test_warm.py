@@ -180,6 +180,14 @@ def test_other_commands_are_started_as_ever(command: tuple[str, ...]) -> None:
     assert WarmStarter.of(command, modules=(), inherited={}) is None
 
 
+def test_what_torch_imports_with_the_first_optimizer_is_imported_as_well(folder: Path) -> None:
+    (folder / "train.py").write_text("from torch import nn\n")
+    starter = warm(sys.executable, "train.py")
+    assert starter._work[0].split(",") == ["torch", "torch._dynamo"]
+    (folder / "train.py").write_text("import numpy\n")
+    assert warm(sys.executable, "train.py")._work[0] == "numpy"
+
+
 def test_the_libraries_of_a_script_and_its_own_files(folder: Path) -> None:
     (folder / "train.py").write_text(
         "import os, torch.distributed as dist\nfrom model.net import Net\nfrom . import x\nimport gone, local\n"
