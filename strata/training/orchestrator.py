@@ -7,11 +7,9 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
@@ -20,6 +18,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
 from strata.errors import Refused, StaleGeneration
+from strata.training.at_exit import close_at_exit
 from strata.training.beginning import Beginning, Sampling, begin
 from strata.training.clock import Clock
 from strata.training.ending import OVER_S, Ending, InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
@@ -135,7 +134,7 @@ class TrainingOrchestrator:
                 peers.close(code=1, reason=f"{type(error).__name__}: {error}")
             raise
         self._run = run
-        _close_at_exit(run)
+        close_at_exit(run)
         return run
 
     def _join(self) -> Peers:
@@ -291,30 +290,3 @@ def refuse_in_process() -> None:
             "strata.init() was called inside of TrainingOrchestrator.train()",
             hint="call orchestrator.init() there",
         )
-
-
-def _close_at_exit(run: Run) -> None:
-    """End the run with the program: as a success unless an exception ends it."""
-    failed: list[str] = []
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        failed.append(f"{kind.__name__}: {error}")
-        before(kind, error, trace)
-        run.failed(error)
-
-    def end() -> None:
-        if failed:
-            run.abandon(failed[0])
-        else:
-            # not patient: it may be that only this rank ends, by sys.exit(1), and the others wait for it
-            run.close(patient=False)
-
-    def forget() -> None:
-        atexit.unregister(end)
-        if sys.excepthook is hook:
-            sys.excepthook = before
-
-    sys.excepthook = hook
-    atexit.register(end)
-    run.at_end(forget)

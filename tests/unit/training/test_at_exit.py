@@ -1,0 +1,43 @@
+"""How a run ends that its program leaves open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 60.0
+PROGRAM = """
+import sys
+import strata
+run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
+for _ in run.steps([1, 2, 3]):
+    if run.begun == 2:
+        try:
+            %s
+        except SystemExit:
+            if sys.argv[2:]:
+                continue
+            raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "caught", "status", "saved"),
+    [
+        ("sys.exit(3)", False, 3, []),
+        ("1 // 0", False, 1, []),
+        ("sys.exit()", False, 0, [1]),
+        ("sys.exit(3)", True, 0, [3]),
+    ],
+)
+def test_the_last_step_is_saved_unless_the_program_fails(
+    tmp_path: Path, statement: str, caught: bool, status: int, saved: list[int]
+) -> None:
+    argv = [sys.executable, "-c", PROGRAM % statement, str(tmp_path), *(["caught"] if caught else [])]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert ended.returncode == status, ended.stderr
+    steps = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob("step-*"))
+    assert steps == saved
