@@ -33,6 +33,7 @@ PATIENCE_S: Final = 60.0
 OVER_S: Final = 10.0
 """How much longer than `detect_s` the end of a generation may follow what it made fail here."""
 REAP_S: Final = 1.0
+STDERR: Final = 2
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 
 log: Final = logging.getLogger("strata.training")
@@ -236,7 +237,8 @@ def execute_again() -> None:
     """Replace this process's program by the same, with the arguments that it was started with.
 
     DataLoader workers would outlive that: they look whether their parent's process id is still the
-    same, and it is.
+    same, and it is. The connections of the old program's collectives would outlive it too: gloo
+    leaves its sockets to whatever is executed.
     """
     for child in multiprocessing.active_children():
         child.kill()
@@ -244,6 +246,16 @@ def execute_again() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+    _keep_no_sockets()
     # what is blocked here stays blocked in the new program
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execv(sys.executable, sys.orig_argv)
+
+
+def _keep_no_sockets() -> None:
+    """Have every socket, and what waits for them, closed as the program is replaced."""
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # the names are all that is wanted
+        with contextlib.suppress(OSError):  # closed meanwhile, as that of the listing is
+            where = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # no path of a file
+            if number > STDERR and where.startswith(("socket:", "anon_inode:")):
+                os.set_inheritable(number, False)

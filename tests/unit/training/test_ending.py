@@ -117,11 +117,17 @@ def test_a_failure_alone_and_an_interruption_are_its_own() -> None:
 
 
 PROGRAM = """
-import multiprocessing, os, sys, threading, time
+import multiprocessing, os, socket, stat, sys, threading, time
 from strata.training.ending import execute_again
 
 def child():
     time.sleep(1000)
+
+def is_socket(number):
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        return False
 
 if __name__ == "__main__":
     first = "AGAIN" not in os.environ
@@ -131,8 +137,11 @@ if __name__ == "__main__":
         worker = multiprocessing.get_context("fork").Process(target=child, daemon=True)
         worker.start()
         print("child", worker.pid, flush=True)
+        as_gloo_does = socket.socket()
+        os.set_inheritable(as_gloo_does.fileno(), True)
         threading.Thread(target=execute_again, daemon=True).start()
         time.sleep(1000)
+    print("sockets", [n for n in range(3, 99) if is_socket(n)], flush=True)
 """
 
 
@@ -147,4 +156,5 @@ def test_a_program_runs_anew_with_its_arguments_and_without_its_children(tmp_pat
     assert first[:-1] == second[:-1]
     assert (first[-1], second[-1]) == ("True", "False")
     assert "['--steps', '3']" in said[2]
+    assert said[3] == "sockets []"
     assert not Path(f"/proc/{child[1]}").exists()
