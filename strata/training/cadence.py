@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -94,12 +94,9 @@ def _cheapest_s(pace: Pace) -> tuple[float, str]:
     return bounded_s, f"a save costs {cost:.3g} s, and the job fails every {between / 3600:.3g} h"
 
 
-def time_between_failures(began_s: Sequence[float], *, now_s: float) -> float:
-    """Return the expected time to the next failure, of the times at which generations began."""
-    if not began_s:
-        return PRIOR_S
-    watched_s = max(0.0, now_s - min(began_s))
-    return (watched_s + PRIOR_S) / len(began_s)
+def time_between_failures(*, failures: int, began_s: float, now_s: float) -> float:
+    """Return the expected time to the next failure, when there were so many since `began_s`."""
+    return (max(0.0, now_s - began_s) + PRIOR_S) / (failures + 1)
 
 
 def agreed(told: Mapping[int, bytes]) -> Pace:

@@ -31,8 +31,13 @@ def past_of(peers: Peers, *, now_unix_s: float) -> Past:
     except StrataError as error:
         log.info("the job's history is not known: %s", error.message)
         return Past(began_unix_s=now_unix_s)
-    began = {g.world.generation: g.began_unix_ms / 1000 for g in answer.generations if not g.world.forming}
+    began_s = {g.world.generation: g.began_unix_ms / 1000 for g in answer.generations}
     return Past(
-        began_unix_s=began.get(peers.generation, now_unix_s),
-        failure_s=time_between_failures(list(began.values()), now_s=now_unix_s),
+        began_unix_s=began_s.get(peers.generation, now_unix_s),
+        failure_s=time_between_failures(
+            # those that began because the job grew, was paused or preempted tell of no failure
+            failures=sum(g.failure for g in answer.generations),
+            began_s=min(began_s.values(), default=now_unix_s),
+            now_s=now_unix_s,
+        ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,9 @@ from strata.training.cadence import (
     payload_of,
     time_between_failures,
 )
+from strata.training.history import past_of
+from strata.training.peers import Alone
+from strata.v1.worlds_pb2 import Generation, ListGenerationsResponse, World
 
 COSTS = Rule()
 
@@ -90,9 +94,25 @@ def test_saves_are_not_closer_than_a_commit_takes() -> None:
 
 
 def test_failures_shorten_the_time_between_them() -> None:
-    assert time_between_failures([], now_s=5.0) == PRIOR_S
-    assert time_between_failures([100.0], now_s=100.0 + PRIOR_S) == 2 * PRIOR_S
-    assert time_between_failures([100.0 + i for i in range(10)], now_s=110.0) < PRIOR_S / 9
+    assert time_between_failures(failures=0, began_s=5.0, now_s=5.0) == PRIOR_S
+    assert time_between_failures(failures=0, began_s=100.0, now_s=100.0 + PRIOR_S) == 2 * PRIOR_S
+    assert time_between_failures(failures=9, began_s=100.0, now_s=110.0) < PRIOR_S / 9
+
+
+def test_generations_that_no_failure_began_are_none() -> None:
+    began = [
+        Generation(world=World(generation=n, forming=forming), began_unix_ms=1000 * n, failure=failure)
+        for n, forming, failure in ((1, False, False), (2, True, True), (3, False, False), (4, False, False))
+    ]
+
+    class Told(Alone):
+        generation = 3
+
+        def call(self, request: Message, *, timeout_s: float = 0.0) -> ListGenerationsResponse:
+            return ListGenerationsResponse(generations=began)
+
+    past = past_of(Told(world_size=1), now_unix_s=11.0)
+    assert (past.began_unix_s, past.failure_s) == (3.0, (10.0 + PRIOR_S) / 2)
 
 
 def test_all_ranks_agree_whatever_the_order() -> None:
