@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from strata.config import TrainingConfig, settings
+
 pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,3 +89,11 @@ def test_the_examples_without_torch(tmp_path: Path) -> None:
         run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path)
         == "3\n"
     )
+
+
+def test_every_setting_is_named() -> None:
+    names = {entry.toml.removeprefix("train.") for entry in settings(TrainingConfig)}
+    table = {
+        name for row in re.findall(r"^\| .*$", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert names <= table
