@@ -84,13 +84,13 @@ class Health:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    async def _blame(self) -> Collection[int]:
-        """Return the ranks that the coordinators blame for a standstill; nobody when none answers."""
+    async def _blame(self) -> Collection[int] | None:
+        """Return the ranks that the coordinators blame for a standstill; None when none answers."""
         try:
             response: GetJobResponse = await self._upstream.call(GetJobRequest(), timeout_s=BLAME_S)
         except StrataError as error:
             log.warning("stalls.nobody_asked", reason=error.message)
-            return ()
+            return None
         return frozenset(response.job.suspects)
 
     async def _trace(self, rank: int) -> tuple[Path, int] | None:

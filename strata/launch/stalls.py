@@ -52,8 +52,8 @@ class Actions:
     """Returns where the recording of a rank's communication lies and its size, if there is one."""
     evict: Callable[[int, int, str], None] | None
     """Kills (rank, generation) for a reason; None: ranks are only reported."""
-    blame: Callable[[], Awaitable[Collection[int]]]
-    """Returns the ranks that hold up the others, of the whole world; nobody when that is not known."""
+    blame: Callable[[], Awaitable[Collection[int] | None]]
+    """Returns the ranks that hold up the others, of the whole world, if that shows; None: nobody answers."""
 
 
 @dataclass(slots=True)
@@ -78,6 +78,7 @@ class StallWatch:
         self._ranks: dict[int, _Watched] = {}
         self._evicted = False
         """Whether a rank of this generation was: one is enough to end it."""
+        self._unanswered_s = -EVICT_AFTER_S
 
     # -- what it is told
 
@@ -197,7 +198,9 @@ class StallWatch:
     async def _evict(self, now_s: float) -> None:
         """Kill one of the ranks here that hold up the others, once all had time to come to stand still.
 
-        Whom the coordinators blame, who know all ranks; without them, whom those of this node point to.
+        Whom the coordinators blame, who know all ranks; if they blame nobody, whom those of this node point
+        to. While none answers nobody is killed: ranks may stand still because they wait for them, and a new
+        generation needs them, too.
         """
         still = {rank: watched for rank, watched in self._ranks.items() if watched.stall is not None}
         evict = self._actions.evict
@@ -207,7 +210,11 @@ class StallWatch:
             return
         generation = self._generation
         blamed = await self._actions.blame()
-        if generation != self._generation:
+        if blamed is None:
+            self._unanswered_s = asyncio.get_running_loop().time()
+        if now_s - self._unanswered_s < EVICT_AFTER_S:
+            return  # they may move, now that somebody is there
+        if blamed is None or generation != self._generation:
             return
         still = {rank: watched for rank, watched in still.items() if watched.stall is not None}
         if blamed and not still.keys() & blamed:

@@ -24,7 +24,7 @@ class Node:
         self.evicted: list[tuple[int, int, str]] = []
         self.where: dict[int, str] = {}
         self.unable: set[int] = set()
-        self.blamed: set[int] = set()
+        self.blamed: set[int] | None = set()
         actions = Actions(
             tell=self._tell,
             stack=self._stack,
@@ -46,7 +46,7 @@ class Node:
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
         return (Path("/traces/rank_1"), 2048) if rank == 1 else None
 
-    async def _blame(self) -> Collection[int]:
+    async def _blame(self) -> Collection[int] | None:
         await asyncio.sleep(0.1)
         return self.blamed
 
@@ -165,6 +165,20 @@ async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here() -> None:
         node.blamed = {1, 9}
         await asyncio.sleep(2)
         assert [rank for rank, *_ in node.evicted] == [1]
+
+
+@in_virtual_time()
+async def test_nobody_is_evicted_while_no_coordinator_answers() -> None:
+    async with watched(evict=True) as node:
+        node.where, node.blamed = {2: "fetch"}, None
+        await node.train(4, 5)
+        await asyncio.sleep(60)
+        assert node.evicted == [], "the ranks may wait for coordinators, and nothing can follow without them"
+        node.blamed = set()
+        await asyncio.sleep(2)
+        assert node.evicted == [], "now they may move again"
+        await asyncio.sleep(5)
+        assert [rank for rank, *_ in node.evicted] == [2]
 
 
 @in_virtual_time()
