@@ -25,6 +25,8 @@ from tests.schedules.judge import History, Looked, NodeEnd
 from tests.schedules.plan import Event, Kind, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM})
+"""A node left because it was asked to: 143 when its ranks, just started, did not heed notices yet."""
 POLL_S = 0.05
 """The driver looks so often; it acts on a clock, as whoever harms a cluster does."""
 LOOK_S = 0.2
@@ -119,7 +121,7 @@ class Drive:
         if time.monotonic() >= self._look_at:
             self._look()
         for node in self._nodes:
-            if node.talker.child.poll() == PREEMPTED and not node.returning and not self._done():
+            if node.talker.child.poll() in LEFT and not node.returning and not self._done():
                 node.returning = node.late = True
                 self.deeds.after(node.back_s, partial(self._bring_back, node))
         time.sleep(POLL_S)
@@ -259,6 +261,7 @@ class Drive:
             return False
         for each in self._nodes:
             each.back_s = back_s
+        node.late = True
         node.talker.signal(signal.SIGTERM)
         return True
 
@@ -314,7 +317,7 @@ class Drive:
     def _alive(self) -> bool:
         """Whether any node runs, or is about to be started again."""
         codes = [node.talker.child.poll() for node in self._nodes]
-        back = not self._done() and (bool(self.deeds.later) or PREEMPTED in codes)
+        back = not self._done() and (bool(self.deeds.later) or bool(LEFT & set(codes)))
         return None in codes or back
 
     def _end(self) -> None:
