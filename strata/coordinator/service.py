@@ -208,7 +208,8 @@ class Service:
                 self.sessions.move_all(addresses, health.unready())
             if health.is_cut_off():
                 # also where no peer is known to be better: who is not welcomed yet loses nothing by going
-                self.sessions.move_registering(addresses, health.unready())
+                elsewhere = addresses or self.peers.ready_addresses()
+                self.sessions.move_registering(elsewhere, health.unready())
 
     async def _tell_progress(self) -> None:
         while True:
