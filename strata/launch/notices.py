@@ -53,10 +53,12 @@ def notice_for(update: WorldUpdate, worker_id: str) -> StopNotice | None:
     """
     if not update.HasField("notice") or update.notice.generation != update.world.generation:
         return None
-    notice = update.notice
-    if notice.action == STOP_ACTION_DRAIN:
-        return notice if worker_id in notice.worker_ids else None
-    return notice
+    return update.notice if names(update.notice, worker_id) else None
+
+
+def names(notice: StopNotice, worker_id: str) -> bool:
+    """Tell whether a notice asks something of this member, and not of others only."""
+    return notice.action != STOP_ACTION_DRAIN or worker_id in notice.worker_ids
 
 
 def leaves(notice: StopNotice) -> bool:

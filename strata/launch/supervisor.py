@@ -30,7 +30,7 @@ from strata.errors import BarrierTimeout
 from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
-from strata.launch.notices import SAY_S, Stopping, ask_all_to_stop, leaves, notice_for
+from strata.launch.notices import SAY_S, Stopping, ask_all_to_stop, leaves, names, notice_for
 from strata.launch.ranks import Program, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
@@ -45,6 +45,8 @@ log = get_logger()
 
 SOCKET: Final = "ranks.sock"
 """The relay's socket in the supervisor's folder."""
+NAMED_S: Final = 10.0
+"""How long a member that was to leave waits for its turn, when others leave at the same time."""
 REPORT_S: Final = 5.0
 """How long a member that leaves waits until the ends of its ranks are on record."""
 
@@ -306,9 +308,11 @@ class Supervisor:
 
     async def _stop_now(self) -> int:
         """Have all ranks of the job stop together, or hand the signal on; then leave."""
+        update = self._update  # as it is before: a newer world may come meanwhile, and is a hurry
         notice = await self._asked_all()
-        if notice is not None and self._update is not None:
-            await self._stopping.obey(notice, hurry=partial(self._hurried, self._update))
+        if notice is not None and update is not None:
+            await self._stopping.obey(notice, hurry=partial(self._hurried, update))
+            await self._be_named(notice)
             if not self._stop.urgent.is_set():
                 return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
         log.info("run.stopping", signal=self._stop.signal_name)
@@ -329,11 +333,14 @@ class Supervisor:
             return None
         if not await ranks.will_heed(SAY_S) or not ranks.running:
             return None
+        return await self._ask(ranks.place.generation)
+
+    async def _ask(self, generation: int) -> StopNotice | None:
         asking = asyncio.ensure_future(
             ask_all_to_stop(
                 self._upstream,
                 job=self._config.job,
-                generation=ranks.place.generation,
+                generation=generation,
                 leaving=[self._worker_id] if self._config.preempt == PREEMPT_MEMBER else [],
                 reason=f"{self._stop.signal_name} to {self._worker_id}",
                 grace_s=self._config.preempt_grace_s,
@@ -346,6 +353,28 @@ class Supervisor:
         finally:
             asking.cancel()
             hurried.cancel()
+
+    async def _be_named(self, notice: StopNotice) -> None:
+        """Return once a notice asks this member to leave, or it has no place: then nobody takes it for dead.
+
+        A generation has one notice. Where it drains others, the next one is asked in its turn: or
+        nodes that are taken away together would count as failures, one after the other.
+        """
+        asked = notice.generation
+        try:
+            async with asyncio.timeout(NAMED_S):
+                while not names(notice, self._worker_id) and not self._stop.urgent.is_set():
+                    self._news.clear()
+                    update = self._update
+                    if update is None or update.world.generation <= asked:
+                        await self._news.wait()
+                        continue
+                    if not update.HasField("place"):
+                        return
+                    asked = update.world.generation
+                    notice = await self._ask(asked) or notice
+        except TimeoutError:
+            log.warning("run.not_named", reason=f"the notice that holds drains others: {notice.reason}")
 
     async def _leave_preempted(self, reason: str) -> int:
         """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it."""
