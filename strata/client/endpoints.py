@@ -204,6 +204,10 @@ class Route:
         self._asked = known or ([] if elsewhere else given)
         self.rng.shuffle(self._asked)
 
+    def ask_first(self, endpoint: Endpoint) -> None:
+        """Try this configured endpoint next, once, before all others."""
+        self._asked.append(endpoint)
+
     def prefer(self, addresses: Iterable[str]) -> None:
         """Of the configured endpoints take these first, once, after the current one is lost."""
         self._preferred = frozenset(str(e) for e in self._parsed(addresses))

@@ -57,8 +57,8 @@ class Lookout:
         self._unready_s = unready_s
         self._since: float | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._introduced = False
-        """Whether somebody has our hello and has not answered yet."""
+        self._asked: Endpoint | None = None
+        """Who has our hello and has not answered yet."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         """The one that looks, and those that hold a connection found; in order, so that a run can be repeated."""
         self._found: Found | None = None
@@ -75,7 +75,7 @@ class Lookout:
         """
         if ready:
             self._since = None
-            if not self._introduced:
+            if self._asked is None:
                 self._stop()
         elif self._since is None:
             self._since = asyncio.get_running_loop().time()
@@ -96,8 +96,14 @@ class Lookout:
         task.add_done_callback(lambda over: self._tasks.pop(over, None))
 
     def lost(self) -> None:
-        """Take note that the connection is over: if none is found yet, the session looks by itself."""
+        """Take note that the connection is over: if none is found yet, the session looks by itself.
+
+        First at whoever has our hello: that replica may have taken the key, which is why the one
+        before let go, and it would delete it if we went elsewhere and were late.
+        """
         if self._found is None:
+            if self._asked is not None:
+                self._route.ask_first(self._asked)
             self._stop()
 
     def take(self) -> Found | None:
@@ -117,7 +123,7 @@ class Lookout:
     def _stop(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-            self._looking, self._introduced = None, False
+            self._looking, self._asked = None, None
 
     async def _scout(self, take: Callable[[Found], None]) -> None:
         """Ask the other endpoints, round after round, until one welcomes the session; then hold it."""
@@ -130,7 +136,7 @@ class Lookout:
                         return
                 except StrataError:
                     pass  # whatever it is, the session is served where it is and goes on there
-                self._introduced = False
+                self._asked = None
                 if self._since is None:  # the replica that serves is ready again
                     self._looking = None
                     return
@@ -145,12 +151,12 @@ class Lookout:
             async with limit, self._dial(endpoint) as link:
                 limit.reschedule(asyncio.get_running_loop().time() + WELCOME_S)
                 link.send(Up(hello=hello))
-                self._introduced = True
+                self._asked = endpoint
                 down = await link.recv()
                 if down is None or not down.HasField("welcome"):
                     return False
                 limit.reschedule(None)
-                self._introduced = False
+                self._asked = None
                 found = Found(endpoint=endpoint, link=link, welcome=down.welcome)
                 take(found)
                 await found.over.wait()

@@ -283,6 +283,10 @@ class Switchboard:
         self._blocked.discard((sender, receiver))
         self._change()
 
+    def blocks(self, one: str, other: str) -> bool:
+        """Tell whether anything that one of two hosts sends to the other goes nowhere."""
+        return (one, other) in self._blocked or (other, one) in self._blocked
+
     def links(self, caller: str, callee: str) -> list[MemoryLink]:
         """Return the dialling ends of the links from `caller` to `callee`."""
         return [e.link for e in self._links if (e.caller, e.callee) == (caller, callee)]

@@ -112,6 +112,7 @@ class Cluster:
             replica.alive
             and not replica.process.frozen
             and replica.serving is not None
+            and not all(self.board.blocks(name, member.host) for member in self.members.values())
             and not line.leaderless
             and replica.replica.is_ready()[0]
         )

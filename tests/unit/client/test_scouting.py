@@ -113,6 +113,23 @@ async def test_a_look_whose_hello_is_out_is_not_given_up_when_the_first_replica_
 
 
 @in_virtual_time()
+async def test_whoever_has_the_hello_is_asked_first_when_the_first_replica_lets_go() -> None:
+    """It lets go because the other one has taken the key, and says so before that one's welcome comes."""
+    async with rig(6) as r:
+        before = r.serving
+        for other in r.others:
+            other.welcoming = False
+        await first_unready_tick(r)
+        while not any(other.hellos for other in r.others):  # noqa: ASYNC110  # virtual
+            await asyncio.sleep(0.01)
+        [asked] = [other for other in r.others if other.hellos]
+        for other in r.others:
+            other.welcoming = True
+        before.down()
+        assert await r.reconnected(2) is asked
+
+
+@in_virtual_time()
 async def test_a_look_ends_when_the_first_replica_is_ready_again_and_the_one_asked_says_nothing() -> None:
     async with rig(3) as r:
         link = r.serving.links[-1]
