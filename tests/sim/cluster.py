@@ -19,7 +19,7 @@ from strata.testing.network import Call
 from strata.testing.replicas import MemoryReplica
 from tests.sim.etcd import Line
 from tests.sim.history import History
-from tests.sim.judge import Death, Judge
+from tests.sim.judge import Death, Judge, is_of_the_past
 from tests.sim.members import JOB, REPLICAS, Member
 from tests.sim.trace import Trace
 
@@ -206,16 +206,20 @@ class Cluster:
 
     def _sent(self, replica: str, call: Call) -> None:
         """Look at the removals of members as they are sent: whoever was here just now has its grace."""
-        txn = call.argument if isinstance(call.argument, Txn) else None
-        for operation in txn.success if txn is not None else ():
+        if not isinstance(txn := call.argument, Txn):
+            return
+        for operation in txn.success:
             match self.keys.parts(operation.key):
                 case ("jobs", _, "workers", worker) if isinstance(operation, Delete):
-                    self._removing(replica, worker)
+                    self._removing(replica, worker, txn)
                 case _:
                     pass
 
-    def _removing(self, replica: str, worker: str) -> None:
-        held = self.judge.view.record(self.judge.job.worker(worker), Worker)
+    def _removing(self, replica: str, worker: str, txn: Txn) -> None:
+        key = self.judge.job.worker(worker)
+        held = self.judge.view.record(key, Worker)
+        if is_of_the_past(txn, self.judge.view.get(key)):
+            return
         member = self.runs.get(held.boot) if held is not None else None
         if member is None or member.killed or member.leaving or member.process.frozen:
             return

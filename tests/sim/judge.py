@@ -29,7 +29,7 @@ from strata.core.records import (
     WorldHead,
     decode,
 )
-from strata.core.txn import Delete, Event, Op, Target, Txn
+from strata.core.txn import Delete, Event, KeyValue, Op, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call
@@ -447,3 +447,22 @@ def _writes(txn: Txn, written: Revision) -> bool:
     keys = {operation.key for operation in (*txn.success, *txn.failure)}
     ranges = any(isinstance(operation, Delete) and operation.range_end for operation in txn.success)
     return ranges or all(event.kv.key in keys for event in written.events)
+
+
+def is_of_the_past(txn: Txn, kv: KeyValue | None) -> bool:
+    """Tell whether a transaction can take no effect, now or later: it compares a revision that `kv` has left.
+
+    Revisions of a key only grow. So one that is sent again, because its outcome is unknown, is aimed
+    at whoever held the key when it was decided, not at who holds it now.
+    """
+    return kv is not None and any(
+        compare.key == kv.key
+        and compare.range_end is None
+        and compare.op is Op.EQUAL
+        and isinstance(compare.operand, int)
+        and (
+            (compare.target is Target.CREATE and 0 < compare.operand < kv.create_revision)
+            or (compare.target is Target.MOD and 0 < compare.operand < kv.mod_revision)
+        )
+        for compare in txn.compares
+    )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.ids import BootId, Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import campaign_txn, resign_txn
-from strata.core.txn import Put, Txn, created_at
+from strata.core.records import Worker, encode
+from strata.core.txn import Delete, Put, Txn, created_at, unchanged
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call
 from strata.testing.virtual_time import in_virtual_time
-from tests.sim.judge import Judge
+from tests.sim.judge import Judge, is_of_the_past
 from tests.sim.trace import Trace
 
 KEYS = ClusterKeys("default")
+
+
+def worker(boot: str, served_by: str) -> bytes:
+    return encode(Worker(boot=BootId(boot), served_by=InstanceId(served_by)))
 
 
 class Court:
@@ -66,3 +71,24 @@ async def test_a_write_in_an_epoch_that_ended_is_found() -> None:
     fenced = Txn(compares=(created_at(KEYS.leader, court.epoch),), success=written.success)
     court.judge.applied(Call(client="a", kind="execute", argument=fenced))
     assert any("had ended" in violation.what for violation in court.judge.violations)
+
+
+@in_virtual_time()
+async def test_a_leave_sent_again_is_not_charged_with_the_removal_of_who_came_after() -> None:
+    court, key = Court(), KEYS.job("job").worker("w1")
+    first = court.do("r1", Txn(success=(Put(key=key, value=worker("boot-1", "r1")),)))
+    by_name = Txn(success=(Delete(key=key),))
+    leave = Txn(compares=(created_at(key, first),), success=by_name.success)
+    removal = Txn(compares=(unchanged(key, first),), success=by_name.success)
+    assert not any(is_of_the_past(txn, court.judge.view.get(key)) for txn in (leave, removal, by_name))
+
+    court.do("r2", Txn(success=(Put(key=key, value=worker("boot-1", "r2")),)))
+    assert is_of_the_past(removal, court.judge.view.get(key))
+    assert not is_of_the_past(leave, court.judge.view.get(key)), "it removes that incarnation still"
+
+    court.do("r2", leave)
+    second = court.do("r1", Txn(success=(Put(key=key, value=worker("boot-2", "r1")),)))
+    assert is_of_the_past(leave, court.judge.view.get(key))
+    assert not is_of_the_past(by_name, court.judge.view.get(key)), "it compares nothing"
+    again = Txn(compares=(created_at(key, second),), success=by_name.success)
+    assert not is_of_the_past(again, court.judge.view.get(key))

@@ -246,13 +246,20 @@ class Election:
         self._announce(epoch)
 
     async def _renew(self) -> None:
-        """Send one keepalive; its answer moves the deadline if it is still that lease's."""
-        lease = self._standing.lease
+        """Send one keepalive; its answer moves the deadline if it is still that lease's.
+
+        And if the key is there: a view that is late, by a slow watch or a broken one, does not tell
+        that it went, and etcd may answer for a lease whose key has gone (PROTOCOLS 4.5).
+        """
+        lease, epoch = self._standing.lease, self._standing.epoch
         assert lease is not None
-        ttl_s, gone = 0, False
+        ttl_s, gone, held = 0, False, True
         try:
-            ttl_s = await self._renewals.keep_alive(lease.lease_id)
+            granted_s = await self._renewals.keep_alive(lease.lease_id)
             self._mirror.note_contact()
+            answer = await self._renewals.read(Range(key=self._keys.leader))
+            held = any(kv.create_revision == epoch for kv in answer.kvs)
+            ttl_s = granted_s
         except NotFound:
             gone = True
         except Unavailable as error:
@@ -260,7 +267,9 @@ class Election:
         except StrataError as error:  # retried like any other until the lease runs out (PROTOCOLS 4.5)
             log.warning("leadership_not_renewed", error=str(error))
         if self._standing.lease == lease:  # else this office has ended meanwhile
-            if ttl_s > 0:
+            if not held:
+                self._stop(f"the leader key of epoch {epoch} is gone, as etcd says")
+            elif ttl_s > 0:
                 self._standing = self._standing.renewed(ttl_s)
             else:
                 self._standing = self._standing.not_renewed(gone=gone)

@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from strata.coordinator.leadership.election import Election
+from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.measures import Measures
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.measured import MeasuredStore
+from strata.core.ids import Epoch, InstanceId, ReplicaId
+from strata.core.leadership import resign_txn
 from strata.core.txn import WatchBatch
 from strata.errors import Unavailable
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, put
+from tests.unit.coordinator.rig import KEYS, put, rig
 from tests.unit.coordinator.serving_rig import cluster
 
 
@@ -25,10 +29,12 @@ class Frozen(PromptNetwork):
         self.delay_s = 0.0
         self.answer_s = 0.0
         self.reads = 0
+        self.loses_reads = False
 
     def fate(self, call: Call) -> Fate:
         self.reads += call.kind == "read"
-        return Fate(answer_delay_s=self.answer_s)
+        lost = self.loses_reads and call.kind == "read"
+        return Fate(answer_delay_s=self.answer_s, lost="request" if lost else None)
 
     def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
         return self.delay_s
@@ -175,3 +181,47 @@ async def test_a_replica_with_a_late_view_sends_its_members_to_one_that_knows_mo
         assert c["r3"].replica.is_ready()[0]
         c.delete(c["r1"].context.keys.root + "news")
         await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def leading(store: MemoryStore, network: Frozen) -> AsyncIterator[tuple[Election, Epoch]]:
+    """Run an election whose world controller turns, in office for some seconds."""
+    async with rig(store, network=network) as r, asyncio.TaskGroup() as tasks:
+        heartbeat = Heartbeat(now)
+        election = Election(
+            renewals=r.client,
+            mirror=r.mirror,
+            executor=r.executor,
+            keys=KEYS,
+            instance=InstanceId("instance-r1"),
+            replica=ReplicaId("r1"),
+            heartbeat=heartbeat,
+            clock=now,
+        )
+        with heartbeat.waiting():
+            running = tasks.create_task(election.run(address="r1:1"))
+            epoch = await election.elected()
+            await asyncio.sleep(5)
+            assert election.epoch == epoch
+            yield election, epoch
+            running.cancel()
+
+
+@in_virtual_time()
+async def test_a_leader_whose_late_view_hides_that_its_key_went_stops_by_its_next_renewal() -> None:
+    store, network = MemoryStore(), Frozen()
+    async with leading(store, network) as (election, epoch):
+        network.delay_s = 12.0
+        store.execute(resign_txn(KEYS, epoch))  # as a follower that deposes it; its lease lives on
+        async with asyncio.timeout(1.5):
+            await election.ended(epoch)
+
+
+@in_virtual_time()
+async def test_a_renewal_counts_only_if_the_key_was_seen_after_it() -> None:
+    store, network = MemoryStore(), Frozen()
+    async with leading(store, network) as (election, epoch):
+        network.delay_s, network.loses_reads = 12.0, True
+        store.execute(resign_txn(KEYS, epoch))
+        async with asyncio.timeout(4.1):  # two thirds of the lease
+            await election.ended(epoch)
