@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from strata.core.checkpoint_order import supersedes_any
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, number
-from strata.core.records import Replica, Worker
+from strata.core.records import Leader, Replica, Worker
 from strata.core.txn import (
     Delete,
     Operation,
@@ -134,8 +134,14 @@ Orphan = tuple[str, str, int]
 
 
 def orphans(job: JobView, *, keys: ClusterKeys) -> dict[Orphan, Entry[Worker]]:
-    """Return the members that are served by a replica instance which is not there."""
+    """Return the members that are served by a replica instance which is not there.
+
+    Whoever leads is there, though its own key of a replica may have run out.
+    """
     instances = {entry.record.instance for entry in job.view.entries(keys.replicas, Replica)}
+    leader = job.view.record(keys.leader, Leader)
+    if leader is not None:
+        instances.add(leader.instance)
     return {
         (job.keys.name, worker.name, worker.mod_revision): worker
         for worker in job.workers()
