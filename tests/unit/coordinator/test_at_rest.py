@@ -46,5 +46,6 @@ async def test_three_replicas_and_a_hundred_idle_members_write_next_to_nothing()
         await asyncio.sleep(60 * MINUTES)
         assert network.writes <= WRITES_A_MINUTE * MINUTES / 10, network.calls
         assert 4 * 55 * MINUTES < network.calls["keep_alive"] < 4 * 65 * MINUTES
-        assert network.calls["read"] < 60 * MINUTES, network.calls
+        # The leader looks once a second, beside its renewal, whether its own key is still there (PROTOCOLS 4.3).
+        assert network.calls["read"] < 75 * MINUTES, network.calls
         assert not any(member.over.is_set() for member in members)
