@@ -4,22 +4,48 @@ A rank's manifest lists its tensors with the digest of every chunk, its header's
 tree of its state. The global manifest lists the ranks' manifests by digest, so that its own digest
 (in the catalog's record and in the COMMIT marker) stands for every byte of the checkpoint.
 
-Readers ignore fields they do not know, and refuse a newer `version` than theirs.
+Readers ignore fields they do not know, and refuse a newer `version` than theirs. A document has the
+lowest version that can say what it says: 2 only for what other images, other ranks or a larger
+tensor have a part in.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, named_digest
+from strata.checkpoint.entries import ImageRef, Run, Shard, TensorEntry
 from strata.checkpoint.state import Json
-from strata.checkpoint.tensors import DTYPES, TensorSpec
 from strata.errors import CheckpointCorrupt, CheckpointError
 
-VERSION: Final = 1
+__all__ = [
+    "GLOBAL_NAME",
+    "READ_VERSIONS",
+    "Identity",
+    "ImageRef",
+    "Manifest",
+    "Part",
+    "RankManifest",
+    "Run",
+    "Shard",
+    "TensorEntry",
+    "as_corrupt",
+    "image_name",
+    "model_hash",
+    "rank_manifest_name",
+    "read_document",
+]
+
+READ_VERSIONS: Final[Mapping[str, int]] = {
+    "strata-rank-manifest": 2,
+    "strata-manifest": 2,
+    "strata-commit": 1,
+    "strata-root": 1,
+}
+"""The newest version of each document that is read."""
 GLOBAL_NAME: Final = "manifest.json"
 
 
@@ -46,18 +72,12 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """A tensor's bytes `[start, end)` of the image, and the digest of each of their chunks."""
-
-    spec: TensorSpec
-    start: int
-    end: int
-    chunks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankManifest:
-    """What one rank saved."""
+    """What one rank saved.
+
+    `files` are the images of earlier attempts that tensors have chunks in. `mesh` is the rank's
+    place in the partitioning: (index, size) by the name of each dimension, such as dp, tp, pp.
+    """
 
     identity: Identity
     rank: int
@@ -68,10 +88,24 @@ class RankManifest:
     tensors: Mapping[str, TensorEntry]
     tree: Json
     rng: Json
+    files: tuple[ImageRef, ...] = ()
+    mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """The lowest version of the format that can say this."""
+        plain = not self.files and not self.mesh and all(entry.plain for entry in self.tensors.values())
+        return 1 if plain else 2
 
     def to_bytes(self) -> bytes:
+        newer: dict[str, Json] = {}
+        if self.files:
+            newer["files"] = [[file.folder, file.image, file.size_bytes] for file in self.files]
+        if self.mesh:
+            newer["mesh"] = {name: list(place) for name, place in self.mesh.items()}
         return _write(
             "strata-rank-manifest",
+            self.version,
             {
                 **_plain_identity(self.identity),
                 "rank": self.rank,
@@ -83,16 +117,8 @@ class RankManifest:
                     "header_bytes": self.header_bytes,
                     "header_digest": self.header_digest,
                 },
-                "tensors": {
-                    name: {
-                        "kind": entry.spec.kind,
-                        "dtype": entry.spec.dtype,
-                        "shape": list(entry.spec.shape),
-                        "range": [entry.start, entry.end],
-                        "chunks": list(entry.chunks),
-                    }
-                    for name, entry in self.tensors.items()
-                },
+                **newer,
+                "tensors": {name: entry.to_json() for name, entry in self.tensors.items()},
                 "tree": self.tree,
                 "rng": self.rng,
             },
@@ -104,16 +130,22 @@ class RankManifest:
         body = read_document("strata-rank-manifest", data, what=what)
         with as_corrupt(what):
             image = body["image"]
+            files = tuple(_image_ref(file) for file in body.get("files", ()))
+            sizes = [int(image["size_bytes"]), *(file.size_bytes for file in files)]
             return cls(
                 identity=_identity(body),
                 rank=int(body["rank"]),
-                image=str(image["file"]),
-                image_bytes=int(image["size_bytes"]),
+                image=_file_name(image["file"]),
+                image_bytes=sizes[0],
                 header_bytes=int(image["header_bytes"]),
                 header_digest=str(image["header_digest"]),
-                tensors={name: _tensor(entry) for name, entry in body["tensors"].items()},
+                tensors={
+                    name: TensorEntry.from_json(entry, sizes=sizes) for name, entry in body["tensors"].items()
+                },
                 tree=body["tree"],
                 rng=body["rng"],
+                files=files,
+                mesh={str(name): (int(i), int(n)) for name, (i, n) in body.get("mesh", {}).items()},
             )
 
 
@@ -130,7 +162,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint. `predecessor` is (step, generation, attempt) of the one before it."""
+    """A whole checkpoint. `predecessor` is (step, generation, attempt) of the one before it.
+
+    `uses` are the folders, beside this one, of the attempts whose images have chunks of it.
+    """
 
     identity: Identity
     parts: tuple[Part, ...]
@@ -138,6 +173,7 @@ class Manifest:
     created_unix_ms: int
     metadata: Mapping[str, str]
     predecessor: tuple[int, int, str] | None
+    uses: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -146,6 +182,7 @@ class Manifest:
     def to_bytes(self) -> bytes:
         return _write(
             "strata-manifest",
+            2 if self.uses else 1,
             {
                 **_plain_identity(self.identity),
                 "digest": ALGORITHM,
@@ -154,6 +191,7 @@ class Manifest:
                 "model_hash": self.model_hash,
                 "metadata": dict(self.metadata),
                 "predecessor": list(self.predecessor) if self.predecessor else None,
+                **({"uses": list(self.uses)} if self.uses else {}),
                 "ranks": [
                     {
                         "rank": part.rank,
@@ -180,6 +218,7 @@ class Manifest:
                 created_unix_ms=int(body["created_unix_ms"]),
                 metadata=dict(body["metadata"]),
                 predecessor=(int(before[0]), int(before[1]), str(before[2])) if before else None,
+                uses=tuple(_file_name(folder) for folder in body.get("uses", ())),
             )
 
 
@@ -211,16 +250,16 @@ def read_document(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
         if body["format"] != kind:
             raise ValueError(f"it is a {body['format']!r}")
         version = int(body["version"])
-    if version > VERSION:
+    if version > READ_VERSIONS[kind]:
         raise CheckpointError(
-            f"{what} has format {version}, and this release reads up to {VERSION}",
+            f"{what} has format {version}, and this release reads up to {READ_VERSIONS[kind]}",
             hint="read it with the release that wrote it, or a newer one",
         )
     return dict(body)
 
 
-def _write(kind: str, body: dict[str, Json]) -> bytes:
-    document = {"format": kind, "version": VERSION, **body}
+def _write(kind: str, version: int, body: dict[str, Json]) -> bytes:
+    document = {"format": kind, "version": version, **body}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -232,14 +271,16 @@ def _identity(body: Mapping[str, Any]) -> Identity:
     return Identity(**{name: body[name] for name in Identity.__slots__})
 
 
-def _tensor(entry: Mapping[str, Any]) -> TensorEntry:
-    spec = TensorSpec(kind=entry["kind"], dtype=entry["dtype"], shape=tuple(entry["shape"]))
-    start, end = entry["range"]
-    if spec.dtype not in DTYPES:
-        raise ValueError(f"the dtype {spec.dtype!r} is unknown")
-    if end - start != spec.size_bytes or len(entry["chunks"]) != -(-spec.size_bytes // CHUNK_BYTES):
-        raise ValueError(f"a tensor {spec} cannot lie in {start}..{end}")
-    return TensorEntry(spec=spec, start=start, end=end, chunks=tuple(entry["chunks"]))
+def _image_ref(body: Sequence[Any]) -> ImageRef:
+    folder, image, size_bytes = body
+    return ImageRef(folder=_file_name(folder), image=_file_name(image), size_bytes=int(size_bytes))
+
+
+def _file_name(name: Any) -> str:
+    """Return the name of a file or folder; `ValueError` for a path that leads elsewhere."""
+    if not isinstance(name, str) or "/" in name or name in {"", ".", ".."}:
+        raise ValueError(f"{name!r} is no name of a file")
+    return name
 
 
 class as_corrupt:  # noqa: N801  # reads as the statement it is

@@ -11,10 +11,10 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from strata.checkpoint.chunk_map import object_name
 from strata.checkpoint.digest import digest, named_digest
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
-    VERSION,
     Manifest,
     RankManifest,
     as_corrupt,
@@ -39,7 +39,7 @@ class Marker:
     def to_bytes(self) -> bytes:
         body = {
             "format": "strata-commit",
-            "version": VERSION,
+            "version": 1,
             "step": self.step,
             "generation": self.generation,
             "attempt": self.attempt,
@@ -91,15 +91,23 @@ def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manife
 
 
 def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
-    """Return every rank's manifest, verified; `CheckpointCorrupt` also when an image is not there."""
+    """Return every rank's manifest, verified.
+
+    `CheckpointCorrupt` also when an image is not there, be it one of an earlier attempt.
+    """
     manifests = []
+    elsewhere: dict[str, int] = {}
     for part in manifest.parts:
         name = f"{folder}/{part.manifest}"
         data = _read(storage, name)
         if named_digest(data) != part.digest:
             raise CheckpointCorrupt(f"{name} differs from what was committed")
-        manifests.append(RankManifest.from_bytes(data, what=name))
+        read = RankManifest.from_bytes(data, what=name)
+        manifests.append(read)
         _check_size(storage, f"{folder}/{part.image}", part.image_bytes)
+        elsewhere |= {object_name(folder, image): image.size_bytes for image in read.files}
+    for name, size_bytes in elsewhere.items():
+        _check_size(storage, name, size_bytes)
     return manifests
 
 

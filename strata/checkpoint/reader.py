@@ -10,10 +10,12 @@ rank 0's, as far as all ranks had saved the same there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strata.checkpoint.digest import chunks, digest
+from strata.checkpoint.chunk_map import ChunkPlace, chunk_places, object_name
+from strata.checkpoint.digest import CHUNK_BYTES, digest
+from strata.checkpoint.image import ALIGNMENT
 from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.restoring import Saved
@@ -44,40 +46,59 @@ def load(storage: Storage, folder: str, *, manifest_digest: str, rank: int) -> L
     manifest = read_manifest(storage, folder, manifest_digest)
     manifests = read_rank_manifests(storage, folder, manifest)
     own = rank < len(manifests)
-    part = manifests[rank] if own else manifests[0]
+    index = rank if own else 0
     return Loaded(
         manifest=manifest,
-        saved=_read_image(storage, folder, part),
+        saved=_read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index)),
         own=own,
         differing=() if own else tuple(_differing(manifests)),
     )
 
 
-def _read_image(storage: Storage, folder: str, manifest: RankManifest) -> Saved:
+def _read_image(
+    storage: Storage, folder: str, manifest: RankManifest, places: Mapping[str, Sequence[ChunkPlace]]
+) -> Saved:
     name = f"{folder}/{manifest.image}"
     header = memoryview(bytearray(manifest.header_bytes))
     _read_exactly(storage, name, 0, header)
     if digest(header) != manifest.header_digest:
         raise CheckpointCorrupt(f"{name}: the header differs from what was saved")
-    begin = manifest.header_bytes
-    size_bytes = manifest.image_bytes - begin
+    offsets, size_bytes = _in_memory(name, manifest)
     # inherited: an object may keep a tensor that lies here, and be used in a forked worker
     memory = memoryview(allocate(size_bytes, inherited=True))[:size_bytes]
     data: dict[str, memoryview] = {}
     for tensor, entry in manifest.tensors.items():
-        data[tensor] = memory[entry.start - begin : entry.end - begin]
-        if len(data[tensor]) != entry.spec.size_bytes:
-            raise CheckpointCorrupt(f"{name}: tensor {tensor} lies outside of the image")
-        offset = entry.start
-        for number, (chunk, expected) in enumerate(zip(chunks(data[tensor]), entry.chunks, strict=True)):
-            _read_exactly(storage, name, offset, chunk)
-            if digest(chunk) != expected:
+        data[tensor] = memory[offsets[tensor] : offsets[tensor] + entry.spec.size_bytes]
+        for number, place in enumerate(places[tensor]):
+            chunk = data[tensor][number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            lies_in = object_name(folder, place.image)
+            _read_exactly(storage, lies_in, place.offset, chunk)
+            if digest(chunk) != place.digest:
                 raise CheckpointCorrupt(
-                    f"{name}: tensor {tensor} differs from what was saved (chunk {number})"
+                    f"{lies_in}: tensor {tensor} differs from what was saved (chunk {number})"
                 )
-            offset += len(chunk)
     specs = {tensor: entry.spec for tensor, entry in manifest.tensors.items()}
     return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
+
+
+def _in_memory(name: str, manifest: RankManifest) -> tuple[dict[str, int], int]:
+    """Return where each tensor goes in memory, and how much that takes.
+
+    Those that are whole in the image lie as there, behind them the others.
+    """
+    begin, end = manifest.header_bytes, 0
+    offsets: dict[str, int] = {}
+    for tensor, entry in manifest.tensors.items():
+        if entry.runs is None:
+            offsets[tensor] = entry.start - begin
+            end = max(end, entry.end - begin)
+            if entry.start < begin or entry.end > manifest.image_bytes:
+                raise CheckpointCorrupt(f"{name}: tensor {tensor} lies outside of the image")
+    for tensor, entry in manifest.tensors.items():
+        if entry.runs is not None:
+            offsets[tensor] = end = -(-end // ALIGNMENT) * ALIGNMENT
+            end += entry.spec.size_bytes
+    return offsets, end
 
 
 def _read_exactly(storage: Storage, name: str, offset: int, buffer: memoryview) -> None:

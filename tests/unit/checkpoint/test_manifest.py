@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -7,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.manifest import (
     Identity,
+    ImageRef,
     Manifest,
     Part,
     RankManifest,
+    Run,
+    Shard,
     TensorEntry,
     model_hash,
 )
@@ -21,6 +26,8 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 
 _counts = st.integers(0, 2**53)
 _names = st.text(min_size=1, max_size=8)
+_files = _names.filter(lambda name: "/" not in name and name not in {".", ".."})
+_images = st.builds(ImageRef, folder=_files, image=_files, size_bytes=st.integers(2**53, 2**54))
 _identities = st.builds(
     Identity, step=_counts, generation=_counts, attempt=_names, world_size=_counts, epoch=_counts
 )
@@ -36,7 +43,15 @@ def _entries(draw: st.DrawFn) -> TensorEntry:
     )
     start = draw(_counts)
     chunks = ("d" * 32,) if spec.size_bytes else ()
-    return TensorEntry(spec=spec, start=start, end=start + spec.size_bytes, chunks=chunks)
+    whole = tuple(n + draw(st.integers(0, 3)) for n in spec.shape)
+    shard = Shard(global_shape=whole, offsets=(0,) * len(whole)) if draw(st.booleans()) else None
+    if draw(st.booleans()):
+        return TensorEntry(spec=spec, start=start, end=start + spec.size_bytes, chunks=chunks, shard=shard)
+    replicated = draw(st.booleans())
+    runs = tuple(Run(first=0, count=1, file=0, offset=start) for _ in chunks)
+    if replicated and draw(st.booleans()):
+        runs = ()
+    return TensorEntry(spec=spec, runs=runs, chunks=chunks, replicated=replicated, shard=shard)
 
 
 _json = st.recursive(
@@ -48,13 +63,15 @@ _rank_manifests = st.builds(
     RankManifest,
     identity=_identities,
     rank=_counts,
-    image=_names,
-    image_bytes=_counts,
+    image=_files,
+    image_bytes=st.integers(2**53 + 100000, 2**54),
     header_bytes=_counts,
     header_digest=_names,
     tensors=st.dictionaries(_names, _entries(), max_size=4),
     tree=_json,
     rng=_json,
+    files=st.lists(_images, max_size=2).map(tuple),
+    mesh=st.dictionaries(_names, st.tuples(_counts, _counts), max_size=2),
 )
 _manifests = st.builds(
     Manifest,
@@ -67,6 +84,7 @@ _manifests = st.builds(
     created_unix_ms=_counts,
     metadata=st.dictionaries(_names, st.text(), max_size=3),
     predecessor=st.none() | st.tuples(_counts, _counts, _names),
+    uses=st.lists(_files, max_size=2).map(tuple),
 )
 _markers = st.builds(
     Marker,
@@ -123,10 +141,94 @@ def rank_manifest(**tensors: tuple[str, ...]) -> RankManifest:
 
 def test_a_manifest_of_a_newer_format_is_refused_with_the_reason() -> None:
     body: dict[str, Any] = json.loads(rank_manifest().to_bytes())
-    body["version"] = 2
-    with pytest.raises(CheckpointError, match="format 2, and this release reads up to 1") as caught:
+    body["version"] = 3
+    with pytest.raises(CheckpointError, match="format 3, and this release reads up to 2") as caught:
         RankManifest.from_bytes(json.dumps(body).encode(), what="m")
     assert not isinstance(caught.value, CheckpointCorrupt)
+
+
+def test_a_marker_of_a_newer_format_is_refused_with_the_reason() -> None:
+    marker = Marker(step=1, generation=1, attempt="a", manifest_digest="d", predecessor=None)
+    body = json.loads(marker.to_bytes()) | {"version": 2}
+    del body["self"]
+    body["self"] = digest(json.dumps(body).encode())
+    with pytest.raises(CheckpointError, match="format 2, and this release reads up to 1") as caught:
+        Marker.from_bytes(json.dumps(body).encode(), what="m")
+    assert not isinstance(caught.value, CheckpointCorrupt)
+
+
+SPEC_OF_THREE = TensorSpec(kind="torch", dtype="int8", shape=(2 * CHUNK_BYTES + 5,))
+OTHER_IMAGE = ImageRef(folder="step-1", image="i", size_bytes=CHUNK_BYTES)
+
+
+def of_three_chunks(**changes: Any) -> dict[str, Any]:
+    """The document of a tensor of three chunks, of which an earlier attempt has the first."""
+    runs = (Run(first=0, count=1, file=1, offset=0), Run(first=1, count=2, file=0, offset=4096))
+    entry = TensorEntry(spec=SPEC_OF_THREE, runs=runs, chunks=("a", "b", "c"))
+    manifest = dataclasses.replace(
+        rank_manifest(), image_bytes=4096 + CHUNK_BYTES + 5, files=(OTHER_IMAGE,), tensors={"t": entry}
+    )
+    body: dict[str, Any] = json.loads(manifest.to_bytes())
+    body["tensors"]["t"] |= changes
+    return body
+
+
+def test_a_document_has_the_lowest_version_that_can_say_it() -> None:
+    """Older releases read all that they can understand, and refuse the rest."""
+    spec = TensorSpec(kind="torch", dtype="int8", shape=(1,))
+    plain = rank_manifest(a=("d",))
+    assert json.loads(plain.to_bytes())["version"] == 1
+    assert of_three_chunks()["version"] == 2
+    for change in (
+        {"shard": Shard(global_shape=(2,), offsets=(1,))},
+        {"replicated": True},
+        {"runs": (Run(first=0, count=1, file=0, offset=0),)},
+    ):
+        entry = TensorEntry(spec=spec, start=0, end=1, chunks=("d",), **change)
+        newer = dataclasses.replace(plain, tensors={"a": entry})
+        assert json.loads(newer.to_bytes())["version"] == 2
+    assert json.loads(dataclasses.replace(plain, mesh={"dp": (0, 2)}).to_bytes())["version"] == 2
+
+
+def test_chunks_lie_where_their_runs_say() -> None:
+    entry = RankManifest.from_bytes(json.dumps(of_three_chunks()).encode(), what="m").tensors["t"]
+    assert list(entry.located()) == [(0, 1, 0), (1, 0, 4096), (2, 0, 4096 + CHUNK_BYTES)]
+    assert [entry.chunk_bytes(number) for number in range(3)] == [CHUNK_BYTES, CHUNK_BYTES, 5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"runs": [[0, 1, 1, 0]]},
+        {"runs": [[1, 2, 0, 4096]]},
+        {"runs": [[0, 1, 1, 0], [2, 1, 0, 4096]]},
+        {"runs": [[0, 1, 1, 0], [0, 3, 0, 4096]]},
+        {"runs": [[0, 1, 1, 0], [1, 3, 0, 4096]]},
+        {"runs": [[0, 1, 1, 0], [1, 0, 0, 4096], [1, 2, 0, 4096]]},
+        {"runs": [[0, 1, 1, 1], [1, 2, 0, 4096]]},
+        {"runs": [[0, 1, 2, 0], [1, 2, 0, 4096]]},
+        {"runs": [[0, 1, -1, 0], [1, 2, 0, 4096]]},
+        {"runs": [[0, 1, 1, 0], [1, 2, 0, 4097]]},
+        {"runs": [[0, 1, 1, -1], [1, 2, 0, 4096]]},
+        {"runs": [[0, 1, 1]]},
+        {"shard": {"global_shape": [2], "offsets": [0]}},
+        {"shard": {"global_shape": [2 * CHUNK_BYTES + 9], "offsets": [5]}},
+        {"shard": {"global_shape": [2 * CHUNK_BYTES + 9], "offsets": [-1]}},
+        {"shard": {"global_shape": [], "offsets": []}},
+    ],
+)
+def test_runs_and_shards_that_contradict_the_tensor_are_corrupt(change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointCorrupt, match="m cannot be read"):
+        RankManifest.from_bytes(json.dumps(of_three_chunks(**change)).encode(), what="m")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../other", "a/b", "/etc/passwd"])
+@pytest.mark.parametrize("field", [0, 1])
+def test_a_file_of_another_attempt_cannot_lead_elsewhere(name: str, field: int) -> None:
+    body = of_three_chunks()
+    body["files"][0][field] = name
+    with pytest.raises(CheckpointCorrupt, match="no name of a file"):
+        RankManifest.from_bytes(json.dumps(body).encode(), what="m")
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.digest import CHUNK_BYTES, named_digest
-from strata.checkpoint.manifest import GLOBAL_NAME, Manifest
+from strata.checkpoint.manifest import GLOBAL_NAME, ImageRef, Manifest, RankManifest, Run
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed, read_manifest, write_marker
 from strata.checkpoint.reader import Loaded, load
@@ -172,3 +173,64 @@ def test_a_rank_of_the_old_world_gets_its_own_part(two_ranks: Callable[..., Load
     assert loaded.own
     assert loaded.differing == ()
     assert loaded.saved.value(loaded.saved.tree)["x"].tolist() == [1]
+
+
+# -- chunks that lie elsewhere ------------------------------------------------------------------
+
+
+def rewritten(saved: Saved, change: Callable[[RankManifest], RankManifest]) -> Callable[[], Loaded]:
+    """Change the rank's manifest of a checkpoint, and return what loads it with the digests it has now."""
+    part, whole = saved.name("rank-00000.json"), saved.name(GLOBAL_NAME)
+    data = change(RankManifest.from_bytes(saved.storage.objects[part], what="m")).to_bytes()
+    manifest = Manifest.from_bytes(saved.storage.objects[whole], what="m")
+    named = dataclasses.replace(manifest.parts[0], digest=named_digest(data))
+    manifest = dataclasses.replace(manifest, parts=(named,))
+    saved.storage.objects |= {part: data, whole: manifest.to_bytes()}
+    digest = named_digest(manifest.to_bytes())
+    return lambda: load(saved.storage, saved.folder, manifest_digest=digest, rank=0)
+
+
+def moved_to(image: ImageRef) -> Callable[[RankManifest], RankManifest]:
+    """Let the second chunk of `big` lie at the fifth byte of `image`."""
+
+    def change(manifest: RankManifest) -> RankManifest:
+        big = manifest.tensors["big"]
+        runs = (
+            Run(first=0, count=1, file=0, offset=big.start),
+            Run(first=1, count=1, file=1, offset=5),
+        )
+        entry = dataclasses.replace(big, start=0, end=0, runs=runs)
+        return dataclasses.replace(manifest, files=(image,), tensors={**manifest.tensors, "big": entry})
+
+    return change
+
+
+def second_chunk_elsewhere() -> tuple[Saved, Callable[[], Loaded], str]:
+    """A checkpoint, what loads it, and the object that has its second chunk."""
+    saved = Saved()
+    tail = STATE["big"].tobytes()[CHUNK_BYTES:]  # type: ignore[attr-defined]  # an array
+    image = ImageRef(folder="step-0", image="other", size_bytes=len(tail) + 5)
+    saved.storage.objects["step-0/other"] = b"12345" + tail
+    own = saved.storage.objects[saved.name("rank-00000.safetensors")]
+    gone = own[: 4096 + CHUNK_BYTES] + bytes(len(tail)) + own[4096 + CHUNK_BYTES + len(tail) :]
+    saved.storage.objects[saved.name("rank-00000.safetensors")] = gone
+    return saved, rewritten(saved, moved_to(image)), "step-0/other"
+
+
+def test_a_chunk_is_read_from_the_image_it_lies_in() -> None:
+    _, look, _ = second_chunk_elsewhere()
+    loaded = look()
+    back = loaded.saved.value(loaded.saved.tree)
+    assert np.array_equal(back["big"], STATE["big"])  # type: ignore[arg-type]  # an array
+    assert np.array_equal(back["small"], STATE["small"])  # type: ignore[arg-type]  # an array
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "longer", "flipped"])
+def test_what_is_wrong_with_an_image_of_an_earlier_attempt_is_found(harm: str) -> None:
+    saved, look, name = second_chunk_elsewhere()
+    data = saved.storage.objects.pop(name)
+    changed = {"truncated": data[:-1], "longer": data + b"\0", "flipped": flip(data, 8 * 5)}.get(harm)
+    if changed is not None:
+        saved.storage.objects[name] = changed
+    with pytest.raises(CheckpointCorrupt, match=name):
+        look()

@@ -1,0 +1,142 @@
+"""Which chunks of a state an Incremental writes, and where the others lie already.
+
+Chunks are compared by digest with the same chunk of the same tensor in the base. What is equal is
+named where the base names it, in the image that has the bytes, however long ago that was written:
+the manifest of an Incremental lists every chunk, and no restore goes through a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.chunk_map import ChunkPlace
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.entries import OWN, ImageRef, Run, TensorEntry
+from strata.checkpoint.image import Layout
+from strata.checkpoint.tensors import TensorSpec
+
+FULL_ABOVE: Final = 0.7
+"""A part of which more than this share of the bytes has changed is written whole."""
+MAX_REFERENCES: Final = 32
+"""How many earlier attempts one checkpoint may use, as the catalog counts them too."""
+
+Digests = Mapping[str, Sequence[str]]
+"""The digests of the chunks of each tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What of a state is written. `kept` are the unchanged chunks, by tensor and number.
+
+    `partly` are the chunks to be written of each tensor that is not written whole; it is what
+    `lay_out` takes.
+    """
+
+    kept: Mapping[str, Mapping[int, ChunkPlace]]
+    partly: Mapping[str, tuple[range, ...]]
+    changed_bytes: int
+    total_bytes: int
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The folders of the attempts that have the unchanged chunks."""
+        return frozenset(place.image.folder for kept in self.kept.values() for place in kept.values())
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether so much is unchanged, in so few attempts, that not everything is written."""
+        return (
+            self.changed_bytes <= FULL_ABOVE * self.total_bytes
+            and bool(self.kept)
+            and len(self.uses) <= MAX_REFERENCES
+        )
+
+
+def compare(
+    specs: Mapping[str, TensorSpec], digests: Digests, base: Mapping[str, Mapping[int, ChunkPlace]]
+) -> Delta:
+    """Return what has changed since `base`, the places of the chunks of an earlier checkpoint."""
+    kept: dict[str, dict[int, ChunkPlace]] = {}
+    partly: dict[str, tuple[range, ...]] = {}
+    changed_bytes = 0
+    for tensor, spec in specs.items():
+        changed = []
+        same: dict[int, ChunkPlace] = {}
+        known = base.get(tensor, {})
+        for number, digest in enumerate(digests[tensor]):
+            size_bytes = min(CHUNK_BYTES, spec.size_bytes - number * CHUNK_BYTES)
+            before = known.get(number)
+            if before is not None and (before.digest, before.size_bytes) == (digest, size_bytes):
+                same[number] = before
+            else:
+                changed.append(number)
+                changed_bytes += size_bytes
+        if same:
+            kept[tensor] = same
+            partly[tensor] = tuple(rows(changed))
+    return Delta(
+        kept=kept,
+        partly=partly,
+        changed_bytes=changed_bytes,
+        total_bytes=sum(spec.size_bytes for spec in specs.values()),
+    )
+
+
+def rows(numbers: Iterable[int]) -> Iterator[range]:
+    """Yield the rows of consecutive numbers in `numbers`, which ascend."""
+    row: range | None = None
+    for number in numbers:
+        if row is not None and number == row.stop:
+            row = range(row.start, number + 1)
+            continue
+        if row is not None:
+            yield row
+        row = range(number, number + 1)
+    if row is not None:
+        yield row
+
+
+def entries(
+    layout: Layout,
+    specs: Mapping[str, TensorSpec],
+    digests: Digests,
+    kept: Mapping[str, Mapping[int, ChunkPlace]],
+) -> tuple[dict[str, TensorEntry], tuple[ImageRef, ...]]:
+    """Return the tensors of a manifest and its files: `layout` is of what was written, `kept` the rest."""
+    files: dict[ImageRef, int] = {}
+    written: dict[str, list[Run]] = {}
+    for piece in layout.pieces:
+        run = Run(first=piece.first, count=piece.count, file=OWN, offset=piece.start)
+        written.setdefault(piece.tensor, []).append(run)
+    found: dict[str, TensorEntry] = {}
+    for tensor, spec in specs.items():
+        chunks = tuple(digests[tensor])
+        if (place := layout.places.get(tensor)) is not None:
+            found[tensor] = TensorEntry(spec=spec, start=place.start, end=place.end, chunks=chunks)
+            continue
+        runs = [*written.get(tensor, ()), *_kept_runs(kept.get(tensor, {}), files)]
+        found[tensor] = TensorEntry(
+            spec=spec, runs=tuple(sorted(runs, key=lambda run: run.first)), chunks=chunks
+        )
+    return found, tuple(files)
+
+
+def _kept_runs(kept: Mapping[int, ChunkPlace], files: dict[ImageRef, int]) -> Iterator[Run]:
+    """Yield chunks that follow each other in their file as one run; number new files."""
+    run: Run | None = None
+    for number, place in sorted(kept.items()):
+        file = files.setdefault(place.image, len(files) + 1)
+        if run is not None and (number, file, place.offset) == (
+            run.end,
+            run.file,
+            run.offset + run.count * CHUNK_BYTES,
+        ):
+            run = Run(first=run.first, count=run.count + 1, file=file, offset=run.offset)
+            continue
+        if run is not None:
+            yield run
+        run = Run(first=number, count=1, file=file, offset=place.offset)
+    if run is not None:
+        yield run
