@@ -29,6 +29,8 @@ def check_call(identity: Identity | None, name: str, request: Any, cluster: str)
     who = request.author if "author" in fields else body
     worker = who.worker_id if "worker_id" in who.DESCRIPTOR.fields_by_name else None
     check(refusal(identity, method, cluster=cluster, job=job, worker=worker))
+    if "source_job" in fields:  # a second job, whose bytes the first one is to have
+        check(refusal(identity, method, cluster=cluster, job=request.source_job, worker=worker))
 
 
 def hide_others(identity: Identity | None, response: Any) -> None:

@@ -17,6 +17,7 @@ from strata.coordinator.calls.barriers import BarrierCalls
 from strata.coordinator.calls.checkpoints import CatalogCalls
 from strata.coordinator.calls.datasets import DatasetCalls
 from strata.coordinator.calls.dispatch import Calls
+from strata.coordinator.calls.keeping import KeepingCalls
 from strata.coordinator.calls.recovery import RecoveryCalls
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
@@ -75,6 +76,7 @@ class Service:
         self.calls = Calls(
             context.mirror,
             CatalogCalls(context).table(),
+            KeepingCalls(context).table(),
             WorldCalls(context).table(),
             RecoveryCalls(context).table(),
             DatasetCalls(context).table(),

@@ -33,11 +33,6 @@ class Author:
 # -- what a view says of one record -----------------------------------------------------------
 
 
-def folder_name(step: int, generation: int, attempt: str) -> str:
-    """Return the name of an attempt's folder; the attempt makes it unique for ever."""
-    return f"step-{step:012d}-gen-{generation:06d}-{attempt}"
-
-
 def acked(job: JobView, record: CheckpointRecord) -> set[int]:
     """Return the ranks whose part of this attempt is durable."""
     acks = job.keys.acks(record.step, record.generation, record.attempt)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strata.core.checkpoint_attempt import Author, authorised, folder_name, refuse, uses
+from strata.core.checkpoint_attempt import Author, authorised, refuse, uses
 from strata.core.checkpoint_order import find
+from strata.core.checkpoint_paths import attempt_path, check_root
+from strata.core.checkpoint_records import Discarded, Reference
+from strata.core.checkpoint_tiers import PRIMARY, tiers_of
 from strata.core.ids import AttemptId, checked_id
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Latest, encode
-from strata.core.txn import Decision, Operation, Put, Txn, delete_prefix, unchanged
+from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Latest, Tier, encode
+from strata.core.txn import Decision, Operation, Put, Txn, absent, delete_prefix, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     CheckpointNotFound,
@@ -23,10 +25,6 @@ from strata.errors import (
 
 MAX_REFERENCES = 32
 """How many attempts an Incremental may use; beyond them a Full is due."""
-MAX_ROOT_CHARS = 4096
-_ROOT = re.compile(
-    r"(file://(localhost)?/|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/|\Z))[^\x00-\x20\x7f?#]*\Z"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +33,7 @@ class BeginRequest:
 
     `replaces` names the ABORTED attempt whose slot is to be used again. Without it a rank that
     comes late learns that its save was given up, and no attempt is opened that nobody joins.
+    `tier` is the name of the one that `root` belongs to, `shared` whether it survives a host's loss.
     """
 
     author: Author
@@ -47,14 +46,8 @@ class BeginRequest:
     base_step: int | None = None
     base_attempt: AttemptId | None = None
     replaces: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """The slot of an Incremental that uses chunks of the attempt this lies under."""
-
-    step: int
-    generation: int
+    tier: str = PRIMARY
+    shared: bool = True
 
 
 def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> Decision:
@@ -70,17 +63,21 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
     if step < 0:
         return refuse(InvalidArgument(f"step {step} is below 0"))
     checked_id("attempt", request.attempt)
-    if len(request.root) > MAX_ROOT_CHARS or not _ROOT.match(request.root):
-        return refuse(
-            InvalidArgument(
-                f"{request.root[:100]!r} is not the URI of a storage root",
-                hint="write file:///folder or s3://bucket/prefix, percent-encoded, with no user and no query",
-            )
-        )
+    checked_id("tier", request.tier)
+    if (wrong := check_root(request.root)) is not None:
+        return refuse(wrong)
     key = job.keys.checkpoint(step, author.generation)
     held = job.checkpoint(step, author.generation)
     if held is not None and not _replaceable(held.record, request):
         return _joined(held.record)
+    rewind = job.rewind()
+    if rewind is not None:
+        return refuse(
+            Refused(
+                f"the job goes back to step {rewind.record.step}: nothing is saved before that",
+                hint="the next generation begins there",
+            )
+        )
     latest = job.latest()
     if latest is not None and _behind(latest.record, author.generation, step):
         return refuse(
@@ -95,6 +92,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         return refuse(bases)
     head = job.head()
     assert head is not None  # _authorised
+    path = attempt_path(request.root, job.keys.name, step, author.generation, request.attempt)
     record = CheckpointRecord(
         attempt=request.attempt,
         step=step,
@@ -102,12 +100,13 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         type=request.type,
         state=CheckpointState.OPEN,
         ranks=head.record.size,
-        path=_path(request.root, job.keys.name, step, author.generation, request.attempt),
+        path=path,
         epoch=request.epoch,
         created_unix_ms=now_unix_ms,
         base_step=request.base_step,
         base_attempt=request.base_attempt,
         metadata=dict(request.metadata),
+        tiers={request.tier: Tier(path=path, shared=request.shared)},
     )
     reference = encode(Reference(step=step, generation=author.generation))
     operations: list[Operation] = [Put(key=key, value=encode(record))]
@@ -119,7 +118,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         for b in bases
     ]
     if held is not None:
-        operations.append(delete_prefix(job.keys.attempt(step, author.generation, held.record.attempt)))
+        operations += _discard(job, held.record)
     return Decision(
         reason=f"rank {author.rank} opens step {step} as attempt {request.attempt}",
         txn=Txn(
@@ -127,11 +126,21 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
                 *guards,
                 unchanged(key, held.mod_revision if held is not None else 0),
                 unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
+                absent(job.keys.rewind),
                 *(unchanged(b.key, b.mod_revision) for b in bases),
             ),
             success=tuple(operations),
         ),
     )
+
+
+def _discard(job: JobView, record: CheckpointRecord) -> list[Operation]:
+    """Take an ABORTED attempt's keys away, and leave a note of its bytes for those who remove them."""
+    note = Discarded(step=record.step, generation=record.generation, tiers=tiers_of(record))
+    return [
+        delete_prefix(job.keys.attempt(record.step, record.generation, record.attempt)),
+        Put(key=job.keys.discard(record.attempt), value=encode(note)),
+    ]
 
 
 def _replaceable(record: CheckpointRecord, request: BeginRequest) -> bool:
@@ -181,7 +190,3 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
                 hint="build on a committed checkpoint, or save a Full",
             )
     return bases
-
-
-def _path(root: str, job: str, step: int, generation: int, attempt: str) -> str:
-    return f"{root.rstrip('/')}/{job}/{folder_name(step, generation, attempt)}"

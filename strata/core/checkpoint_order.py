@@ -8,8 +8,10 @@ history that was given up, never counts as newer, and is restored only by explic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from strata.core.checkpoint_records import Rewind
+from strata.core.checkpoint_tiers import within_reach
 from strata.core.job import JobView
 from strata.core.records import (
     CheckpointRecord,
@@ -72,41 +74,62 @@ def is_latest(latest: Latest | None, record: CheckpointRecord) -> bool:
     )
 
 
-def newest(job: JobView) -> Entry[CheckpointRecord] | None:
+def newest(
+    job: JobView, *, before: tuple[int, int] | None = None, hosts: Collection[str] | None = None
+) -> Entry[CheckpointRecord] | None:
     """Return the newest committed record that holds a whole state and is not superseded.
 
     That is the one `latest` names, as long as it is COMMITTED; the best of the others once it
-    has turned out to be CORRUPT.
+    has turned out to be CORRUPT. With `before`, the newest one that counts less than that. With `hosts`,
+    the newest that a world on these hosts can read.
     """
     latest = job.latest()
-    if latest is not None:
-        named = job.checkpoint(latest.record.step, latest.record.record_generation)
-        if (
-            named is not None
-            and is_latest(latest.record, named.record)
-            and named.record.state is CheckpointState.COMMITTED
-        ):
-            return named
+    taken = latest.record if latest is not None else None  # it counts, whatever it was before it was restored
     good = (
-        e
+        (counts(job, e.record), e)
         for e in job.checkpoints()
         if e.record.state is CheckpointState.COMMITTED
         and e.record.type in RESTORABLE_TYPES
-        and not superseded(job, e.record)
+        and (is_latest(taken, e.record) or not superseded(job, e.record))
+        and (hosts is None or within_reach(job, e.record, hosts))
     )
-    return max(good, key=lambda e: order(e.record), default=None)
+    wanted = (pair for pair in good if before is None or pair[0] < before)
+    return max(wanted, key=lambda pair: pair[0], default=((0, 0), None))[1]
 
 
-def restore_point(job: JobView) -> RestorePoint | None:
-    """Return where the next world begins, or None when nothing was committed yet."""
-    entry = newest(job)
-    if entry is None:
+def counts(job: JobView, record: CheckpointRecord) -> tuple[int, int]:
+    """Return what a record counts as: its own order, or where the world that took it over has it."""
+    latest = job.latest()
+    if latest is not None and is_latest(latest.record, record):
+        return latest.record.generation, latest.record.step
+    return order(record)
+
+
+def restore_point(job: JobView, hosts: Collection[str] | None = None) -> RestorePoint | None:
+    """Return where the next world, whose members run on `hosts`, begins; None: from nothing.
+
+    It is the record that somebody asked to go back to, or else the newest; of those within reach.
+    """
+    rewind = job.rewind()
+    if rewind is not None:
+        record = rewind_target(job, rewind.record)
+        if record is not None and (hosts is None or within_reach(job, record, hosts)):
+            return point_of(record)
+    entry = newest(job, hosts=hosts)
+    return None if entry is None else point_of(entry.record)
+
+
+def rewind_target(job: JobView, rewind: Rewind) -> CheckpointRecord | None:
+    """Return the record that a rewind means, while it can be restored."""
+    entry = job.checkpoint(rewind.step, rewind.record_generation)
+    if entry is None or entry.record.attempt != rewind.attempt:
         return None
-    return RestorePoint(
-        step=entry.record.step,
-        attempt=entry.record.attempt,
-        record_generation=entry.record.generation,
-    )
+    return entry.record if entry.record.state is CheckpointState.COMMITTED else None
+
+
+def point_of(record: CheckpointRecord) -> RestorePoint:
+    """Return the restore point that this record is."""
+    return RestorePoint(step=record.step, attempt=record.attempt, record_generation=record.generation)
 
 
 def latest_under(generation: int, point: RestorePoint) -> Latest:

@@ -26,14 +26,15 @@ from strata.core.checkpoint_attempt import (
     attempt_of,
     authorised,
     complete,
-    folder_name,
     missing,
     refuse,
     sealed,
 )
-from strata.core.checkpoint_begin import BeginRequest, Reference, decide_begin
+from strata.core.checkpoint_begin import BeginRequest, decide_begin
+from strata.core.checkpoint_deletion import decide_delete
 from strata.core.checkpoint_order import (
     RESTORABLE_TYPES,
+    counts,
     find,
     is_latest,
     latest_under,
@@ -43,7 +44,9 @@ from strata.core.checkpoint_order import (
     superseded,
     supersedes_any,
 )
-from strata.core.checkpoint_retention import decide_delete, decide_pin, decide_unpin
+from strata.core.checkpoint_paths import folder_name
+from strata.core.checkpoint_pins import decide_pin, decide_unpin
+from strata.core.checkpoint_records import Reference
 from strata.core.job import JobView
 from strata.core.records import (
     Ack,
@@ -79,6 +82,7 @@ __all__ = [
     "SealRequest",
     "acked",
     "complete",
+    "counts",
     "decide_abort",
     "decide_ack",
     "decide_begin",
@@ -146,11 +150,13 @@ def decide_ack(job: JobView, request: AckRequest) -> Decision:
         return refuse(guards)
     if ack is not None:
         return abort_attempt(job, held, f"{who} acked two different digests", guards)
+    worker = job.worker(author.worker)
     record = Ack(
         digest=request.digest,
         size_bytes=request.size_bytes,
         worker=author.worker,
         incarnation=author.incarnation,
+        host=worker.record.host if worker is not None else "",
     )
     return Decision(
         reason=f"{who} acks step {request.step}",

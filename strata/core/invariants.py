@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strata.core.checkpoint_deletion import fork_reference
+from strata.core.checkpoint_records import Reference, Tag
+from strata.core.checkpoint_tiers import present_on
 from strata.core.job import JobView, World, job_names
 from strata.core.keys import ClusterKeys
 from strata.core.records import (
@@ -15,6 +18,7 @@ from strata.core.records import (
     BarrierFloor,
     BarrierOutcome,
     BarrierResult,
+    CheckpointRecord,
     CheckpointState,
     DatasetSpec,
     JobPhase,
@@ -37,7 +41,18 @@ def check(view: View, keys: ClusterKeys) -> list[str]:
     found: list[str] = []
     for name in job_names(view, keys):
         job = JobView(view, keys.job(name))
-        for rule in (_worlds, _ends, _notices, _history, _barriers, _latest, _catalog, _datasets, _epochs):
+        for rule in (
+            _worlds,
+            _ends,
+            _notices,
+            _history,
+            _barriers,
+            _latest,
+            _catalog,
+            _asked,
+            _datasets,
+            _epochs,
+        ):
             try:
                 found += [f"job {name}: {problem}" for problem in rule(job)]
             except PoisonRecord as error:
@@ -220,6 +235,10 @@ def _latest(job: JobView) -> Iterator[str]:
         yield f"{where} refers to a record that is {checkpoint.record.state.value}"
     if record.record_generation > record.generation:
         yield f"{where} counts under a generation before its record's"
+    if record.generation == 0:  # a fork that has not begun
+        if head is not None and not head.record.forming:
+            yield f"{where} is a fork's, and generation {head.record.generation} did not begin from it"
+        return
     if head is None or record.generation > head.record.generation:
         yield f"{where} is of a generation that does not exist"
         return
@@ -245,6 +264,48 @@ def _catalog(job: JobView) -> Iterator[str]:
             yield f"{what} is of a generation that does not exist"
         if record.state is CheckpointState.COMMITTED and not record.manifest_digest:
             yield f"{what} is committed without a manifest's digest"
+        if record.state is CheckpointState.COMMITTED and not present_on(record):
+            yield f"{what} is committed and on no tier"
+        if (record.origin is not None) != (record.generation == 0):
+            yield f"{what} has {'an' if record.origin else 'no'} origin"
+        if record.origin is not None and job.view.get(fork_reference(job, record)) is None:
+            yield f"{what} is a fork, and nothing keeps its source"
+        yield from _uses(job, record, what)
+
+
+def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
+    """Nothing is deleted that somebody needs; whoever refers to it is there."""
+    where = (record.step, record.generation, record.attempt)
+    users = [e.record for e in job.view.entries(job.keys.refs(*where), Reference) if not e.record.job]
+    attempts = set(job.view.names(job.keys.refs(*where)))
+    for user in users:
+        entry = job.checkpoint(user.step, user.generation)
+        if entry is None or entry.record.attempt not in attempts:
+            yield f"{what} is referenced by ({user.step}, {user.generation}), which is not there"
+    tags = job.view.names(job.keys.tags_of(*where))
+    for tag in tags:
+        named = job.view.record(job.keys.tag(tag), Tag)
+        if named is None or (named.step, named.generation, named.attempt) != where:
+            yield f"{what} has the tag {tag}, which names another"
+    if record.state is CheckpointState.DELETING:
+        pinned = job.view.get(job.keys.pin(record.step, record.attempt)) is not None
+        for kind, needed in (("references", attempts), ("tags", tags), ("a pin", pinned)):
+            if needed:
+                yield f"{what} is being deleted and has {kind}"
+
+
+def _asked(job: JobView) -> Iterator[str]:
+    """A rewind is of a job that has a world; every tag names what lies under it."""
+    rewind = job.rewind()
+    if rewind is not None and job.head() is None:
+        yield "the job goes back, and has no world"
+    for entry in job.view.entries(job.keys.tags, Tag):
+        record = entry.record
+        if (
+            job.view.get(job.keys.tags_of(record.step, record.generation, record.attempt) + entry.name)
+            is None
+        ):
+            yield f"the tag {entry.name} names a checkpoint that does not have it"
 
 
 # -- datasets ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strata.core.checkpoint_records import Rewind
 from strata.core.ids import WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import (
@@ -135,6 +136,10 @@ class JobView:
 
     def latest(self) -> Entry[Latest] | None:
         return self.view.entry(self.keys.latest, Latest)
+
+    def rewind(self) -> Entry[Rewind] | None:
+        """Return which checkpoint the next generation was asked to begin from, or None."""
+        return self.view.entry(self.keys.rewind, Rewind)
 
     def checkpoint(self, step: int, generation: int) -> Entry[CheckpointRecord] | None:
         return self.view.entry(self.keys.checkpoint(step, generation), CheckpointRecord)

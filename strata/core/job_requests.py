@@ -6,11 +6,23 @@ finds them in the view and does what follows.
 
 from __future__ import annotations
 
+from strata.core.checkpoint_deletion import fork_reference
+from strata.core.checkpoint_fork import forks_of
 from strata.core.job import JobView
 from strata.core.members import check_spec
 from strata.core.records import JobPhase, JobSpec, Phase, StopAction, encode
 from strata.core.stopping import active_world
-from strata.core.txn import Decision, Put, Txn, absent, delete_prefix, none_in, unchanged
+from strata.core.txn import (
+    Decision,
+    Delete,
+    Put,
+    Txn,
+    absent,
+    delete_prefix,
+    none_in,
+    none_newer_in,
+    unchanged,
+)
 from strata.errors import NotFound, Refused
 
 
@@ -70,10 +82,10 @@ def decide_delete(job: JobView) -> Decision:
 
     A later job of the same name is another one: its first registration finds no spec. What is still
     on its way to the old one compares the head, the spec or a member, and comes to nothing.
-    Refusals: `Refused` while it has members, pinned checkpoints, or is being imported.
+    Refusals: `Refused` while it has members, pinned checkpoints, other jobs' forks, or is being imported.
     """
     keys, view, name = job.keys, job.view, job.keys.name
-    if not job.exists:
+    if not job.exists and job.latest() is None:
         return Decision(reason=f"no job {name} exists (any more)")
     workers, pins = view.names(keys.workers), view.names(keys.pins)
     why = hint = ""
@@ -83,6 +95,9 @@ def decide_delete(job: JobView) -> Decision:
     elif pins:
         why = f"job {name} has pinned checkpoints, of step {', '.join(str(int(pin)) for pin in pins[:4])}"
         hint = "whoever pinned them keeps them: unpin them first"
+    elif forks := forks_of(job):
+        why = f"job {', '.join(forks[:4])} was forked from job {name}, and its bytes are here"
+        hint = "delete that job, or the checkpoint that it began from"
     elif view.get(keys.importing) is not None:
         why, hint = f"job {name} is being imported", "wait until that is done"
     if why:
@@ -93,8 +108,14 @@ def decide_delete(job: JobView) -> Decision:
         none_in(keys.workers),
         none_in(keys.pins),
         absent(keys.importing),
+        none_newer_in(keys.checkpoints, view.revision),  # no job is forked from it meanwhile
+    )
+    sources = (
+        Delete(key=fork_reference(job, entry.record))
+        for entry in job.checkpoints()
+        if entry.record.origin is not None
     )
     return Decision(
         reason=f"job {name} is forgotten",
-        txn=Txn(compares=compares, success=(delete_prefix(keys.root),)),
+        txn=Txn(compares=compares, success=(delete_prefix(keys.root), *sources)),
     )

@@ -248,6 +248,56 @@ class JobKeys:
     def reader(self, step: int, generation: int, attempt: str, reader: str) -> str:
         return self.readers(step, generation, attempt) + checked_id("reader", reader)
 
+    def copies(self, step: int, generation: int, attempt: str, tier: str) -> str:
+        """What lies on a further tier: one key a rank, and the seal."""
+        return f"{self.attempt(step, generation, attempt)}copies/{checked_id('tier', tier)}/"
+
+    def copy(self, step: int, generation: int, attempt: str, tier: str, rank: int) -> str:
+        return self.copies(step, generation, attempt, tier) + number(rank)
+
+    def copied_seal(self, step: int, generation: int, attempt: str, tier: str) -> str:
+        """The copy of the manifest and the marker."""
+        return f"{self.copies(step, generation, attempt, tier)}seal"
+
+    def suspects(self, step: int, generation: int, attempt: str, tier: str) -> str:
+        return f"{self.attempt(step, generation, attempt)}suspects/{checked_id('tier', tier)}/"
+
+    def suspect(self, step: int, generation: int, attempt: str, tier: str, host: str) -> str:
+        """What a host says that it read of a tier."""
+        return self.suspects(step, generation, attempt, tier) + checked_id("host", host)
+
+    def removed(self, step: int, generation: int, attempt: str, tier: str) -> str:
+        """The hosts that have removed their part of a tier that is not shared."""
+        return f"{self.attempt(step, generation, attempt)}removed/{checked_id('tier', tier)}/"
+
+    def tags_of(self, step: int, generation: int, attempt: str) -> str:
+        return f"{self.attempt(step, generation, attempt)}tags/"
+
+    @property
+    def tags(self) -> str:
+        return f"{self.root}tags/"
+
+    def tag(self, tag: str) -> str:
+        """Which checkpoint a tag names."""
+        return self.tags + checked_id("tag", tag)
+
+    @property
+    def retention(self) -> str:
+        return f"{self.root}retention"
+
+    @property
+    def rewind(self) -> str:
+        """The checkpoint that the next generation shall begin from, though it is not the newest."""
+        return f"{self.root}rewind"
+
+    @property
+    def discarded(self) -> str:
+        return f"{self.root}discarded/"
+
+    def discard(self, attempt: str) -> str:
+        """Bytes of an attempt that has no record any more."""
+        return self.discarded + checked_id("attempt", attempt)
+
     @property
     def latest(self) -> str:
         return f"{self.root}latest"

@@ -1,35 +1,20 @@
 """What the values hold: one frozen dataclass a key, written as JSON with the schema field `v`.
 
-`encode` and `decode` are the only way in and out. Unknown fields are ignored, missing ones take
-their default, so that replicas of neighbouring versions read each other's records.
+`encode` and `decode`, of `core.codec`, are the only way in and out. What lies around the records of
+checkpoints is in `core.checkpoint_records`.
 """
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import json
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
-from typing import Any, TypeVar
 
+from strata.core.codec import MAX_VALUE_BYTES, SCHEMA, PoisonRecord, b64, decode, encode, unb64
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
-from strata.errors import QuotaExceeded, StrataError
 
-SCHEMA = 1
-MAX_VALUE_BYTES = 64 * 1024
-
-R = TypeVar("R")
-
-
-class PoisonRecord(StrataError):
-    """A value in the keyspace is not what its key says; somebody wrote it by hand."""
-
-    code = "POISON_RECORD"
+__all__ = ["MAX_VALUE_BYTES", "SCHEMA", "PoisonRecord", "b64", "decode", "encode", "unb64"]
+"""What is at home in `core.codec` and belongs to every record; the records are public by their names."""
 
 
 class Phase(Enum):
@@ -67,6 +52,15 @@ class CheckpointState(Enum):
     DELETING = "deleting"
     CORRUPT = "corrupt"
     PREPARED = "prepared"
+
+
+class TierState(Enum):
+    """PRESENT may be read. It ends as CORRUPT or DELETING; DELETING ends as REMOVED, for ever."""
+
+    PRESENT = "present"
+    CORRUPT = "corrupt"
+    DELETING = "deleting"
+    REMOVED = "removed"
 
 
 class BarrierResult(Enum):
@@ -326,10 +320,29 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One copy of a checkpoint: the URI of its folder. `shared`: it survives the loss of a host."""
+
+    path: str
+    state: TierState = TierState.PRESENT
+    shared: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The checkpoint of another job that a forked record stands for; its bytes are that one's."""
+
+    job: str
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """One slot of the catalog: (step, generation). `path` is the URI of its folder.
 
-    `ranks` is the number of acks that complete it, besides the seal.
+    `ranks` is the number of acks that complete it, besides the seal. `tiers` has its copies by the
+    name of the tier, that at `path` among them.
     """
 
     attempt: AttemptId
@@ -348,16 +361,19 @@ class CheckpointRecord:
     base_attempt: AttemptId | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """A rank's part is durable: the digest of its manifest and the bytes it wrote."""
+    """A rank's part is durable: the digest of its manifest, the bytes it wrote, and on which host."""
 
     digest: str
     size_bytes: int
     worker: WorkerId
     incarnation: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,83 +405,3 @@ class Latest:
 class Pin:
     who: str
     why: str
-
-
-# -- the codec --------------------------------------------------------------------------------
-
-
-def encode(record: Any) -> bytes:
-    """Return the record as JSON; `QuotaExceeded` above `MAX_VALUE_BYTES`."""
-    body = {"v": SCHEMA, **_plain(record)}
-    data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(data) > MAX_VALUE_BYTES:
-        raise QuotaExceeded(
-            f"a {type(record).__name__} record of {len(data)} bytes is above {MAX_VALUE_BYTES}",
-            hint="shorten its metadata or payload",
-        )
-    return data
-
-
-def decode(cls: type[R], data: bytes) -> R:
-    """Return the record that `data` holds; `PoisonRecord` when it is not one."""
-    try:
-        body = json.loads(data)
-        if not isinstance(body, dict):
-            raise TypeError(f"an object was expected, not {type(body).__name__}")
-        return typing.cast(R, _build(cls, body))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PoisonRecord(f"not a {cls.__name__} record: {error}: {data[:80]!r}") from error
-
-
-def b64(data: bytes) -> str:
-    """Return bytes as the text that JSON can carry."""
-    return base64.b64encode(data).decode("ascii")
-
-
-def unb64(text: str) -> bytes:
-    """Return the bytes that `b64` made `text` of."""
-    return base64.b64decode(text, validate=True)
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _build(hint: Any, value: Any) -> Any:
-    """Return `value`, read from JSON, as an instance of the type `hint`."""
-    hint = getattr(hint, "__supertype__", hint)
-    origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        (inner,) = (a for a in typing.get_args(hint) if a is not type(None))
-        return _build(inner, value)
-    if origin is tuple:
-        (item, _ellipsis) = typing.get_args(hint)
-        return tuple(_build(item, v) for v in value)
-    if origin is not None and issubclass(origin, Mapping):
-        (_key, item) = typing.get_args(hint)
-        return {k: _build(item, v) for k, v in value.items()}
-    if dataclasses.is_dataclass(hint):
-        hints = _hints(typing.cast(Any, hint))
-        return hint(**{k: _build(hints[k], v) for k, v in value.items() if k in hints})  # type: ignore[operator]  # is_dataclass narrows to an instance or a class
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    if hint is float and isinstance(value, int):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise TypeError(f"{value!r} is not a {hint.__name__}")
-    return value

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strata.core.checkpoint_tiers import ack_of
 from strata.core.checkpoints import find
 from strata.core.job import JobView, World
-from strata.core.records import Ack, CheckpointRecord
+from strata.core.records import CheckpointRecord
 from strata.core.view import Entry
 
 
@@ -47,6 +48,6 @@ def recovery_point(job: JobView, worker: str) -> RecoveryPoint | None:
     record = entry.record
     parts = []
     for rank in ranks_of(world, worker):
-        ack = job.view.record(job.keys.ack(record.step, record.generation, record.attempt, rank), Ack)
+        ack = ack_of(job, record, rank)
         parts.append(RankPart(rank=rank, digest=ack.digest if ack is not None else ""))
     return RecoveryPoint(entry=entry, parts=tuple(parts))

@@ -12,6 +12,8 @@
                       ... while its ranks are asked to pause          a forming one, phase PAUSED
                       all ended whom a notice asked to (or are late)  see `core.stopping`
                       phase PAUSED                                    a forming one
+                      somebody has it go back, or the checkpoint      a world that begins elsewhere
+                          that its ranks wait for is corrupt
                       more members than the spec takes (any more)     a smaller world
                       standbys, room for them, settling over          a larger world
 
@@ -26,8 +28,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from strata.core import stopping
+from strata.core.checkpoint_damage import missed_by
+from strata.core.checkpoint_order import newest, rewind_target
 from strata.core.job import JobView, World
-from strata.core.records import Asked, JobSpec, Member, Phase, StopAction, StopNotice, Worker
+from strata.core.records import (
+    Asked,
+    CheckpointState,
+    JobSpec,
+    Member,
+    Phase,
+    StopAction,
+    StopNotice,
+    Worker,
+)
 from strata.core.view import Entry
 
 _NAMED = 4
@@ -150,9 +163,31 @@ class Situation:
         if world.head.members > spec.max_workers:
             return Change(why=f"the job takes {spec.max_workers} members now")
         newcomers = len(self.present) - sum(self.alive(member) for member in world.members)
+        if (why := self._elsewhere(world)) is not None:
+            return why
         if newcomers > 0 and world.head.members < spec.max_workers and settled:
             return Change(why=f"{newcomers} more members have settled")
         return None
+
+    def _elsewhere(self, world: World) -> Change | None:
+        """Return why the ranks should begin again, and elsewhere: their restore point is damaged, or was left."""
+        point, rewind = world.head.restore, self.job.rewind()
+        if rewind is not None and rewind_target(self.job, rewind.record) is not None:
+            who = rewind.record.who or "somebody"
+            return Change(why=f"{who} has the job go back to step {rewind.record.step}")
+        if point is None:
+            return None
+        entry = self.job.checkpoint(point.step, point.record_generation)
+        if entry is None or entry.record.attempt != point.attempt:
+            return None
+        if entry.record.state is not CheckpointState.CORRUPT:
+            return None
+        if not missed_by(self.job, entry.record, self.generation):
+            return None  # they had read it before it was damaged
+        why = f"step {point.step}, where it began, is corrupt: {entry.record.reason}"
+        if newest(self.job) is None:
+            return Change(why=f"{why}; no good checkpoint is left", failure=True, phase=Phase.FAILED)
+        return Change(why=why)
 
     def _deaths(self, world: World, ended: set[int]) -> tuple[list[str], list[str]]:
         """Return, in words, who left as asked but before its ranks had ended, and what failed."""

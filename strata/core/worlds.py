@@ -4,7 +4,7 @@
 (PROTOCOLS 6.1). Whether a new generation is due, and why, is `core.world_changes`; how it is
 written is here.
 
-What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice,
+What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, a rewind,
 `latest`; nothing of the members, for a death in between simply makes the next generation. That
 needs no comparison either where a plan rests on a death: an incarnation that is gone never returns,
 and the `failed`, `done` and `stopped` keys of a generation stay until a newer head is written.
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strata.core import stopping
-from strata.core.checkpoint_order import latest_under, restore_point
+from strata.core.checkpoint_order import latest_under, newest, restore_point
 from strata.core.chunks import chunks_of, write_members
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
@@ -122,7 +122,7 @@ class _Planner:
     def _guards(self) -> list[Compare]:
         """The leader's fence, and the facts that every plan reads."""
         view, job = self.job.view, self.job.keys
-        read = [job.head, job.phase, job.spec]
+        read = [job.head, job.phase, job.spec, job.rewind]
         if self.situation.generation:
             read.append(job.notice(self.situation.generation))
         return [
@@ -149,7 +149,12 @@ class _Planner:
         if not change.forming:
             members = placed(situation.active, situation.present, most=situation.spec.max_workers)
         chunks = chunks_of(members)
-        restore = None if change.forming else restore_point(self.job)
+        restore = None if change.forming else restore_point(self.job, self._hosts(members))
+        if not change.forming and restore is None and (lost := newest(self.job)) is not None:
+            where = f"step {lost.record.step} lies on the disks of other hosts"
+            if situation.active is None:
+                return self._keep(f"no world begins, for {where}")
+            return self._begin(replace(change, why=f"{change.why}; {where}", forming=True))
         size = sum(member.slots for member in members)
         head = WorldHead(
             generation=generation,
@@ -176,6 +181,8 @@ class _Planner:
                 Put(key=keys.latest, value=encode(latest)),
                 Put(key=keys.restored(generation), value=encode(Restored(step=restore.step))),
             ]
+            if self.job.rewind() is not None:
+                operations.append(Delete(key=keys.rewind))
         standbys, standbys_known = self._standbys(members)
         operations += standbys
         latest_known = unchanged(keys.latest, view.mod_revision(keys.latest))
@@ -194,6 +201,11 @@ class _Planner:
             else f"generation {generation} of {len(members)} members, {size} ranks"
         )
         return WorldPlan(reason=f"{what}: {change.why}", txns=txns)
+
+    def _hosts(self, members: tuple[Member, ...]) -> set[str]:
+        """Return where these members run."""
+        registered = self.situation.registered
+        return {registered[m.worker].record.host for m in members if m.worker in registered}
 
     def _history(self, head: WorldHead, change: Change) -> list[Operation]:
         """Write down why this generation begins and what the one before committed; forget old ones.
@@ -221,7 +233,7 @@ class _Planner:
             operations.append(Delete(key=keys.history, range_end=keys.history_of(oldest)))
         return operations
 
-    def _keep(self) -> WorldPlan:
+    def _keep(self, why: str = "") -> WorldPlan:
         """Go on with the world as it is; at most the list of standbys is brought up to date."""
         situation = self.situation
         world, count, spec = situation.active, len(situation.present), situation.spec
@@ -234,6 +246,7 @@ class _Planner:
             reason = f"generation {situation.generation} goes on with {world.head.members} members"
             if situation.notice is not None:
                 reason += f", which are asked to stop: {situation.notice.record.reason}"
+        reason = f"{reason}; {why}" if why else reason
         again_s = stopping.next_deadline_s(self.job, situation.asked_s)
         operations, compares = self._standbys(world.members if world is not None else ())
         if not operations:

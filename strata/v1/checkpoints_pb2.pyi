@@ -66,6 +66,86 @@ CHECKPOINT_STATE_PREPARED: CheckpointState.ValueType  # 5
 CHECKPOINT_STATE_DELETING: CheckpointState.ValueType  # 6
 Global___CheckpointState: _TypeAlias = CheckpointState  # noqa: Y015
 
+class _TierState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TierStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TierState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIER_STATE_UNSPECIFIED: _TierState.ValueType  # 0
+    TIER_STATE_PRESENT: _TierState.ValueType  # 1
+    TIER_STATE_CORRUPT: _TierState.ValueType  # 2
+    TIER_STATE_DELETING: _TierState.ValueType  # 3
+    TIER_STATE_REMOVED: _TierState.ValueType  # 4
+    """It was there, and never comes back."""
+
+class TierState(_TierState, metaclass=_TierStateEnumTypeWrapper): ...
+
+TIER_STATE_UNSPECIFIED: TierState.ValueType  # 0
+TIER_STATE_PRESENT: TierState.ValueType  # 1
+TIER_STATE_CORRUPT: TierState.ValueType  # 2
+TIER_STATE_DELETING: TierState.ValueType  # 3
+TIER_STATE_REMOVED: TierState.ValueType  # 4
+"""It was there, and never comes back."""
+Global___TierState: _TypeAlias = TierState  # noqa: Y015
+
+class _ChoreKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChoreKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChoreKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHORE_KIND_UNSPECIFIED: _ChoreKind.ValueType  # 0
+    CHORE_KIND_REMOVE: _ChoreKind.ValueType  # 1
+    """Remove this tier's bytes, in the order marker, manifest, images; then DeleteCheckpoint, finished."""
+    CHORE_KIND_CLEAR: _ChoreKind.ValueType  # 2
+    """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
+    CHORE_KIND_VERIFY: _ChoreKind.ValueType  # 3
+    """Read every byte past the caches, and say by ReportDamage what came of it."""
+
+class ChoreKind(_ChoreKind, metaclass=_ChoreKindEnumTypeWrapper): ...
+
+CHORE_KIND_UNSPECIFIED: ChoreKind.ValueType  # 0
+CHORE_KIND_REMOVE: ChoreKind.ValueType  # 1
+"""Remove this tier's bytes, in the order marker, manifest, images; then DeleteCheckpoint, finished."""
+CHORE_KIND_CLEAR: ChoreKind.ValueType  # 2
+"""A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
+CHORE_KIND_VERIFY: ChoreKind.ValueType  # 3
+"""Read every byte past the caches, and say by ReportDamage what came of it."""
+Global___ChoreKind: _TypeAlias = ChoreKind  # noqa: Y015
+
+@_typing.final
+class Tier(_message.Message):
+    """One copy of a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    path: _builtins.str
+    """URI of the folder that holds it."""
+    state: Global___TierState.ValueType
+    shared: _builtins.bool
+    """It survives the loss of a host."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+        state: Global___TierState.ValueType = ...,
+        shared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path", "shared", b"shared", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tier: _TypeAlias = Tier  # noqa: Y015
+
 @_typing.final
 class Checkpoint(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -111,6 +191,12 @@ class Checkpoint(_message.Message):
     BASE_STEP_FIELD_NUMBER: _builtins.int
     BASE_ATTEMPT_FIELD_NUMBER: _builtins.int
     MOD_REVISION_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
+    SUSPECTED_FIELD_NUMBER: _builtins.int
+    ORIGIN_JOB_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     step: _builtins.int
     generation: _builtins.int
@@ -133,10 +219,28 @@ class Checkpoint(_message.Message):
     base_attempt: _builtins.str
     mod_revision: _builtins.int
     """The revision at which the record was last written; attempts of one slot are told apart by it."""
+    origin_job: _builtins.str
+    """The job whose checkpoint this stands for: a fork has no bytes of its own."""
     @_builtins.property
     def acked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tier]:
+        """Every copy, that at path among them."""
+
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The attempts, or jobs, that use its bytes, and who is reading it."""
+
+    @_builtins.property
+    def readers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def suspected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tiers that a host found damaged and no second one has confirmed yet."""
+
     def __init__(
         self,
         *,
@@ -161,10 +265,16 @@ class Checkpoint(_message.Message):
         base_step: _builtins.int = ...,
         base_attempt: _builtins.str = ...,
         mod_revision: _builtins.int = ...,
+        tiers: _abc.Iterable[Global___Tier] | None = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        references: _abc.Iterable[_builtins.str] | None = ...,
+        readers: _abc.Iterable[_builtins.str] | None = ...,
+        suspected: _abc.Iterable[_builtins.str] | None = ...,
+        origin_job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "attempt", b"attempt", "base_attempt", b"base_attempt", "base_step", b"base_step", "created_unix_ms", b"created_unix_ms", "epoch", b"epoch", "generation", b"generation", "latest", b"latest", "manifest_digest", b"manifest_digest", "metadata", b"metadata", "mod_revision", b"mod_revision", "model_hash", b"model_hash", "path", b"path", "pinned", b"pinned", "ranks", b"ranks", "reason", b"reason", "sealed", b"sealed", "size_bytes", b"size_bytes", "state", b"state", "step", b"step", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "attempt", b"attempt", "base_attempt", b"base_attempt", "base_step", b"base_step", "created_unix_ms", b"created_unix_ms", "epoch", b"epoch", "generation", b"generation", "latest", b"latest", "manifest_digest", b"manifest_digest", "metadata", b"metadata", "mod_revision", b"mod_revision", "model_hash", b"model_hash", "origin_job", b"origin_job", "path", b"path", "pinned", b"pinned", "ranks", b"ranks", "readers", b"readers", "reason", b"reason", "references", b"references", "sealed", b"sealed", "size_bytes", b"size_bytes", "state", b"state", "step", b"step", "suspected", b"suspected", "tags", b"tags", "tiers", b"tiers", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,6 +346,8 @@ class BeginCheckpointRequest(_message.Message):
     BASE_ATTEMPT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     REPLACES_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    HOST_ONLY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     epoch: _builtins.int
@@ -250,6 +362,10 @@ class BeginCheckpointRequest(_message.Message):
     """The ABORTED attempt whose slot shall be used again. Without it the answer shows that attempt,
     so that a rank which comes late learns that the save was given up.
     """
+    tier: _builtins.str
+    """The name of the tier that root belongs to; empty: "primary"."""
+    host_only: _builtins.bool
+    """The tier lies on a host's own disk, and is lost with it."""
     @_builtins.property
     def author(self) -> Global___Author: ...
     @_builtins.property
@@ -271,10 +387,12 @@ class BeginCheckpointRequest(_message.Message):
         base_attempt: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
         replaces: _builtins.str = ...,
+        tier: _builtins.str = ...,
+        host_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "base_attempt", b"base_attempt", "base_step", b"base_step", "epoch", b"epoch", "job", b"job", "metadata", b"metadata", "replaces", b"replaces", "root", b"root", "step", b"step", "token", b"token", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "base_attempt", b"base_attempt", "base_step", b"base_step", "epoch", b"epoch", "host_only", b"host_only", "job", b"job", "metadata", b"metadata", "replaces", b"replaces", "root", b"root", "step", b"step", "tier", b"tier", "token", b"token", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -502,11 +620,18 @@ class GetCheckpointRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     """Without latest: the newest record of this step, of that attempt when it is named."""
     attempt: _builtins.str
     latest: _builtins.bool
+    tag: _builtins.str
+    """The one that this tag names; or the newest that a world could begin from which counts before that
+    attempt at that step.
+    """
+    before: _builtins.bool
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -517,10 +642,12 @@ class GetCheckpointRequest(_message.Message):
         attempt: _builtins.str = ...,
         latest: _builtins.bool = ...,
         token: _common_pb2.Token | None = ...,
+        tag: _builtins.str = ...,
+        before: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "latest", b"latest", "step", b"step", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "before", b"before", "job", b"job", "latest", b"latest", "step", b"step", "tag", b"tag", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,10 +857,16 @@ class DeleteCheckpointRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
     finished: _builtins.bool
+    tier: _builtins.str
+    """One copy; empty: all of them, and the record."""
+    host: _builtins.str
+    """With finished, of a tier that lies on hosts' own disks: whose disk."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -744,10 +877,12 @@ class DeleteCheckpointRequest(_message.Message):
         attempt: _builtins.str = ...,
         finished: _builtins.bool = ...,
         token: _common_pb2.Token | None = ...,
+        tier: _builtins.str = ...,
+        host: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finished", b"finished", "job", b"job", "step", b"step", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "finished", b"finished", "host", b"host", "job", b"job", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -776,3 +911,880 @@ class DeleteCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteCheckpointResponse: _TypeAlias = DeleteCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class TagCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    tag: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    who: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        tag: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        who: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "step", b"step", "tag", b"tag", "token", b"token", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TagCheckpointRequest: _TypeAlias = TagCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class TagCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TagCheckpointResponse: _TypeAlias = TagCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class UntagCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    tag: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        tag: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "tag", b"tag", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UntagCheckpointRequest: _TypeAlias = UntagCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class UntagCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UntagCheckpointResponse: _TypeAlias = UntagCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class OpenCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    reader: _builtins.str
+    """A random id, the same when it is renewed."""
+    who: _builtins.str
+    ttl_s: _builtins.int
+    """For how long without a renewal; 0: a minute. At most an hour."""
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        reader: _builtins.str = ...,
+        who: _builtins.str = ...,
+        ttl_s: _builtins.int = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "reader", b"reader", "step", b"step", "token", b"token", "ttl_s", b"ttl_s", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenCheckpointRequest: _TypeAlias = OpenCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class OpenCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenCheckpointResponse: _TypeAlias = OpenCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class CloseCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    reader: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        reader: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "reader", b"reader", "step", b"step", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseCheckpointRequest: _TypeAlias = CloseCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CloseCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseCheckpointResponse: _TypeAlias = CloseCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class ReportCopyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    HOST_ONLY_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    tier: _builtins.str
+    root: _builtins.str
+    """URI of the tier's root; the folder below it is named as at the first one."""
+    host_only: _builtins.bool
+    rank: _builtins.int
+    """Whose part, and the digest of its manifest as it was acked; or, with sealed, the manifest's."""
+    sealed: _builtins.bool
+    digest: _builtins.str
+    host: _builtins.str
+    begun: _builtins.bool
+    """Nothing is there yet, but will be: said before the first byte is written, so that what a crash
+    leaves there goes with the checkpoint. It has no rank and no digest.
+    """
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        tier: _builtins.str = ...,
+        root: _builtins.str = ...,
+        host_only: _builtins.bool = ...,
+        rank: _builtins.int = ...,
+        sealed: _builtins.bool = ...,
+        digest: _builtins.str = ...,
+        host: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+        begun: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begun", b"begun", "digest", b"digest", "host", b"host", "host_only", b"host_only", "job", b"job", "rank", b"rank", "root", b"root", "sealed", b"sealed", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportCopyRequest: _TypeAlias = ReportCopyRequest  # noqa: Y015
+
+@_typing.final
+class ReportCopyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportCopyResponse: _TypeAlias = ReportCopyResponse  # noqa: Y015
+
+@_typing.final
+class ReportDamageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SOUND_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    tier: _builtins.str
+    """Empty: the one at path."""
+    host: _builtins.str
+    reason: _builtins.str
+    sound: _builtins.bool
+    """The bytes were as they were saved."""
+    generation: _builtins.int
+    """The generation that cannot begin without these bytes; 0: none waits for them."""
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        tier: _builtins.str = ...,
+        host: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        sound: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportDamageRequest: _TypeAlias = ReportDamageRequest  # noqa: Y015
+
+@_typing.final
+class ReportDamageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint:
+        """CORRUPT, or with the tier CORRUPT, once it is confirmed."""
+
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportDamageResponse: _TypeAlias = ReportDamageResponse  # noqa: Y015
+
+@_typing.final
+class Chore(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    kind: Global___ChoreKind.ValueType
+    step: _builtins.int
+    generation: _builtins.int
+    attempt: _builtins.str
+    tier: _builtins.str
+    path: _builtins.str
+    manifest_digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: Global___ChoreKind.ValueType = ...,
+        step: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        tier: _builtins.str = ...,
+        path: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "kind", b"kind", "manifest_digest", b"manifest_digest", "path", b"path", "step", b"step", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Chore: _TypeAlias = Chore  # noqa: Y015
+
+@_typing.final
+class ListChoresRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    host: _builtins.str
+    """Chores for this host: what lies on its own disk, and what all can reach."""
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        host: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "job", b"job", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChoresRequest: _TypeAlias = ListChoresRequest  # noqa: Y015
+
+@_typing.final
+class ListChoresResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHORES_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    pending: _builtins.int
+    """So many more checkpoints are to go as soon as the leader has marked them."""
+    @_builtins.property
+    def chores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chore]: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        chores: _abc.Iterable[Global___Chore] | None = ...,
+        pending: _builtins.int = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chores", b"chores", "pending", b"pending", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListChoresResponse: _TypeAlias = ListChoresResponse  # noqa: Y015
+
+@_typing.final
+class AdoptCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_HASH_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    manifest_digest: _builtins.str
+    size_bytes: _builtins.int
+    model_hash: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        model_hash: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "manifest_digest", b"manifest_digest", "model_hash", b"model_hash", "size_bytes", b"size_bytes", "step", b"step", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptCheckpointRequest: _TypeAlias = AdoptCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class AdoptCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptCheckpointResponse: _TypeAlias = AdoptCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class Keep(_message.Message):
+    """What stays: a checkpoint that any one of these rules wants. 0: no such rule; none at all: everything."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LATEST_FIELD_NUMBER: _builtins.int
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    HIGHEST_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    latest: _builtins.int
+    """So many of the newest."""
+    every_steps: _builtins.int
+    """The first one at or after each multiple of so many steps."""
+    best: _builtins.int
+    """So many of the best by the number under this name in their metadata."""
+    metric: _builtins.str
+    highest: _builtins.bool
+    age_ms: _builtins.int
+    """Those that are younger."""
+    def __init__(
+        self,
+        *,
+        latest: _builtins.int = ...,
+        every_steps: _builtins.int = ...,
+        best: _builtins.int = ...,
+        metric: _builtins.str = ...,
+        highest: _builtins.bool = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "best", b"best", "every_steps", b"every_steps", "highest", b"highest", "latest", b"latest", "metric", b"metric"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Keep: _TypeAlias = Keep  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TiersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Keep: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Keep | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEEP_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    @_builtins.property
+    def keep(self) -> Global___Keep: ...
+    @_builtins.property
+    def tiers(self) -> _containers.MessageMap[_builtins.str, Global___Keep]:
+        """Where another rule holds, by the name of the tier."""
+
+    def __init__(
+        self,
+        *,
+        keep: Global___Keep | None = ...,
+        tiers: _abc.Mapping[_builtins.str, Global___Keep] | None = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "tiers", b"tiers", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
+
+@_typing.final
+class SetRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """Without rules: everything stays."""
+
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        retention: Global___Retention | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "retention", b"retention", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRetentionRequest: _TypeAlias = SetRetentionRequest  # noqa: Y015
+
+@_typing.final
+class SetRetentionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETENTION_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def retention(self) -> Global___Retention: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        retention: Global___Retention | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetRetentionResponse: _TypeAlias = SetRetentionResponse  # noqa: Y015
+
+@_typing.final
+class GetRetentionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRetentionRequest: _TypeAlias = GetRetentionRequest  # noqa: Y015
+
+@_typing.final
+class GetRetentionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class KeptEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RETENTION_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    GOING_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """Absent when nobody has set it: everything stays."""
+
+    @_builtins.property
+    def kept(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Which checkpoints would go now, and why each of the others stays, by "step/attempt"."""
+
+    @_builtins.property
+    def going(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        retention: Global___Retention | None = ...,
+        kept: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        going: _abc.Iterable[_builtins.str] | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["going", b"going", "kept", b"kept", "retention", b"retention", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRetentionResponse: _TypeAlias = GetRetentionResponse  # noqa: Y015
+
+@_typing.final
+class ForkCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    SOURCE_JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The new job."""
+    source_job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    """Empty: the newest that is committed at this step; or tag; or, with latest, the newest of all."""
+    tag: _builtins.str
+    latest: _builtins.bool
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        source_job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        tag: _builtins.str = ...,
+        latest: _builtins.bool = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "latest", b"latest", "source_job", b"source_job", "step", b"step", "tag", b"tag", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkCheckpointRequest: _TypeAlias = ForkCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class ForkCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkCheckpointResponse: _TypeAlias = ForkCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class RewindJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    attempt: _builtins.str
+    """Empty: the newest that is committed at this step."""
+    who: _builtins.str
+    generation: _builtins.int
+    """The generation in which this is asked; 0: the current one. A retry names the same."""
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
+        who: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "job", b"job", "step", b"step", "token", b"token", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewindJobRequest: _TypeAlias = RewindJobRequest  # noqa: Y015
+
+@_typing.final
+class RewindJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checkpoint(self) -> Global___Checkpoint: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___Checkpoint | None = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewindJobResponse: _TypeAlias = RewindJobResponse  # noqa: Y015

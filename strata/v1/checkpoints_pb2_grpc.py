@@ -80,6 +80,66 @@ class CheckpointsStub(object):
                 request_serializer=strata_dot_v1_dot_checkpoints__pb2.DeleteCheckpointRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_checkpoints__pb2.DeleteCheckpointResponse.FromString,
                 _registered_method=True)
+        self.TagCheckpoint = channel.unary_unary(
+                '/strata.v1.Checkpoints/TagCheckpoint',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.TagCheckpointRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.TagCheckpointResponse.FromString,
+                _registered_method=True)
+        self.UntagCheckpoint = channel.unary_unary(
+                '/strata.v1.Checkpoints/UntagCheckpoint',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.UntagCheckpointRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.UntagCheckpointResponse.FromString,
+                _registered_method=True)
+        self.OpenCheckpoint = channel.unary_unary(
+                '/strata.v1.Checkpoints/OpenCheckpoint',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.OpenCheckpointRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.OpenCheckpointResponse.FromString,
+                _registered_method=True)
+        self.CloseCheckpoint = channel.unary_unary(
+                '/strata.v1.Checkpoints/CloseCheckpoint',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.CloseCheckpointRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.CloseCheckpointResponse.FromString,
+                _registered_method=True)
+        self.ReportCopy = channel.unary_unary(
+                '/strata.v1.Checkpoints/ReportCopy',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.ReportCopyRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ReportCopyResponse.FromString,
+                _registered_method=True)
+        self.ReportDamage = channel.unary_unary(
+                '/strata.v1.Checkpoints/ReportDamage',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageResponse.FromString,
+                _registered_method=True)
+        self.ListChores = channel.unary_unary(
+                '/strata.v1.Checkpoints/ListChores',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresResponse.FromString,
+                _registered_method=True)
+        self.AdoptCheckpoint = channel.unary_unary(
+                '/strata.v1.Checkpoints/AdoptCheckpoint',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.AdoptCheckpointRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.AdoptCheckpointResponse.FromString,
+                _registered_method=True)
+        self.SetRetention = channel.unary_unary(
+                '/strata.v1.Checkpoints/SetRetention',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionResponse.FromString,
+                _registered_method=True)
+        self.GetRetention = channel.unary_unary(
+                '/strata.v1.Checkpoints/GetRetention',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionResponse.FromString,
+                _registered_method=True)
+        self.ForkCheckpoint = channel.unary_unary(
+                '/strata.v1.Checkpoints/ForkCheckpoint',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.ForkCheckpointRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.ForkCheckpointResponse.FromString,
+                _registered_method=True)
+        self.RewindJob = channel.unary_unary(
+                '/strata.v1.Checkpoints/RewindJob',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.RewindJobRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.RewindJobResponse.FromString,
+                _registered_method=True)
 
 
 class CheckpointsServicer(object):
@@ -146,6 +206,88 @@ class CheckpointsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TagCheckpoint(self, request, context):
+        """Gives a checkpoint a name, or moves a name to it. What has one is not deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UntagCheckpoint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenCheckpoint(self, request, context):
+        """Registers a reader, or renews it: until its time is up the checkpoint's bytes stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseCheckpoint(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportCopy(self, request, context):
+        """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
+        With all of them there the tier is part of the record.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportDamage(self, request, context):
+        """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
+        one that can look, make it CORRUPT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListChores(self, request, context):
+        """What members are to do with the bytes: remove them, look at them, see whether they hold a marker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdoptCheckpoint(self, request, context):
+        """Takes back into the catalog a save that was given up there and is marked as committed in storage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRetention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRetention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkCheckpoint(self, request, context):
+        """Lets a job that has not begun yet begin from a checkpoint of another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RewindJob(self, request, context):
+        """Lets the job's next generation, which is due at once, begin from this checkpoint of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CheckpointsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -193,6 +335,66 @@ def add_CheckpointsServicer_to_server(servicer, server):
                     servicer.DeleteCheckpoint,
                     request_deserializer=strata_dot_v1_dot_checkpoints__pb2.DeleteCheckpointRequest.FromString,
                     response_serializer=strata_dot_v1_dot_checkpoints__pb2.DeleteCheckpointResponse.SerializeToString,
+            ),
+            'TagCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TagCheckpoint,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.TagCheckpointRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.TagCheckpointResponse.SerializeToString,
+            ),
+            'UntagCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.UntagCheckpoint,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.UntagCheckpointRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.UntagCheckpointResponse.SerializeToString,
+            ),
+            'OpenCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenCheckpoint,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.OpenCheckpointRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.OpenCheckpointResponse.SerializeToString,
+            ),
+            'CloseCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseCheckpoint,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.CloseCheckpointRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.CloseCheckpointResponse.SerializeToString,
+            ),
+            'ReportCopy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportCopy,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ReportCopyRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.ReportCopyResponse.SerializeToString,
+            ),
+            'ReportDamage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportDamage,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.ReportDamageResponse.SerializeToString,
+            ),
+            'ListChores': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChores,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.ListChoresResponse.SerializeToString,
+            ),
+            'AdoptCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptCheckpoint,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.AdoptCheckpointRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.AdoptCheckpointResponse.SerializeToString,
+            ),
+            'SetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRetention,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionResponse.SerializeToString,
+            ),
+            'GetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRetention,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionResponse.SerializeToString,
+            ),
+            'ForkCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkCheckpoint,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.ForkCheckpointRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.ForkCheckpointResponse.SerializeToString,
+            ),
+            'RewindJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RewindJob,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.RewindJobRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.RewindJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +641,330 @@ class Checkpoints(object):
             '/strata.v1.Checkpoints/DeleteCheckpoint',
             strata_dot_v1_dot_checkpoints__pb2.DeleteCheckpointRequest.SerializeToString,
             strata_dot_v1_dot_checkpoints__pb2.DeleteCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TagCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/TagCheckpoint',
+            strata_dot_v1_dot_checkpoints__pb2.TagCheckpointRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.TagCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UntagCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/UntagCheckpoint',
+            strata_dot_v1_dot_checkpoints__pb2.UntagCheckpointRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.UntagCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/OpenCheckpoint',
+            strata_dot_v1_dot_checkpoints__pb2.OpenCheckpointRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.OpenCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/CloseCheckpoint',
+            strata_dot_v1_dot_checkpoints__pb2.CloseCheckpointRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.CloseCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportCopy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/ReportCopy',
+            strata_dot_v1_dot_checkpoints__pb2.ReportCopyRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.ReportCopyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportDamage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/ReportDamage',
+            strata_dot_v1_dot_checkpoints__pb2.ReportDamageRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.ReportDamageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChores(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/ListChores',
+            strata_dot_v1_dot_checkpoints__pb2.ListChoresRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.ListChoresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/AdoptCheckpoint',
+            strata_dot_v1_dot_checkpoints__pb2.AdoptCheckpointRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.AdoptCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/SetRetention',
+            strata_dot_v1_dot_checkpoints__pb2.SetRetentionRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.SetRetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/GetRetention',
+            strata_dot_v1_dot_checkpoints__pb2.GetRetentionRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.GetRetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/ForkCheckpoint',
+            strata_dot_v1_dot_checkpoints__pb2.ForkCheckpointRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.ForkCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RewindJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/RewindJob',
+            strata_dot_v1_dot_checkpoints__pb2.RewindJobRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.RewindJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,30 @@ class CheckpointsStub:
     """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
     with finished = true, which removes the record.
     """
+    TagCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.TagCheckpointRequest, _checkpoints_pb2.TagCheckpointResponse]
+    """Gives a checkpoint a name, or moves a name to it. What has one is not deleted."""
+    UntagCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.UntagCheckpointRequest, _checkpoints_pb2.UntagCheckpointResponse]
+    OpenCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.OpenCheckpointRequest, _checkpoints_pb2.OpenCheckpointResponse]
+    """Registers a reader, or renews it: until its time is up the checkpoint's bytes stay."""
+    CloseCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.CloseCheckpointRequest, _checkpoints_pb2.CloseCheckpointResponse]
+    ReportCopy: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportCopyRequest, _checkpoints_pb2.ReportCopyResponse]
+    """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
+    With all of them there the tier is part of the record.
+    """
+    ReportDamage: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportDamageRequest, _checkpoints_pb2.ReportDamageResponse]
+    """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
+    one that can look, make it CORRUPT.
+    """
+    ListChores: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ListChoresRequest, _checkpoints_pb2.ListChoresResponse]
+    """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
+    AdoptCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]
+    """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
+    SetRetention: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.SetRetentionRequest, _checkpoints_pb2.SetRetentionResponse]
+    GetRetention: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.GetRetentionRequest, _checkpoints_pb2.GetRetentionResponse]
+    ForkCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ForkCheckpointRequest, _checkpoints_pb2.ForkCheckpointResponse]
+    """Lets a job that has not begun yet begin from a checkpoint of another."""
+    RewindJob: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.RewindJobRequest, _checkpoints_pb2.RewindJobResponse]
+    """Lets the job's next generation, which is due at once, begin from this checkpoint of its own."""
 
 @_typing.type_check_only
 class CheckpointsAsyncStub(CheckpointsStub):
@@ -71,6 +95,30 @@ class CheckpointsAsyncStub(CheckpointsStub):
     """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
     with finished = true, which removes the record.
     """
+    TagCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.TagCheckpointRequest, _checkpoints_pb2.TagCheckpointResponse]  # type: ignore[assignment]
+    """Gives a checkpoint a name, or moves a name to it. What has one is not deleted."""
+    UntagCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.UntagCheckpointRequest, _checkpoints_pb2.UntagCheckpointResponse]  # type: ignore[assignment]
+    OpenCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.OpenCheckpointRequest, _checkpoints_pb2.OpenCheckpointResponse]  # type: ignore[assignment]
+    """Registers a reader, or renews it: until its time is up the checkpoint's bytes stay."""
+    CloseCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.CloseCheckpointRequest, _checkpoints_pb2.CloseCheckpointResponse]  # type: ignore[assignment]
+    ReportCopy: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportCopyRequest, _checkpoints_pb2.ReportCopyResponse]  # type: ignore[assignment]
+    """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
+    With all of them there the tier is part of the record.
+    """
+    ReportDamage: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ReportDamageRequest, _checkpoints_pb2.ReportDamageResponse]  # type: ignore[assignment]
+    """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
+    one that can look, make it CORRUPT.
+    """
+    ListChores: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ListChoresRequest, _checkpoints_pb2.ListChoresResponse]  # type: ignore[assignment]
+    """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
+    AdoptCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]  # type: ignore[assignment]
+    """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
+    SetRetention: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.SetRetentionRequest, _checkpoints_pb2.SetRetentionResponse]  # type: ignore[assignment]
+    GetRetention: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.GetRetentionRequest, _checkpoints_pb2.GetRetentionResponse]  # type: ignore[assignment]
+    ForkCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ForkCheckpointRequest, _checkpoints_pb2.ForkCheckpointResponse]  # type: ignore[assignment]
+    """Lets a job that has not begun yet begin from a checkpoint of another."""
+    RewindJob: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.RewindJobRequest, _checkpoints_pb2.RewindJobResponse]  # type: ignore[assignment]
+    """Lets the job's next generation, which is due at once, begin from this checkpoint of its own."""
 
 class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
     """Checkpoints: the catalog. Bytes never pass through a coordinator."""
@@ -144,5 +192,101 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         """Marks a checkpoint as DELETING; whoever holds its bytes removes them, then calls again
         with finished = true, which removes the record.
         """
+
+    @_abc_1.abstractmethod
+    def TagCheckpoint(
+        self,
+        request: _checkpoints_pb2.TagCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.TagCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.TagCheckpointResponse]]:
+        """Gives a checkpoint a name, or moves a name to it. What has one is not deleted."""
+
+    @_abc_1.abstractmethod
+    def UntagCheckpoint(
+        self,
+        request: _checkpoints_pb2.UntagCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.UntagCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.UntagCheckpointResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def OpenCheckpoint(
+        self,
+        request: _checkpoints_pb2.OpenCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.OpenCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.OpenCheckpointResponse]]:
+        """Registers a reader, or renews it: until its time is up the checkpoint's bytes stay."""
+
+    @_abc_1.abstractmethod
+    def CloseCheckpoint(
+        self,
+        request: _checkpoints_pb2.CloseCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.CloseCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.CloseCheckpointResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReportCopy(
+        self,
+        request: _checkpoints_pb2.ReportCopyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.ReportCopyResponse, _abc.Awaitable[_checkpoints_pb2.ReportCopyResponse]]:
+        """Says that one rank's part, or the manifest and the marker, lie on a further tier as well.
+        With all of them there the tier is part of the record.
+        """
+
+    @_abc_1.abstractmethod
+    def ReportDamage(
+        self,
+        request: _checkpoints_pb2.ReportDamageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.ReportDamageResponse, _abc.Awaitable[_checkpoints_pb2.ReportDamageResponse]]:
+        """Says what a host read on a tier, past every cache. Two hosts that find a copy damaged, or the only
+        one that can look, make it CORRUPT.
+        """
+
+    @_abc_1.abstractmethod
+    def ListChores(
+        self,
+        request: _checkpoints_pb2.ListChoresRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.ListChoresResponse, _abc.Awaitable[_checkpoints_pb2.ListChoresResponse]]:
+        """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
+
+    @_abc_1.abstractmethod
+    def AdoptCheckpoint(
+        self,
+        request: _checkpoints_pb2.AdoptCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.AdoptCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.AdoptCheckpointResponse]]:
+        """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
+
+    @_abc_1.abstractmethod
+    def SetRetention(
+        self,
+        request: _checkpoints_pb2.SetRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.SetRetentionResponse, _abc.Awaitable[_checkpoints_pb2.SetRetentionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetRetention(
+        self,
+        request: _checkpoints_pb2.GetRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.GetRetentionResponse, _abc.Awaitable[_checkpoints_pb2.GetRetentionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ForkCheckpoint(
+        self,
+        request: _checkpoints_pb2.ForkCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.ForkCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.ForkCheckpointResponse]]:
+        """Lets a job that has not begun yet begin from a checkpoint of another."""
+
+    @_abc_1.abstractmethod
+    def RewindJob(
+        self,
+        request: _checkpoints_pb2.RewindJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.RewindJobResponse, _abc.Awaitable[_checkpoints_pb2.RewindJobResponse]]:
+        """Lets the job's next generation, which is due at once, begin from this checkpoint of its own."""
 
 def add_CheckpointsServicer_to_server(servicer: CheckpointsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

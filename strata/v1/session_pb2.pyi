@@ -292,6 +292,16 @@ class Call(_message.Message):
     STOP_JOB_FIELD_NUMBER: _builtins.int
     LIST_GENERATIONS_FIELD_NUMBER: _builtins.int
     GET_JOB_FIELD_NUMBER: _builtins.int
+    TAG_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    UNTAG_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    OPEN_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CLOSE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    REPORT_COPY_FIELD_NUMBER: _builtins.int
+    REPORT_DAMAGE_FIELD_NUMBER: _builtins.int
+    LIST_CHORES_FIELD_NUMBER: _builtins.int
+    ADOPT_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SET_RETENTION_FIELD_NUMBER: _builtins.int
+    GET_RETENTION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def begin_checkpoint(self) -> _checkpoints_pb2.BeginCheckpointRequest: ...
@@ -325,6 +335,26 @@ class Call(_message.Message):
     def list_generations(self) -> _worlds_pb2.ListGenerationsRequest: ...
     @_builtins.property
     def get_job(self) -> _worlds_pb2.GetJobRequest: ...
+    @_builtins.property
+    def tag_checkpoint(self) -> _checkpoints_pb2.TagCheckpointRequest: ...
+    @_builtins.property
+    def untag_checkpoint(self) -> _checkpoints_pb2.UntagCheckpointRequest: ...
+    @_builtins.property
+    def open_checkpoint(self) -> _checkpoints_pb2.OpenCheckpointRequest: ...
+    @_builtins.property
+    def close_checkpoint(self) -> _checkpoints_pb2.CloseCheckpointRequest: ...
+    @_builtins.property
+    def report_copy(self) -> _checkpoints_pb2.ReportCopyRequest: ...
+    @_builtins.property
+    def report_damage(self) -> _checkpoints_pb2.ReportDamageRequest: ...
+    @_builtins.property
+    def list_chores(self) -> _checkpoints_pb2.ListChoresRequest: ...
+    @_builtins.property
+    def adopt_checkpoint(self) -> _checkpoints_pb2.AdoptCheckpointRequest: ...
+    @_builtins.property
+    def set_retention(self) -> _checkpoints_pb2.SetRetentionRequest: ...
+    @_builtins.property
+    def get_retention(self) -> _checkpoints_pb2.GetRetentionRequest: ...
     def __init__(
         self,
         *,
@@ -345,12 +375,22 @@ class Call(_message.Message):
         stop_job: _worlds_pb2.StopJobRequest | None = ...,
         list_generations: _worlds_pb2.ListGenerationsRequest | None = ...,
         get_job: _worlds_pb2.GetJobRequest | None = ...,
+        tag_checkpoint: _checkpoints_pb2.TagCheckpointRequest | None = ...,
+        untag_checkpoint: _checkpoints_pb2.UntagCheckpointRequest | None = ...,
+        open_checkpoint: _checkpoints_pb2.OpenCheckpointRequest | None = ...,
+        close_checkpoint: _checkpoints_pb2.CloseCheckpointRequest | None = ...,
+        report_copy: _checkpoints_pb2.ReportCopyRequest | None = ...,
+        report_damage: _checkpoints_pb2.ReportDamageRequest | None = ...,
+        list_chores: _checkpoints_pb2.ListChoresRequest | None = ...,
+        adopt_checkpoint: _checkpoints_pb2.AdoptCheckpointRequest | None = ...,
+        set_retention: _checkpoints_pb2.SetRetentionRequest | None = ...,
+        get_retention: _checkpoints_pb2.GetRetentionRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations", "get_job"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "stop_job", "list_generations", "get_job", "tag_checkpoint", "untag_checkpoint", "open_checkpoint", "close_checkpoint", "report_copy", "report_damage", "list_chores", "adopt_checkpoint", "set_retention", "get_retention"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -667,6 +707,16 @@ class Reply(_message.Message):
     STOP_JOB_FIELD_NUMBER: _builtins.int
     LIST_GENERATIONS_FIELD_NUMBER: _builtins.int
     GET_JOB_FIELD_NUMBER: _builtins.int
+    TAG_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    UNTAG_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    OPEN_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CLOSE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    REPORT_COPY_FIELD_NUMBER: _builtins.int
+    REPORT_DAMAGE_FIELD_NUMBER: _builtins.int
+    LIST_CHORES_FIELD_NUMBER: _builtins.int
+    ADOPT_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SET_RETENTION_FIELD_NUMBER: _builtins.int
+    GET_RETENTION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -706,6 +756,26 @@ class Reply(_message.Message):
     def list_generations(self) -> _worlds_pb2.ListGenerationsResponse: ...
     @_builtins.property
     def get_job(self) -> _worlds_pb2.GetJobResponse: ...
+    @_builtins.property
+    def tag_checkpoint(self) -> _checkpoints_pb2.TagCheckpointResponse: ...
+    @_builtins.property
+    def untag_checkpoint(self) -> _checkpoints_pb2.UntagCheckpointResponse: ...
+    @_builtins.property
+    def open_checkpoint(self) -> _checkpoints_pb2.OpenCheckpointResponse: ...
+    @_builtins.property
+    def close_checkpoint(self) -> _checkpoints_pb2.CloseCheckpointResponse: ...
+    @_builtins.property
+    def report_copy(self) -> _checkpoints_pb2.ReportCopyResponse: ...
+    @_builtins.property
+    def report_damage(self) -> _checkpoints_pb2.ReportDamageResponse: ...
+    @_builtins.property
+    def list_chores(self) -> _checkpoints_pb2.ListChoresResponse: ...
+    @_builtins.property
+    def adopt_checkpoint(self) -> _checkpoints_pb2.AdoptCheckpointResponse: ...
+    @_builtins.property
+    def set_retention(self) -> _checkpoints_pb2.SetRetentionResponse: ...
+    @_builtins.property
+    def get_retention(self) -> _checkpoints_pb2.GetRetentionResponse: ...
     def __init__(
         self,
         *,
@@ -729,12 +799,22 @@ class Reply(_message.Message):
         stop_job: _worlds_pb2.StopJobResponse | None = ...,
         list_generations: _worlds_pb2.ListGenerationsResponse | None = ...,
         get_job: _worlds_pb2.GetJobResponse | None = ...,
+        tag_checkpoint: _checkpoints_pb2.TagCheckpointResponse | None = ...,
+        untag_checkpoint: _checkpoints_pb2.UntagCheckpointResponse | None = ...,
+        open_checkpoint: _checkpoints_pb2.OpenCheckpointResponse | None = ...,
+        close_checkpoint: _checkpoints_pb2.CloseCheckpointResponse | None = ...,
+        report_copy: _checkpoints_pb2.ReportCopyResponse | None = ...,
+        report_damage: _checkpoints_pb2.ReportDamageResponse | None = ...,
+        list_chores: _checkpoints_pb2.ListChoresResponse | None = ...,
+        adopt_checkpoint: _checkpoints_pb2.AdoptCheckpointResponse | None = ...,
+        set_retention: _checkpoints_pb2.SetRetentionResponse | None = ...,
+        get_retention: _checkpoints_pb2.GetRetentionResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "begin_checkpoint", b"begin_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_generations", b"list_generations", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "stop_job", b"stop_job", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "id", b"id", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations", "get_job"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["error", "begin_checkpoint", "ack_checkpoint", "seal_checkpoint", "abort_checkpoint", "get_checkpoint", "list_checkpoints", "pin_checkpoint", "unpin_checkpoint", "delete_checkpoint", "get_world", "register_dataset", "get_assignment", "get_recovery", "done", "stop_job", "list_generations", "get_job", "tag_checkpoint", "untag_checkpoint", "open_checkpoint", "close_checkpoint", "report_copy", "report_damage", "list_chores", "adopt_checkpoint", "set_retention", "get_retention"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from strata.v1 import checkpoints_pb2 as _checkpoints_pb2
 from strata.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -112,12 +113,17 @@ class RestorePoint(_message.Message):
     RECORD_GENERATION_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     attempt: _builtins.str
     record_generation: _builtins.int
     path: _builtins.str
     """URI of the checkpoint's folder, and of its manifest's digest."""
     manifest_digest: _builtins.str
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoints_pb2.Tier]:
+        """Every copy of it, that at path among them."""
+
     def __init__(
         self,
         *,
@@ -126,10 +132,11 @@ class RestorePoint(_message.Message):
         record_generation: _builtins.int = ...,
         path: _builtins.str = ...,
         manifest_digest: _builtins.str = ...,
+        tiers: _abc.Iterable[_checkpoints_pb2.Tier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "manifest_digest", b"manifest_digest", "path", b"path", "record_generation", b"record_generation", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "manifest_digest", b"manifest_digest", "path", b"path", "record_generation", b"record_generation", "step", b"step", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

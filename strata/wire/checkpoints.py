@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from strata.core.checkpoint_chores import AdoptRequest, Chore
+from strata.core.checkpoint_copies import CopyRequest
+from strata.core.checkpoint_damage import DamageReport, suspected_tiers
+from strata.core.checkpoint_pins import tags_of
+from strata.core.checkpoint_records import Keep, Retention
+from strata.core.checkpoint_tiers import PRIMARY, tiers_of
 from strata.core.checkpoints import AckRequest, Author, BeginRequest, SealRequest, acked, is_latest, sealed
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
 from strata.core.view import Entry
 from strata.v1 import checkpoints_pb2
-from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
+from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
 
 
 def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
     """Return a record with what lies around it: its acks, its pin, whether it is the latest."""
     record = entry.record
     latest = job.latest()
+    where = (record.step, record.generation, record.attempt)
     return checkpoints_pb2.Checkpoint(
         attempt=record.attempt,
         step=record.step,
@@ -37,7 +44,22 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
         base_step=record.base_step or 0,
         base_attempt=record.base_attempt or "",
         mod_revision=entry.mod_revision,
+        tiers=tier_messages(record),
+        tags=tags_of(job, record),
+        references=job.view.names(job.keys.refs(*where)),
+        readers=job.view.names(job.keys.readers(*where)),
+        suspected=suspected_tiers(job, record),
+        origin_job=record.origin.job if record.origin is not None else "",
     )
+
+
+def tier_messages(record: CheckpointRecord) -> list[checkpoints_pb2.Tier]:
+    """Return the copies of a checkpoint, the one at its path first."""
+    tiers = sorted(tiers_of(record).items(), key=lambda item: (item[1].path != record.path, item[0]))
+    return [
+        checkpoints_pb2.Tier(name=name, path=tier.path, state=TIER_STATES[tier.state], shared=tier.shared)
+        for name, tier in tiers
+    ]
 
 
 def author(message: checkpoints_pb2.Author) -> Author:
@@ -63,6 +85,8 @@ def begin_request(message: checkpoints_pb2.BeginCheckpointRequest) -> BeginReque
         base_step=message.base_step if has_base else None,
         base_attempt=AttemptId(message.base_attempt) if has_base else None,
         replaces=message.replaces,
+        tier=message.tier or PRIMARY,
+        shared=not message.host_only,
     )
 
 
@@ -84,4 +108,90 @@ def seal_request(message: checkpoints_pb2.SealCheckpointRequest) -> SealRequest:
         digest=message.manifest_digest,
         size_bytes=message.size_bytes,
         model_hash=message.model_hash,
+    )
+
+
+def copy_request(message: checkpoints_pb2.ReportCopyRequest) -> CopyRequest:
+    return CopyRequest(
+        step=message.step,
+        attempt=message.attempt,
+        tier=message.tier,
+        root=message.root,
+        shared=not message.host_only,
+        rank=None if message.sealed else message.rank,
+        digest=message.digest,
+        host=message.host,
+        begun=message.begun,
+    )
+
+
+def damage_report(message: checkpoints_pb2.ReportDamageRequest) -> DamageReport:
+    return DamageReport(
+        step=message.step,
+        attempt=message.attempt,
+        host=message.host,
+        reason=message.reason,
+        tier=message.tier,
+        sound=message.sound,
+        generation=message.generation,
+    )
+
+
+def adopt_request(message: checkpoints_pb2.AdoptCheckpointRequest) -> AdoptRequest:
+    return AdoptRequest(
+        step=message.step,
+        attempt=message.attempt,
+        manifest_digest=message.manifest_digest,
+        size_bytes=message.size_bytes,
+        model_hash=message.model_hash,
+    )
+
+
+def chore_message(chore: Chore) -> checkpoints_pb2.Chore:
+    return checkpoints_pb2.Chore(
+        kind=CHORES[chore.kind],
+        step=chore.step,
+        generation=chore.generation,
+        attempt=chore.attempt,
+        tier=chore.tier,
+        path=chore.path,
+        manifest_digest=chore.manifest_digest,
+    )
+
+
+def retention_record(message: checkpoints_pb2.Retention) -> Retention:
+    return Retention(
+        keep=_keep(message.keep),
+        tiers={tier: _keep(keep) for tier, keep in message.tiers.items()},
+        who=message.who,
+    )
+
+
+def retention_message(record: Retention) -> checkpoints_pb2.Retention:
+    return checkpoints_pb2.Retention(
+        keep=_keep_message(record.keep),
+        tiers={tier: _keep_message(keep) for tier, keep in record.tiers.items()},
+        who=record.who,
+    )
+
+
+def _keep(message: checkpoints_pb2.Keep) -> Keep:
+    return Keep(
+        latest=message.latest,
+        every_steps=message.every_steps,
+        best=message.best,
+        metric=message.metric,
+        highest=message.highest,
+        age_ms=message.age_ms,
+    )
+
+
+def _keep_message(keep: Keep) -> checkpoints_pb2.Keep:
+    return checkpoints_pb2.Keep(
+        latest=keep.latest,
+        every_steps=keep.every_steps,
+        best=keep.best,
+        metric=keep.metric,
+        highest=keep.highest,
+        age_ms=keep.age_ms,
     )

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from strata.core.records import BarrierResult, CheckpointState, CheckpointType, Phase, StopAction
+from strata.core.checkpoint_chores import ChoreKind
+from strata.core.records import (
+    BarrierResult,
+    CheckpointState,
+    CheckpointType,
+    Phase,
+    StopAction,
+    TierState,
+)
 from strata.errors import InvalidArgument
 from strata.v1 import barriers_pb2, checkpoints_pb2, worlds_pb2
 
@@ -37,6 +45,19 @@ CHECKPOINT_TYPES: Final = {
     CheckpointType.INCREMENTAL: checkpoints_pb2.CHECKPOINT_TYPE_INCREMENTAL,
     CheckpointType.OPTIMIZER_ONLY: checkpoints_pb2.CHECKPOINT_TYPE_OPTIMIZER_ONLY,
     CheckpointType.MODEL_ONLY: checkpoints_pb2.CHECKPOINT_TYPE_MODEL_ONLY,
+}
+
+TIER_STATES: Final = {
+    TierState.PRESENT: checkpoints_pb2.TIER_STATE_PRESENT,
+    TierState.CORRUPT: checkpoints_pb2.TIER_STATE_CORRUPT,
+    TierState.DELETING: checkpoints_pb2.TIER_STATE_DELETING,
+    TierState.REMOVED: checkpoints_pb2.TIER_STATE_REMOVED,
+}
+
+CHORES: Final = {
+    ChoreKind.REMOVE: checkpoints_pb2.CHORE_KIND_REMOVE,
+    ChoreKind.CLEAR: checkpoints_pb2.CHORE_KIND_CLEAR,
+    ChoreKind.VERIFY: checkpoints_pb2.CHORE_KIND_VERIFY,
 }
 
 CHECKPOINT_STATES: Final = {

@@ -22,6 +22,7 @@ from strata.core.records import (
 from strata.core.stopping import StopRequest, active_world, asked_notice
 from strata.core.view import Entry
 from strata.v1 import worlds_pb2
+from strata.wire.checkpoints import tier_messages
 from strata.wire.enums import PHASES, STOP_ACTIONS, from_wire
 
 
@@ -168,4 +169,5 @@ def _restore(job: JobView, point: RestorePoint) -> worlds_pb2.RestorePoint:
         record_generation=point.record_generation,
         path="" if entry is None else entry.record.path,
         manifest_digest="" if entry is None else entry.record.manifest_digest,
+        tiers=() if entry is None else tier_messages(entry.record),
     )

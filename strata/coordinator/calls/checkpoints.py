@@ -9,6 +9,7 @@ from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import page
 from strata.coordinator.context import ReplicaContext
 from strata.core import checkpoints as core
+from strata.core.checkpoint_pins import tagged
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
 from strata.core.txn import Decision
@@ -80,7 +81,14 @@ class CatalogCalls:
 
     async def get(self, request: pb.GetCheckpointRequest) -> pb.GetCheckpointResponse:
         def find(job: JobView) -> Entry[CheckpointRecord] | None:
-            return core.newest(job) if request.latest else core.find(job, request.step, request.attempt)
+            if request.latest:
+                return core.newest(job)
+            if request.tag:
+                return tagged(job, request.tag)
+            named = core.find(job, request.step, request.attempt)
+            if request.before:
+                return None if named is None else core.newest(job, before=core.counts(job, named.record))
+            return named
 
         job = job_view(self._context, request.job)
         entry = find(job)
@@ -92,7 +100,9 @@ class CatalogCalls:
         return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_message(job, entry))
 
     async def list(self, request: pb.ListCheckpointsRequest) -> pb.ListCheckpointsResponse:
-        job = await existing_job(self._context, request.job)
+        job = job_view(self._context, request.job)
+        if job.latest() is None:  # a fork has checkpoints before it has a member
+            job = await existing_job(self._context, request.job)
         found, after = page(
             job.checkpoints(),
             key=lambda entry: f"{entry.record.step:020d}/{entry.record.generation:020d}",
@@ -124,7 +134,12 @@ class CatalogCalls:
         found = await self._settled(
             request.job,
             lambda job: core.decide_delete(
-                job, step=request.step, attempt=request.attempt, finished=request.finished
+                job,
+                step=request.step,
+                attempt=request.attempt,
+                finished=request.finished,
+                tier=request.tier,
+                host=request.host,
             ),
             lambda job: core.find(job, request.step, request.attempt),
         )
@@ -146,5 +161,9 @@ class CatalogCalls:
 def _absent(request: pb.GetCheckpointRequest) -> CheckpointNotFound:
     if request.latest:
         return CheckpointNotFound(f"job {request.job} has no committed checkpoint")
+    if request.tag:
+        return CheckpointNotFound(f"job {request.job} has no checkpoint tagged {request.tag}")
+    if request.before:
+        return CheckpointNotFound(f"job {request.job} has no good checkpoint before step {request.step}")
     which = f"attempt {request.attempt} of step" if request.attempt else "step"
     return CheckpointNotFound(f"job {request.job} has no checkpoint of {which} {request.step}")

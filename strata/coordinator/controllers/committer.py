@@ -1,4 +1,4 @@
-"""Commits every checkpoint that is complete. Runs on every replica (PROTOCOLS 8.3).
+"""Commits every checkpoint, and every further copy of one, that is complete. Runs on every replica (PROTOCOLS 8.3).
 
 The last two acks may come through two replicas, neither of which knew then that the set was full.
 So nobody commits because of an ack: everybody commits what its view shows complete, after every
@@ -12,6 +12,7 @@ from typing import Final
 from strata.coordinator.controllers.jobs import JobQueue
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
+from strata.core.checkpoint_copies import next_tier
 from strata.core.checkpoints import decide_commit
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
@@ -46,11 +47,11 @@ class Committer:
 
 
 def _next_commit(view: View, keys: JobKeys) -> Decision:
-    """Decide the first commit of this job that can be made; settled when there is none."""
+    """Decide the first commit of this job that can be made, or the first tier; settled when there is none."""
     job = JobView(view, keys)
     for entry in job.checkpoints():
         if entry.record.state is CheckpointState.OPEN:
             decision = decide_commit(job, entry)
             if decision.txn is not None:
                 return decision
-    return Decision(reason="no save is complete and open")
+    return next_tier(job)

@@ -34,7 +34,7 @@ TURN_S: Final = 0.5
 MAX_ROUNDS: Final = 20
 """Plans of one job in one turn; more means that something changes as fast as it is planned."""
 
-FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest"})
+FOLDERS: Final = frozenset({"spec", "phase", "workers", "world", "worlds", "latest", "rewind"})
 
 
 class Worlds:

@@ -10,6 +10,7 @@ from strata.coordinator.controllers.compaction import Compaction
 from strata.coordinator.controllers.datasets import Datasets
 from strata.coordinator.controllers.housekeeping import Housekeeping
 from strata.coordinator.controllers.loop import Controller, drive
+from strata.coordinator.controllers.retention import RetentionController
 from strata.coordinator.controllers.world import Worlds
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.writes.fence import Fence
@@ -71,6 +72,7 @@ class Government:
             Housekeeping(
                 keys=keys, mirror=mirror, fence=fence, timing=context.timing, spares_s=context.health.spares_s
             ),
+            RetentionController(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
             Compaction(
                 store=store,
                 mirror=mirror,

@@ -64,3 +64,61 @@ class CheckpointsServicer(Base):
             self._desk, "delete_checkpoint", request, context
         )
         return response
+
+    async def TagCheckpoint(self, request: pb.TagCheckpointRequest, context: Any) -> pb.TagCheckpointResponse:
+        response: pb.TagCheckpointResponse = await answer(self._desk, "tag_checkpoint", request, context)
+        return response
+
+    async def UntagCheckpoint(
+        self, request: pb.UntagCheckpointRequest, context: Any
+    ) -> pb.UntagCheckpointResponse:
+        response: pb.UntagCheckpointResponse = await answer(self._desk, "untag_checkpoint", request, context)
+        return response
+
+    async def OpenCheckpoint(
+        self, request: pb.OpenCheckpointRequest, context: Any
+    ) -> pb.OpenCheckpointResponse:
+        response: pb.OpenCheckpointResponse = await answer(self._desk, "open_checkpoint", request, context)
+        return response
+
+    async def CloseCheckpoint(
+        self, request: pb.CloseCheckpointRequest, context: Any
+    ) -> pb.CloseCheckpointResponse:
+        response: pb.CloseCheckpointResponse = await answer(self._desk, "close_checkpoint", request, context)
+        return response
+
+    async def ReportCopy(self, request: pb.ReportCopyRequest, context: Any) -> pb.ReportCopyResponse:
+        response: pb.ReportCopyResponse = await answer(self._desk, "report_copy", request, context)
+        return response
+
+    async def ReportDamage(self, request: pb.ReportDamageRequest, context: Any) -> pb.ReportDamageResponse:
+        response: pb.ReportDamageResponse = await answer(self._desk, "report_damage", request, context)
+        return response
+
+    async def ListChores(self, request: pb.ListChoresRequest, context: Any) -> pb.ListChoresResponse:
+        response: pb.ListChoresResponse = await answer(self._desk, "list_chores", request, context)
+        return response
+
+    async def AdoptCheckpoint(
+        self, request: pb.AdoptCheckpointRequest, context: Any
+    ) -> pb.AdoptCheckpointResponse:
+        response: pb.AdoptCheckpointResponse = await answer(self._desk, "adopt_checkpoint", request, context)
+        return response
+
+    async def SetRetention(self, request: pb.SetRetentionRequest, context: Any) -> pb.SetRetentionResponse:
+        response: pb.SetRetentionResponse = await answer(self._desk, "set_retention", request, context)
+        return response
+
+    async def GetRetention(self, request: pb.GetRetentionRequest, context: Any) -> pb.GetRetentionResponse:
+        response: pb.GetRetentionResponse = await answer(self._desk, "get_retention", request, context)
+        return response
+
+    async def ForkCheckpoint(
+        self, request: pb.ForkCheckpointRequest, context: Any
+    ) -> pb.ForkCheckpointResponse:
+        response: pb.ForkCheckpointResponse = await answer(self._desk, "fork_checkpoint", request, context)
+        return response
+
+    async def RewindJob(self, request: pb.RewindJobRequest, context: Any) -> pb.RewindJobResponse:
+        response: pb.RewindJobResponse = await answer(self._desk, "rewind_job", request, context)
+        return response

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from strata.core import checkpoint_records as c
 from strata.core import records as r
-from strata.core.checkpoints import Reference
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import decode, encode
@@ -21,6 +21,7 @@ JOB = KEYS.job("digits")
 W0, W1 = WorkerId("node-0"), WorkerId("node-1")
 R1 = InstanceId("5f0c1b0e9a4d4c2f8a6b7d3e2f1a0c9b")
 ATTEMPT = AttemptId("9c41d2e7f0b84a36")
+FOLDER = f"step-000000000120-gen-000002-{ATTEMPT}"
 
 EXAMPLES: dict[str, Any] = {
     KEYS.uid: r.ClusterUid(uid="0b6f4a9e2d714c53b8e1f7a2c9d05e36"),
@@ -96,24 +97,52 @@ EXAMPLES: dict[str, Any] = {
         type=r.CheckpointType.FULL,
         state=r.CheckpointState.COMMITTED,
         ranks=16,
-        path=f"file:///ckpt/digits/step-000000000120-gen-000002-{ATTEMPT}",
+        path=f"file:///ckpt/digits/{FOLDER}",
         epoch=4,
         size_bytes=104857600,
         model_hash="xxh3-128:0d9f",
         manifest_digest="xxh3-128:71c2",
         created_unix_ms=1767225600000,
         metadata={"lr": "0.1"},
+        tiers={
+            "primary": r.Tier(path=f"file:///ckpt/digits/{FOLDER}", shared=False),
+            "s3": r.Tier(path=f"s3://b/ckpt/digits/{FOLDER}"),
+        },
     ),
-    JOB.ack(120, 2, ATTEMPT, 9): r.Ack(digest="xxh3-128:5a1e", size_bytes=6553600, worker=W1, incarnation=61),
+    JOB.ack(120, 2, ATTEMPT, 9): r.Ack(
+        digest="xxh3-128:5a1e", size_bytes=6553600, worker=W1, incarnation=61, host="gpu-b"
+    ),
     JOB.seal(120, 2, ATTEMPT): r.Seal(
         digest="xxh3-128:71c2", size_bytes=104857600, worker=W0, incarnation=57, model_hash="xxh3-128:0d9f"
     ),
-    JOB.refs(120, 2, ATTEMPT) + "b70e55c1a2d94f68": Reference(step=140, generation=3),
+    JOB.refs(120, 2, ATTEMPT) + "b70e55c1a2d94f68": c.Reference(step=140, generation=3),
+    JOB.reader(120, 2, ATTEMPT, "eval-7"): c.Reader(who="eval"),
+    JOB.copy(120, 2, ATTEMPT, "s3", 9): c.Copy(
+        digest="xxh3-128:5a1e", path=f"s3://b/ckpt/digits/{FOLDER}", host="gpu-b"
+    ),
+    JOB.copied_seal(120, 2, ATTEMPT, "s3"): c.Copy(
+        digest="xxh3-128:71c2", path=f"s3://b/ckpt/digits/{FOLDER}", host="gpu-a"
+    ),
+    JOB.suspect(120, 2, ATTEMPT, "s3", "gpu-a"): c.Suspect(
+        corrupt=True, reason="rank-00009.safetensors: tensor w differs from what was saved", generation=3
+    ),
+    JOB.tag("paper"): c.Tag(step=120, generation=2, attempt=ATTEMPT, who="ada"),
+    JOB.retention: c.Retention(
+        keep=c.Keep(latest=3, every_steps=1000, best=1, metric="loss"),
+        tiers={"primary": c.Keep(latest=1)},
+        who="ada",
+    ),
+    JOB.rewind: c.Rewind(step=120, attempt=ATTEMPT, record_generation=2, who="ada"),
+    JOB.discard("0f5b7c1d9e8a4b23"): c.Discarded(
+        step=160,
+        generation=3,
+        tiers={"primary": r.Tier(path="file:///ckpt/digits/step-000000000160-gen-000003-0f5b7c1d9e8a4b23")},
+    ),
     JOB.latest: r.Latest(generation=3, step=120, attempt=ATTEMPT, record_generation=2),
     JOB.pin(120, ATTEMPT): r.Pin(who="ada", why="the paper's figure 3"),
 }
 
-LATER = {"op", "ops_floor", "importing", "reader"}
+LATER = {"op", "ops_floor", "importing"}
 """Keys of later work: the page names them, and nothing writes them yet."""
 
 
@@ -137,11 +166,12 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.RestorePoint, r.Asked}
+    inner = {r.Member, r.RestorePoint, r.Asked, r.Tier, r.Origin, c.Keep}
     every = {
         cls
-        for _name, cls in inspect.getmembers(r, inspect.isclass)
-        if cls.__module__ == r.__name__ and hasattr(cls, "__dataclass_fields__")
+        for module in (r, c)
+        for _name, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__ and hasattr(cls, "__dataclass_fields__")
     }
     assert every - inner - written == set()
 
@@ -183,6 +213,12 @@ def _made_by(name: str) -> list[str]:
         "ack": (120, 2, ATTEMPT, 9),
         "seal": (120, 2, ATTEMPT),
         "pin": (120, ATTEMPT),
+        "reader": (120, 2, ATTEMPT, "eval-7"),
+        "copy": (120, 2, ATTEMPT, "s3", 9),
+        "copied_seal": (120, 2, ATTEMPT, "s3"),
+        "suspect": (120, 2, ATTEMPT, "s3", "gpu-a"),
+        "tag": ("paper",),
+        "discard": ("0f5b7c1d9e8a4b23",),
     }
     keys: Any = KEYS if hasattr(KEYS, name) else JOB
     if name in arguments:

@@ -1,0 +1,72 @@
+"""Marks what a job's policy gives up, and what two hosts found damaged (PROTOCOLS 8.6, 8.8).
+
+Marking is all that a coordinator does: the bytes are removed by hosts that have them, which ask for
+their chores. Level-triggered, like everything a leader does: on each change of what the policy looks at,
+and when the next checkpoint has grown too old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.fence import Fence
+from strata.core.checkpoint_damage import next_confirmation
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys
+from strata.core.retention_plan import next_age_ms, next_tombstone
+from strata.core.txn import Decision, WatchBatch
+from strata.observe import get_logger
+
+log = get_logger()
+
+MAX_ROUNDS: Final = 100
+"""Marks in one turn of one job; the others have theirs before it goes on."""
+AGAIN_S: Final = 0.1
+
+FOLDERS: Final = frozenset(
+    {"checkpoints", "retention", "pins", "tags", "latest", "workers", "rewind", "import", "worlds"}
+)
+
+
+class RetentionController:
+    """The marking controller of one term of office."""
+
+    name: Final = "retention"
+    tick_s: Final = 30.0
+
+    def __init__(
+        self, *, keys: ClusterKeys, mirror: Mirror, fence: Fence, unix_now: Callable[[], float]
+    ) -> None:
+        self._keys = keys
+        self._mirror = mirror
+        self._fence = fence
+        self._unix_now = unix_now
+        self._jobs = JobQueue(self.name, keys, FOLDERS)
+
+    def wants(self, batch: WatchBatch) -> bool:
+        return self._jobs.note(batch)
+
+    async def turn(self) -> float | None:
+        return await self._jobs.each(self._mirror.view, self._mark)
+
+    async def _mark(self, name: str) -> float | None:
+        """Mark what is due in one job; return when the next checkpoint is too old."""
+        for _ in range(MAX_ROUNDS):
+            job, now = JobView(self._mirror.view, self._keys.job(name)), int(self._unix_now() * 1000)
+            decision = _next(job, now)
+            if decision.txn is None:
+                wait_ms = next_age_ms(job, now_unix_ms=now)
+                return None if wait_ms is None else wait_ms / 1000 + AGAIN_S
+            result = await self._fence.execute(decision.txn)
+            if not result.succeeded:
+                return AGAIN_S
+            log.info("checkpoint_marked", job=name, reason=decision.reason)
+        return AGAIN_S
+
+
+def _next(job: JobView, now_unix_ms: int) -> Decision:
+    found = next_confirmation(job)
+    return found if found.txn is not None else next_tombstone(job, now_unix_ms=now_unix_ms)

@@ -1,0 +1,173 @@
+"""What is to be done with the bytes of checkpoints, by those who can reach them (PROTOCOLS 8.6, 8.8).
+
+Coordinators never touch storage. They say what is due, and the library does it, on a host that has the
+bytes. Nothing is handed out twice on purpose and nothing is locked: each chore is right however often and
+however late it is done, for the attempt's folder is never used again and its end is on record.
+
+A record that is absent is never a reason to remove anything. What an attempt leaves whose slot another
+one took is under `discarded/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_damage import suspected_tiers, suspicions
+from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
+from strata.core.checkpoint_pins import not_found
+from strata.core.checkpoint_records import Discarded
+from strata.core.checkpoint_tiers import hosts_of, tiers_of
+from strata.core.ids import AttemptId
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, encode
+from strata.core.txn import Decision, Put, Txn, unchanged
+from strata.errors import InvalidArgument, Refused
+
+
+class ChoreKind(Enum):
+    """REMOVE a tombstone's bytes; CLEAR a save that was given up, unless storage has its marker; VERIFY a copy."""
+
+    REMOVE = "remove"
+    CLEAR = "clear"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chore:
+    """One piece of work on one copy of one attempt."""
+
+    kind: ChoreKind
+    step: int
+    generation: int
+    attempt: AttemptId
+    tier: str
+    path: str
+    manifest_digest: str = ""
+
+
+def chores(job: JobView, host: str) -> Iterator[Chore]:
+    """Yield what is due and within reach of `host`: on shared tiers, and on its own disk."""
+    newest = max(
+        (
+            counts(job, e.record)
+            for e in job.checkpoints()
+            if e.record.state is CheckpointState.COMMITTED and e.record.type in RESTORABLE_TYPES
+        ),
+        default=(0, 0),
+    )
+    for entry in job.checkpoints():
+        record = entry.record
+        if record.origin is not None:
+            continue  # its bytes are another job's
+        if record.state is CheckpointState.ABORTED and order(record) < newest:
+            yield from _each_tier(job, record, ChoreKind.CLEAR, host)
+        elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
+            yield from _removals(job, record, host)
+        if record.state is CheckpointState.COMMITTED:
+            yield from _doubts(job, record, host)
+    for note in job.view.entries(job.keys.discarded, Discarded):
+        for name, tier in note.record.tiers.items():
+            yield Chore(
+                kind=ChoreKind.REMOVE,
+                step=note.record.step,
+                generation=note.record.generation,
+                attempt=AttemptId(note.name),
+                tier=name,
+                path=tier.path,
+            )
+
+
+def _removals(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
+    where = (record.step, record.generation, record.attempt)
+    for name, tier in tiers_of(record).items():
+        if tier.state is TierState.DELETING and _reaches(job, record, name, tier, host):
+            if host in job.view.names(job.keys.removed(*where, name)):
+                continue
+            yield _chore(ChoreKind.REMOVE, record, name, tier)
+
+
+def _each_tier(job: JobView, record: CheckpointRecord, kind: ChoreKind, host: str) -> Iterator[Chore]:
+    for name, tier in tiers_of(record).items():
+        if _reaches(job, record, name, tier, host):
+            yield _chore(kind, record, name, tier)
+
+
+def _doubts(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
+    """Yield the copies that another host found damaged and this one has not looked at."""
+    for name in suspected_tiers(job, record):
+        tier = tiers_of(record)[name]
+        if tier.shared and host and host not in {word.name for word in suspicions(job, record, name)}:
+            yield _chore(ChoreKind.VERIFY, record, name, tier)
+
+
+def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:
+    """A tier of hosts' disks without any part on record is everybody's: who has nothing removes nothing."""
+    if tier.shared:
+        return True
+    hosts = hosts_of(job, record, name)
+    return host in hosts or not hosts
+
+
+def _chore(kind: ChoreKind, record: CheckpointRecord, name: str, tier: Tier) -> Chore:
+    return Chore(
+        kind=kind,
+        step=record.step,
+        generation=record.generation,
+        attempt=record.attempt,
+        tier=name,
+        path=tier.path,
+        manifest_digest=record.manifest_digest,
+    )
+
+
+# -- a commit that the catalog has forgotten --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptRequest:
+    """Storage has the marker of this attempt, its manifests and every image."""
+
+    step: int
+    attempt: str
+    manifest_digest: str
+    size_bytes: int
+    model_hash: str = ""
+
+
+def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
+    """Take a save that was given up here, and is committed in storage, back into the catalog.
+
+    That comes about only where the keyspace is older than the storage, restored from a backup. It is
+    COMMITTED then, and moves no `latest`: the world that is running has begun elsewhere.
+    """
+    held = find(job, request.step, request.attempt) if request.attempt else None
+    if held is None:
+        return refuse(not_found(request.step, request.attempt))
+    record = held.record
+    if record.state is CheckpointState.COMMITTED and record.manifest_digest == request.manifest_digest:
+        return Decision(reason=f"step {record.step} is committed")
+    if record.state is not CheckpointState.ABORTED:
+        return refuse(
+            Refused(f"step {record.step} is {record.state.value}, and only one given up is adopted")
+        )
+    if not request.manifest_digest:
+        return refuse(InvalidArgument("an adoption names the digest of the manifest that the marker names"))
+    adopted = dataclasses.replace(
+        record,
+        state=CheckpointState.COMMITTED,
+        manifest_digest=request.manifest_digest,
+        size_bytes=request.size_bytes,
+        model_hash=request.model_hash,
+        reason=f"adopted: {record.reason}",
+    )
+    return Decision(
+        reason=f"step {record.step} was committed in storage: it is adopted",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision),),
+            success=(Put(key=held.key, value=encode(adopted)),),
+        ),
+    )

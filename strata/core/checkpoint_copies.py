@@ -1,0 +1,144 @@
+"""How a further tier comes to hold a checkpoint (PROTOCOLS 8.7).
+
+Each rank, or whoever copies for it, reports its part, with the digest that was acked; one of them reports
+the manifest and the marker. Once every part and that seal are there, the tier is in the record, and may be
+read. A tier that was removed never comes back: its objects may still be on their way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_order import find
+from strata.core.checkpoint_paths import attempt_path, check_root
+from strata.core.checkpoint_records import Copy
+from strata.core.checkpoint_tiers import BEGUN, tiers_of
+from strata.core.ids import checked_id
+from strata.core.job import JobView
+from strata.core.records import Ack, CheckpointRecord, CheckpointState, Seal, Tier, TierState, encode
+from strata.core.txn import Decision, Put, Txn, absent, present, unchanged
+from strata.core.view import Entry
+from strata.errors import CheckpointNotFound, Conflict, Refused
+
+_COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRequest:
+    """A rank's part (or the manifest and the marker: `rank` None) lies on `tier`, below `root`.
+
+    `begun`: nothing does yet; what a crash leaves there shall go with the record all the same.
+    """
+
+    step: int
+    attempt: str
+    tier: str
+    root: str
+    shared: bool = True
+    rank: int | None = None
+    digest: str = ""
+    host: str = ""
+    begun: bool = False
+
+
+def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
+    """Record that a part is copied, once; with the last one the tier is in the record.
+
+    The digest must be the acked one. `Conflict` for another; `Refused` once the tier, or the checkpoint,
+    is to be deleted: what was copied is removed with the rest.
+    """
+    held = find(job, request.step, request.attempt) if request.attempt else None
+    if held is None:
+        return refuse(
+            CheckpointNotFound(f"no attempt {request.attempt or '(unnamed)'} of step {request.step}")
+        )
+    record, name = held.record, checked_id("tier", request.tier)
+    if record.state not in _COPIED:
+        return refuse(Refused(f"step {record.step} is {record.state.value}, and is not copied any more"))
+    known = tiers_of(record).get(name)
+    if known is not None and known.state is TierState.PRESENT:
+        return Decision(reason=f"step {record.step} is on {name}")
+    if known is not None:
+        return refuse(Refused(f"step {record.step} on {name} is {known.state.value}"))
+    where = (record.step, record.generation, record.attempt)
+    key = (
+        job.keys.copied_seal(*where, name)
+        if request.rank is None
+        else job.keys.copy(*where, name, request.rank)
+    )
+    if request.begun:
+        key = job.keys.copies(*where, name) + BEGUN
+    elif (wanted := _digest_of(job, record, request.rank)) != request.digest:
+        return refuse(
+            Conflict(f"what lies on {name} has digest {request.digest}, and {wanted or 'none'} was acked")
+        )
+    if job.view.get(key) is not None:
+        return decide_tier(job, held, name)
+    if (wrong := check_root(request.root)) is not None:
+        return refuse(wrong)
+    copy = Copy(
+        digest=request.digest,
+        path=attempt_path(request.root, job.keys.name, *where),
+        shared=request.shared,
+        host=request.host,
+    )
+    what = (
+        "begins" if request.begun else "has the seal" if request.rank is None else f"has rank {request.rank}"
+    )
+    return Decision(
+        reason=f"{name} {what} of step {record.step}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision), absent(key)),
+            success=(Put(key=key, value=encode(copy)),),
+        ),
+    )
+
+
+def _digest_of(job: JobView, record: CheckpointRecord, rank: int | None) -> str:
+    where = (record.step, record.generation, record.attempt)
+    if rank is None:
+        seal = job.view.record(job.keys.seal(*where), Seal)
+        return seal.digest if seal is not None else ""
+    ack = job.view.record(job.keys.ack(*where, rank), Ack)
+    return ack.digest if ack is not None else ""
+
+
+def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decision:
+    """Take a tier into a committed record once every part and the seal are there.
+
+    Copies stay while the record does, so that "all are there" needs no compare but the record's and the
+    seal's, which a deletion would take away.
+    """
+    record = held.record
+    where = (record.step, record.generation, record.attempt)
+    key = job.keys.copied_seal(*where, name)
+    seal = job.view.record(key, Copy)
+    there = {e.name for e in job.view.entries(job.keys.copies(*where, name), Copy)} - {"seal", BEGUN}
+    if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
+        return Decision(reason=f"step {record.step} is {record.state.value}; {name} has {len(there)} parts")
+    if seal is None or len(there) < record.ranks:
+        return Decision(reason=f"{name} has {len(there)} of {record.ranks} parts of step {record.step}")
+    tiers = {**tiers_of(record), name: Tier(path=seal.path, shared=seal.shared)}
+    return Decision(
+        reason=f"step {record.step} is on {name}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision), present(key)),
+            success=(Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),),
+        ),
+    )
+
+
+def next_tier(job: JobView) -> Decision:
+    """Decide the first tier of this job that is complete and in no record; for any replica, at any time."""
+    for entry in job.checkpoints():
+        record = entry.record
+        if record.state is not CheckpointState.COMMITTED:
+            continue
+        copies = f"{job.keys.attempt(record.step, record.generation, record.attempt)}copies/"
+        for name in job.view.names(copies):
+            decision = decide_tier(job, entry, name)
+            if decision.txn is not None:
+                return decision
+    return Decision(reason="no copy is complete and unknown")

@@ -1,0 +1,162 @@
+"""When a copy counts as damaged (PROTOCOLS 8.8).
+
+Whoever reads something else than was saved, twice and past every cache, says so: that is a suspicion, and
+private, for the fault may be its own memory or disk controller. A second host that finds the same confirms
+it; where no second host can look, because there is none or the bytes are on the first one's own disk, it is
+confirmed alone. Then that copy is CORRUPT, and with its last copy the record is.
+
+A damaged checkpoint keeps its bytes until a newer one is committed: `checkpoint_deletion` sees to that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_order import find
+from strata.core.checkpoint_pins import not_found
+from strata.core.checkpoint_records import Suspect
+from strata.core.checkpoint_tiers import tiers_of
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, TierState, encode
+from strata.core.txn import Compare, Decision, Put, Txn, none_newer_in, unchanged
+from strata.core.view import Entry
+from strata.errors import InvalidArgument, Refused
+
+MAX_REASON_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamageReport:
+    """What `host` read on `tier` ("": the one at the record's path), past every cache.
+
+    `generation`: the one that cannot begin without these bytes; 0: none waits for them.
+    """
+
+    step: int
+    attempt: str
+    host: str
+    reason: str
+    tier: str = ""
+    sound: bool = False
+    generation: int = 0
+
+
+def suspicions(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
+    """Return what hosts said of one copy."""
+    folder = job.keys.suspects(record.step, record.generation, record.attempt, tier)
+    return list(job.view.entries(folder, Suspect))
+
+
+def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
+    """Yield the copies that somebody found damaged and that count as whole so far."""
+    for name, tier in tiers_of(record).items():
+        if tier.state is TierState.PRESENT and any(
+            each.record.corrupt for each in suspicions(job, record, name)
+        ):
+            yield name
+
+
+def is_suspect(job: JobView, record: CheckpointRecord) -> bool:
+    """Tell whether somebody found a copy damaged: the record is not verified then."""
+    return any(True for _ in suspected_tiers(job, record))
+
+
+def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
+    """Tell whether that generation could not begin because of damage to this record."""
+    return any(
+        each.record.corrupt and each.record.generation == generation
+        for name in tiers_of(record)
+        for each in suspicions(job, record, name)
+    )
+
+
+def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
+    """Keep what a host found; with a second one that found the same the copy is CORRUPT.
+
+    Settled once the host's word is on record, and the copy marked if that was enough. `Refused` for a
+    checkpoint that is being deleted: that its bytes are missing is no damage.
+    """
+    held = find(job, report.step, report.attempt) if report.attempt else None
+    if held is None:
+        return refuse(not_found(report.step, report.attempt))
+    record, tiers = held.record, tiers_of(held.record)
+    tier = report.tier or next((n for n, t in tiers.items() if t.path == record.path), "")
+    if tier not in tiers:
+        return refuse(InvalidArgument(f"step {record.step} has no copy on {tier or 'its path'}"))
+    state = tiers[tier].state
+    if record.state is CheckpointState.CORRUPT or state is TierState.CORRUPT:
+        return Decision(reason=f"step {record.step} on {tier} is corrupt")
+    if record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT:
+        what = state if state is not TierState.PRESENT else record.state
+        return refuse(Refused(f"step {record.step} is {what.value}: its bytes need not be there"))
+    key = job.keys.suspect(record.step, record.generation, record.attempt, tier, report.host)
+    word = Suspect(
+        corrupt=not report.sound, reason=report.reason[:MAX_REASON_CHARS], generation=report.generation
+    )
+    known = job.view.entry(key, Suspect)
+    if known is not None and known.record == word:
+        return decide_confirm(job, held, tier)
+    return Decision(
+        reason=f"{report.host} found step {record.step} on {tier} {'sound' if report.sound else 'damaged'}",
+        txn=Txn(
+            compares=(
+                unchanged(held.key, held.mod_revision),
+                unchanged(key, known.mod_revision if known is not None else 0),
+            ),
+            success=(Put(key=key, value=encode(word)),),
+        ),
+    )
+
+
+def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> Decision:
+    """Mark a copy as CORRUPT if it was found damaged by enough hosts; else say who must look yet.
+
+    Level-triggered: the leader asks it too, for the second host may have gone for good.
+    """
+    record, tiers = held.record, dict(tiers_of(held.record))
+    words = suspicions(job, record, tier)
+    damaged = [word for word in words if word.record.corrupt]
+    if (
+        not damaged
+        or record.state is not CheckpointState.COMMITTED
+        or tiers[tier].state is not TierState.PRESENT
+    ):
+        return Decision(reason=f"step {record.step} on {tier} is not suspected")
+    compares: list[Compare] = [unchanged(word.key, word.mod_revision) for word in damaged[:2]]
+    if len(damaged) == 1 and tiers[tier].shared:
+        others = sorted({worker.record.host for worker in job.workers()} - {damaged[0].name, ""})
+        if others:
+            return Decision(
+                reason=f"{damaged[0].name} alone found step {record.step} damaged: {others[0]} must look"
+            )
+        compares.append(none_newer_in(job.keys.workers, job.view.revision))  # nobody came who could look
+    tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.CORRUPT)
+    whole = any(each.state is TierState.PRESENT for each in tiers.values())
+    why = f"{tier}: {damaged[0].record.reason} (found by {', '.join(word.name for word in damaged[:4])})"
+    after = dataclasses.replace(
+        record,
+        state=record.state if whole else CheckpointState.CORRUPT,
+        tiers=tiers,
+        reason=why[:MAX_REASON_CHARS],
+    )
+    return Decision(
+        reason=f"step {record.step} is corrupt on {why}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision), *compares),
+            success=(Put(key=held.key, value=encode(after)),),
+        ),
+    )
+
+
+def next_confirmation(job: JobView) -> Decision:
+    """Decide the first suspicion of this job that is confirmed and not yet written down."""
+    for entry in job.checkpoints():
+        if entry.record.state is CheckpointState.COMMITTED:
+            for tier in suspected_tiers(job, entry.record):
+                decision = decide_confirm(job, entry, tier)
+                if decision.txn is not None:
+                    return decision
+    return Decision(reason="nothing is confirmed to be damaged")

@@ -1,0 +1,307 @@
+"""How a checkpoint, or one copy of it, leaves the catalog (PROTOCOLS 8.5, 8.6, 8.7).
+
+A deletion is two transactions with the removal of the bytes between them. The first turns the
+record, or one of its tiers, into a tombstone (DELETING) and compares everything that could still need
+the bytes; the second removes it. Whoever removes the bytes in between is right however late: the
+attempt's folder is unique and never used again, and a tier that is REMOVED stays so.
+
+The record goes with its last tier. A fork has no bytes: its record goes at once, and with it the
+reference that kept its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from strata.core.checkpoint_attempt import refuse, release_references
+from strata.core.checkpoint_damage import is_suspect
+from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, is_latest, order, superseded
+from strata.core.checkpoint_pins import not_found, tags_of
+from strata.core.checkpoint_records import Copy, Discarded
+from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
+from strata.core.ids import checked_id
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, Origin, Tier, TierState, encode
+from strata.core.txn import (
+    Compare,
+    Decision,
+    Delete,
+    Operation,
+    Put,
+    Txn,
+    absent,
+    delete_prefix,
+    none_in,
+    unchanged,
+)
+from strata.core.view import Entry
+from strata.errors import InvalidArgument, Refused, StrataError
+
+_GONE = frozenset({TierState.DELETING, TierState.REMOVED})
+
+
+def decide_delete(
+    job: JobView, *, step: int, attempt: str, finished: bool, tier: str = "", host: str = ""
+) -> Decision:
+    """Mark an attempt, or its copy on `tier`, as DELETING; with its bytes removed (`finished`), end it.
+
+    `host` says whose disk is clear, where a tier lies on several. Settled, for the first call, once
+    there is a tombstone; for the second, once the record, the copy or the host's part is gone.
+    """
+    if not attempt:
+        return refuse(InvalidArgument("a deletion names the attempt it means"))
+    checked_id("attempt", attempt)
+    held = find(job, step, attempt)
+    if held is None:
+        return _forget(job, step, attempt, tier) if finished else refuse(not_found(step, attempt))
+    record, tiers = held.record, tiers_of(held.record)
+    if tier and tier not in tiers:
+        return refuse(
+            InvalidArgument(f"step {step} has no copy on {tier}", hint=f"there is {', '.join(tiers)}")
+        )
+    if finished:
+        return _finish(job, held, tier, host)
+    if record.state is CheckpointState.DELETING or (tier and tiers[tier].state in _GONE):
+        return Decision(reason=f"step {step} may be removed")
+    return decide_entomb(job, held, tier=tier)
+
+
+# -- the tombstone ----------------------------------------------------------------------------
+
+
+def decide_entomb(
+    job: JobView,
+    held: Entry[CheckpointRecord],
+    *,
+    tier: str = "",
+    keepers: Sequence[Entry[CheckpointRecord]] = (),
+) -> Decision:
+    """Forbid the use of a checkpoint, or of one copy, unless somebody needs it.
+
+    `keepers` are records that must stay as they are for this one to go: the newer ones of a policy.
+    """
+    record = held.record
+    if tier and (record.state is not CheckpointState.COMMITTED or present_on(record) == [tier]):
+        tier = ""  # without this copy nothing is left: the record goes with its last tier
+    guards = _unneeded(job, held)
+    if isinstance(guards, StrataError):
+        return refuse(guards)
+    newer = _newer_commit(job, record, tier)
+    if isinstance(newer, StrataError):
+        return refuse(newer)
+    if record.origin is not None:
+        return _remove(job, held, record.origin, guards=(*guards, *newer))
+    tiers = {
+        name: dataclasses.replace(each, state=TierState.DELETING)
+        if each.state is not TierState.REMOVED and (not tier or name == tier)
+        else each
+        for name, each in tiers_of(record).items()
+    }
+    state = record.state if tier else CheckpointState.DELETING
+    if not tier:
+        tiers |= _half_copied(job, record)
+    tombstone = dataclasses.replace(record, state=state, tiers=tiers)
+    others = {k.key: k.mod_revision for k in keepers if k.key != held.key}
+    known = {compare.key for compare in (*guards, *newer)}
+    return Decision(
+        reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
+        txn=Txn(
+            compares=(
+                *guards,
+                *newer,
+                *(unchanged(key, at) for key, at in others.items() if key not in known),
+            ),
+            success=(Put(key=held.key, value=encode(tombstone)),),
+        ),
+    )
+
+
+def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...] | StrataError:
+    """Return what must hold for this record's bytes to go, or who needs them."""
+    record, keys = held.record, job.keys
+    where = (record.step, record.generation, record.attempt)
+    if record.state is CheckpointState.OPEN:
+        return Refused(f"step {record.step} is being saved", hint="abort it first")
+    latest, rewind = job.latest(), job.rewind()
+    if is_latest(latest.record if latest is not None else None, record):
+        return Refused(f"step {record.step} is the latest checkpoint")
+    if rewind is not None and rewind.record.attempt == record.attempt:
+        return Refused(f"the job goes back to step {record.step}")
+    pin, refs, readers = keys.pin(record.step, record.attempt), keys.refs(*where), keys.readers(*where)
+    if job.view.get(pin) is not None:
+        return Refused(f"step {record.step} is pinned", hint="unpin it first")
+    if names := tags_of(job, record):
+        return Refused(f"step {record.step} is tagged {names[0]}", hint="take the tag away first")
+    if job.view.get(keys.importing) is not None:
+        return Refused("a reconciliation is in progress: nothing is deleted")
+    if users := job.view.names(refs):
+        return Refused(f"step {record.step} is referenced by attempt {users[0]}")
+    if users := job.view.names(readers):
+        return Refused(f"step {record.step} is being read by {users[0]}")
+    return (
+        unchanged(held.key, held.mod_revision),
+        unchanged(keys.latest, latest.mod_revision if latest is not None else 0),
+        unchanged(keys.rewind, rewind.mod_revision if rewind is not None else 0),
+        absent(pin),
+        none_in(keys.tags_of(*where)),
+        absent(keys.importing),
+        none_in(refs),
+        none_in(readers),
+    )
+
+
+def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> tuple[Compare, ...] | StrataError:
+    """Return the compares that keep a newer commit in place while this one goes.
+
+    There is always one; and one on each shared tier that this goes from, so that what survives the
+    loss of a host is never gone before something newer survives it too. An ABORTED one is no restore
+    point and needs none.
+    """
+    if record.state is CheckpointState.ABORTED:
+        return ()
+    newer = [e for e in job.checkpoints() if _newer(job, e.record, record)]
+    if not newer:
+        return Refused(f"no newer checkpoint than step {record.step} is committed")
+    newest = max(newer, key=lambda e: counts(job, e.record))
+    kept = {newest.key: newest}
+    for name, each in tiers_of(record).items():
+        if not each.shared or each.state is not TierState.PRESENT or (tier and name != tier):
+            continue
+        there = [e for e in newer if name in present_on(e.record)]
+        if not there:
+            return Refused(f"no newer checkpoint than step {record.step} is on {name}")
+        safe = max(there, key=lambda e: counts(job, e.record))
+        kept[safe.key] = safe
+    return tuple(unchanged(e.key, e.mod_revision) for e in kept.values())
+
+
+def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
+    """Tell whether `one` can be restored in place of `than`, and counts as newer."""
+    if one.state is not CheckpointState.COMMITTED or one.type not in RESTORABLE_TYPES or not present_on(one):
+        return False
+    if one.attempt == than.attempt or is_suspect(job, one):
+        return False
+    latest = job.latest()
+    taken = is_latest(latest.record if latest is not None else None, one)
+    if superseded(job, one) and not taken:
+        return False
+    return counts(job, one) > order(than) or (taken and superseded(job, than))
+
+
+def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
+    """Return the tiers that a copy was begun on and that are in no record: what is there goes as well."""
+    where = (record.step, record.generation, record.attempt)
+    found = {}
+    for name in job.view.names(f"{job.keys.attempt(*where)}copies/"):
+        copies = list(job.view.entries(job.keys.copies(*where, name), Copy))
+        if name not in tiers_of(record) and copies:
+            first = copies[0].record
+            found[name] = Tier(path=first.path, shared=first.shared, state=TierState.DELETING)
+    return found
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
+def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -> Decision:
+    record, tiers = held.record, dict(tiers_of(held.record))
+    dying = [name for name, each in tiers.items() if each.state is TierState.DELETING]
+    if tier and tiers[tier].state is TierState.REMOVED:
+        return Decision(reason=f"step {record.step} is gone from {tier}")
+    if record.state is not CheckpointState.DELETING and tier not in dying:
+        return refuse(
+            Refused(
+                f"step {record.step} is {record.state.value}, not deleting",
+                hint="ask for its deletion first, then remove its bytes",
+            )
+        )
+    if not tier:
+        return _remove(job, held, None)
+    if waiting := _other_hosts(job, record, tier, host):
+        key = job.keys.removed(record.step, record.generation, record.attempt, tier) + checked_id(
+            "host", host
+        )
+        if job.view.get(key) is not None:
+            return Decision(
+                reason=f"{tier} of step {record.step} is still on {', '.join(sorted(waiting)[:4])}"
+            )
+        return Decision(
+            reason=f"step {record.step} is gone from the {tier} of {host}",
+            txn=Txn(
+                compares=(unchanged(held.key, held.mod_revision), absent(key)),
+                success=(Put(key=key, value=encode(tiers[tier])),),
+            ),
+        )
+    if record.state is CheckpointState.DELETING and dying == [tier]:
+        return _remove(job, held, None)
+    tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.REMOVED)
+    where = (record.step, record.generation, record.attempt)
+    return Decision(
+        reason=f"the bytes of step {record.step} are gone from {tier}",
+        txn=Txn(
+            compares=(unchanged(held.key, held.mod_revision),),
+            success=(
+                Put(key=held.key, value=encode(dataclasses.replace(record, tiers=tiers))),
+                delete_prefix(job.keys.copies(*where, tier)),
+                delete_prefix(job.keys.removed(*where, tier)),
+                delete_prefix(job.keys.suspects(*where, tier)),
+            ),
+        ),
+    )
+
+
+def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:
+    """Return the hosts that still hold a part of this tier once `host` has removed its own.
+
+    Without a host the caller vouches for all of them, as a person does for a machine that is gone.
+    """
+    if not host:
+        return set()
+    done = job.view.names(job.keys.removed(record.step, record.generation, record.attempt, tier))
+    return hosts_of(job, record, tier) - {host, *done}
+
+
+def _remove(
+    job: JobView, held: Entry[CheckpointRecord], origin: Origin | None, guards: tuple[Compare, ...] = ()
+) -> Decision:
+    """No new reader or reference can appear: they refuse a tombstone, so none is compared."""
+    record, keys = held.record, job.keys
+    operations: list[Operation] = [
+        Delete(key=held.key),
+        delete_prefix(keys.attempt(record.step, record.generation, record.attempt)),
+        *release_references(job, record),
+    ]
+    if origin is not None:
+        operations.append(Delete(key=fork_reference(job, record)))
+    what = "the fork of" if origin is not None else "the bytes of"
+    return Decision(
+        reason=f"{what} step {record.step} {'is' if origin is not None else 'are'} gone, and so is its record",
+        txn=Txn(
+            compares=guards or (unchanged(held.key, held.mod_revision),),
+            success=tuple(operations),
+        ),
+    )
+
+
+def fork_reference(job: JobView, record: CheckpointRecord) -> str:
+    """Return the key by which a fork keeps its source: no attempt and no job can have its name."""
+    assert record.origin is not None
+    source = f"{job.keys.folder}{record.origin.job}/"
+    keys = dataclasses.replace(job.keys, root=source)
+    refs = keys.refs(record.origin.step, record.origin.generation, record.attempt)
+    return f"{refs}fork:{job.keys.name}"
+
+
+def _forget(job: JobView, step: int, attempt: str, tier: str) -> Decision:
+    """End what was left of an attempt whose slot another one took."""
+    note = job.view.entry(job.keys.discard(attempt), Discarded)
+    if note is None:
+        return Decision(reason=f"attempt {attempt} of step {step} is gone")
+    left = {name: each for name, each in note.record.tiers.items() if tier and name != tier}
+    after = dataclasses.replace(note.record, tiers=left)
+    operation = Put(key=note.key, value=encode(after)) if left else Delete(key=note.key)
+    return Decision(
+        reason=f"the bytes of attempt {attempt} of step {step} are gone",
+        txn=Txn(compares=(unchanged(note.key, note.mod_revision),), success=(operation,)),
+    )

@@ -1,0 +1,32 @@
+"""Where an attempt's files lie: below its root, its job and a folder that is its own for ever."""
+
+from __future__ import annotations
+
+import re
+
+from strata.errors import InvalidArgument
+
+MAX_ROOT_CHARS = 4096
+_ROOT = re.compile(
+    r"(file://(localhost)?/|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/|\Z))[^\x00-\x20\x7f?#]*\Z"
+)
+
+
+def folder_name(step: int, generation: int, attempt: str) -> str:
+    """Return the name of an attempt's folder; the attempt makes it unique for ever."""
+    return f"step-{step:012d}-gen-{generation:06d}-{attempt}"
+
+
+def attempt_path(root: str, job: str, step: int, generation: int, attempt: str) -> str:
+    """Return the URI of an attempt's folder."""
+    return f"{root.rstrip('/')}/{job}/{folder_name(step, generation, attempt)}"
+
+
+def check_root(root: str) -> InvalidArgument | None:
+    """Return why `root` is not the URI of a storage root, or None."""
+    if len(root) <= MAX_ROOT_CHARS and _ROOT.match(root):
+        return None
+    return InvalidArgument(
+        f"{root[:100]!r} is not the URI of a storage root",
+        hint="write file:///folder or s3://bucket/prefix, percent-encoded, with no user and no query",
+    )
