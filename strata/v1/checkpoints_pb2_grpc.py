@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from strata.v1 import checkpoints_pb2 as strata_dot_v1_dot_checkpoints__pb2
+from strata.v1 import retention_pb2 as strata_dot_v1_dot_retention__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -122,13 +123,13 @@ class CheckpointsStub(object):
                 _registered_method=True)
         self.SetRetention = channel.unary_unary(
                 '/strata.v1.Checkpoints/SetRetention',
-                request_serializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionRequest.SerializeToString,
-                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionResponse.FromString,
+                request_serializer=strata_dot_v1_dot_retention__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_retention__pb2.SetRetentionResponse.FromString,
                 _registered_method=True)
         self.GetRetention = channel.unary_unary(
                 '/strata.v1.Checkpoints/GetRetention',
-                request_serializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionRequest.SerializeToString,
-                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionResponse.FromString,
+                request_serializer=strata_dot_v1_dot_retention__pb2.GetRetentionRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_retention__pb2.GetRetentionResponse.FromString,
                 _registered_method=True)
         self.ForkCheckpoint = channel.unary_unary(
                 '/strata.v1.Checkpoints/ForkCheckpoint',
@@ -378,13 +379,13 @@ def add_CheckpointsServicer_to_server(servicer, server):
             ),
             'SetRetention': grpc.unary_unary_rpc_method_handler(
                     servicer.SetRetention,
-                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionRequest.FromString,
-                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.SetRetentionResponse.SerializeToString,
+                    request_deserializer=strata_dot_v1_dot_retention__pb2.SetRetentionRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_retention__pb2.SetRetentionResponse.SerializeToString,
             ),
             'GetRetention': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRetention,
-                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionRequest.FromString,
-                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.GetRetentionResponse.SerializeToString,
+                    request_deserializer=strata_dot_v1_dot_retention__pb2.GetRetentionRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_retention__pb2.GetRetentionResponse.SerializeToString,
             ),
             'ForkCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.ForkCheckpoint,
@@ -882,8 +883,8 @@ class Checkpoints(object):
             request,
             target,
             '/strata.v1.Checkpoints/SetRetention',
-            strata_dot_v1_dot_checkpoints__pb2.SetRetentionRequest.SerializeToString,
-            strata_dot_v1_dot_checkpoints__pb2.SetRetentionResponse.FromString,
+            strata_dot_v1_dot_retention__pb2.SetRetentionRequest.SerializeToString,
+            strata_dot_v1_dot_retention__pb2.SetRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -909,8 +910,8 @@ class Checkpoints(object):
             request,
             target,
             '/strata.v1.Checkpoints/GetRetention',
-            strata_dot_v1_dot_checkpoints__pb2.GetRetentionRequest.SerializeToString,
-            strata_dot_v1_dot_checkpoints__pb2.GetRetentionResponse.FromString,
+            strata_dot_v1_dot_retention__pb2.GetRetentionRequest.SerializeToString,
+            strata_dot_v1_dot_retention__pb2.GetRetentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

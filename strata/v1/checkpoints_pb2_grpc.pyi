@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from strata.v1 import checkpoints_pb2 as _checkpoints_pb2
+from strata.v1 import retention_pb2 as _retention_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -67,8 +68,8 @@ class CheckpointsStub:
     """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
     AdoptCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]
     """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
-    SetRetention: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.SetRetentionRequest, _checkpoints_pb2.SetRetentionResponse]
-    GetRetention: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.GetRetentionRequest, _checkpoints_pb2.GetRetentionResponse]
+    SetRetention: _grpc.UnaryUnaryMultiCallable[_retention_pb2.SetRetentionRequest, _retention_pb2.SetRetentionResponse]
+    GetRetention: _grpc.UnaryUnaryMultiCallable[_retention_pb2.GetRetentionRequest, _retention_pb2.GetRetentionResponse]
     ForkCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ForkCheckpointRequest, _checkpoints_pb2.ForkCheckpointResponse]
     """Lets a job that has not begun yet begin from a checkpoint of another."""
     RewindJob: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.RewindJobRequest, _checkpoints_pb2.RewindJobResponse]
@@ -113,8 +114,8 @@ class CheckpointsAsyncStub(CheckpointsStub):
     """What members are to do with the bytes: remove them, look at them, see whether they hold a marker."""
     AdoptCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AdoptCheckpointRequest, _checkpoints_pb2.AdoptCheckpointResponse]  # type: ignore[assignment]
     """Takes back into the catalog a save that was given up there and is marked as committed in storage."""
-    SetRetention: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.SetRetentionRequest, _checkpoints_pb2.SetRetentionResponse]  # type: ignore[assignment]
-    GetRetention: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.GetRetentionRequest, _checkpoints_pb2.GetRetentionResponse]  # type: ignore[assignment]
+    SetRetention: _aio.UnaryUnaryMultiCallable[_retention_pb2.SetRetentionRequest, _retention_pb2.SetRetentionResponse]  # type: ignore[assignment]
+    GetRetention: _aio.UnaryUnaryMultiCallable[_retention_pb2.GetRetentionRequest, _retention_pb2.GetRetentionResponse]  # type: ignore[assignment]
     ForkCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ForkCheckpointRequest, _checkpoints_pb2.ForkCheckpointResponse]  # type: ignore[assignment]
     """Lets a job that has not begun yet begin from a checkpoint of another."""
     RewindJob: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.RewindJobRequest, _checkpoints_pb2.RewindJobResponse]  # type: ignore[assignment]
@@ -262,16 +263,16 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def SetRetention(
         self,
-        request: _checkpoints_pb2.SetRetentionRequest,
+        request: _retention_pb2.SetRetentionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoints_pb2.SetRetentionResponse, _abc.Awaitable[_checkpoints_pb2.SetRetentionResponse]]: ...
+    ) -> _typing.Union[_retention_pb2.SetRetentionResponse, _abc.Awaitable[_retention_pb2.SetRetentionResponse]]: ...
 
     @_abc_1.abstractmethod
     def GetRetention(
         self,
-        request: _checkpoints_pb2.GetRetentionRequest,
+        request: _retention_pb2.GetRetentionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_checkpoints_pb2.GetRetentionResponse, _abc.Awaitable[_checkpoints_pb2.GetRetentionResponse]]: ...
+    ) -> _typing.Union[_retention_pb2.GetRetentionResponse, _abc.Awaitable[_retention_pb2.GetRetentionResponse]]: ...
 
     @_abc_1.abstractmethod
     def ForkCheckpoint(

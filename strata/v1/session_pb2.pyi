@@ -13,6 +13,7 @@ from strata.v1 import common_pb2 as _common_pb2
 from strata.v1 import datasets_pb2 as _datasets_pb2
 from strata.v1 import members_pb2 as _members_pb2
 from strata.v1 import recovery_pb2 as _recovery_pb2
+from strata.v1 import retention_pb2 as _retention_pb2
 from strata.v1 import worlds_pb2 as _worlds_pb2
 import builtins as _builtins
 import sys
@@ -352,9 +353,9 @@ class Call(_message.Message):
     @_builtins.property
     def adopt_checkpoint(self) -> _checkpoints_pb2.AdoptCheckpointRequest: ...
     @_builtins.property
-    def set_retention(self) -> _checkpoints_pb2.SetRetentionRequest: ...
+    def set_retention(self) -> _retention_pb2.SetRetentionRequest: ...
     @_builtins.property
-    def get_retention(self) -> _checkpoints_pb2.GetRetentionRequest: ...
+    def get_retention(self) -> _retention_pb2.GetRetentionRequest: ...
     def __init__(
         self,
         *,
@@ -383,8 +384,8 @@ class Call(_message.Message):
         report_damage: _checkpoints_pb2.ReportDamageRequest | None = ...,
         list_chores: _checkpoints_pb2.ListChoresRequest | None = ...,
         adopt_checkpoint: _checkpoints_pb2.AdoptCheckpointRequest | None = ...,
-        set_retention: _checkpoints_pb2.SetRetentionRequest | None = ...,
-        get_retention: _checkpoints_pb2.GetRetentionRequest | None = ...,
+        set_retention: _retention_pb2.SetRetentionRequest | None = ...,
+        get_retention: _retention_pb2.GetRetentionRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "request", b"request", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -773,9 +774,9 @@ class Reply(_message.Message):
     @_builtins.property
     def adopt_checkpoint(self) -> _checkpoints_pb2.AdoptCheckpointResponse: ...
     @_builtins.property
-    def set_retention(self) -> _checkpoints_pb2.SetRetentionResponse: ...
+    def set_retention(self) -> _retention_pb2.SetRetentionResponse: ...
     @_builtins.property
-    def get_retention(self) -> _checkpoints_pb2.GetRetentionResponse: ...
+    def get_retention(self) -> _retention_pb2.GetRetentionResponse: ...
     def __init__(
         self,
         *,
@@ -807,8 +808,8 @@ class Reply(_message.Message):
         report_damage: _checkpoints_pb2.ReportDamageResponse | None = ...,
         list_chores: _checkpoints_pb2.ListChoresResponse | None = ...,
         adopt_checkpoint: _checkpoints_pb2.AdoptCheckpointResponse | None = ...,
-        set_retention: _checkpoints_pb2.SetRetentionResponse | None = ...,
-        get_retention: _checkpoints_pb2.GetRetentionResponse | None = ...,
+        set_retention: _retention_pb2.SetRetentionResponse | None = ...,
+        get_retention: _retention_pb2.GetRetentionResponse | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_checkpoint", b"abort_checkpoint", "ack_checkpoint", b"ack_checkpoint", "adopt_checkpoint", b"adopt_checkpoint", "begin_checkpoint", b"begin_checkpoint", "close_checkpoint", b"close_checkpoint", "delete_checkpoint", b"delete_checkpoint", "done", b"done", "error", b"error", "get_assignment", b"get_assignment", "get_checkpoint", b"get_checkpoint", "get_job", b"get_job", "get_recovery", b"get_recovery", "get_retention", b"get_retention", "get_world", b"get_world", "list_checkpoints", b"list_checkpoints", "list_chores", b"list_chores", "list_generations", b"list_generations", "open_checkpoint", b"open_checkpoint", "pin_checkpoint", b"pin_checkpoint", "register_dataset", b"register_dataset", "report_copy", b"report_copy", "report_damage", b"report_damage", "response", b"response", "seal_checkpoint", b"seal_checkpoint", "set_retention", b"set_retention", "stop_job", b"stop_job", "tag_checkpoint", b"tag_checkpoint", "token", b"token", "unpin_checkpoint", b"unpin_checkpoint", "untag_checkpoint", b"untag_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

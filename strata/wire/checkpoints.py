@@ -13,7 +13,7 @@ from strata.core.ids import AttemptId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
 from strata.core.view import Entry
-from strata.v1 import checkpoints_pb2
+from strata.v1 import checkpoints_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
 
 
@@ -159,7 +159,7 @@ def chore_message(chore: Chore) -> checkpoints_pb2.Chore:
     )
 
 
-def retention_record(message: checkpoints_pb2.Retention) -> Retention:
+def retention_record(message: retention_pb2.Retention) -> Retention:
     return Retention(
         keep=_keep(message.keep),
         tiers={tier: _keep(keep) for tier, keep in message.tiers.items()},
@@ -167,15 +167,15 @@ def retention_record(message: checkpoints_pb2.Retention) -> Retention:
     )
 
 
-def retention_message(record: Retention) -> checkpoints_pb2.Retention:
-    return checkpoints_pb2.Retention(
+def retention_message(record: Retention) -> retention_pb2.Retention:
+    return retention_pb2.Retention(
         keep=_keep_message(record.keep),
         tiers={tier: _keep_message(keep) for tier, keep in record.tiers.items()},
         who=record.who,
     )
 
 
-def _keep(message: checkpoints_pb2.Keep) -> Keep:
+def _keep(message: retention_pb2.Keep) -> Keep:
     return Keep(
         latest=message.latest,
         every_steps=message.every_steps,
@@ -186,8 +186,8 @@ def _keep(message: checkpoints_pb2.Keep) -> Keep:
     )
 
 
-def _keep_message(keep: Keep) -> checkpoints_pb2.Keep:
-    return checkpoints_pb2.Keep(
+def _keep_message(keep: Keep) -> retention_pb2.Keep:
+    return retention_pb2.Keep(
         latest=keep.latest,
         every_steps=keep.every_steps,
         best=keep.best,

@@ -30,6 +30,7 @@ from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, NotFound, StrataError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
+from strata.v1 import retention_pb2 as retention_pb
 from strata.wire import checkpoints as wire
 
 Find = Callable[[JobView], Entry[CheckpointRecord] | None]
@@ -177,18 +178,22 @@ class KeepingCalls:
 
     # -- retention
 
-    async def set_retention(self, request: pb.SetRetentionRequest) -> pb.SetRetentionResponse:
+    async def set_retention(
+        self, request: retention_pb.SetRetentionRequest
+    ) -> retention_pb.SetRetentionResponse:
         await existing_job(self._context, request.job)
         wanted = wire.retention_record(request.retention)
         await self._settled(
             request.job, lambda job: retention_plan.decide_set_retention(job, wanted), lambda job: None
         )
-        return pb.SetRetentionResponse(retention=wire.retention_message(wanted))
+        return retention_pb.SetRetentionResponse(retention=wire.retention_message(wanted))
 
-    async def get_retention(self, request: pb.GetRetentionRequest) -> pb.GetRetentionResponse:
+    async def get_retention(
+        self, request: retention_pb.GetRetentionRequest
+    ) -> retention_pb.GetRetentionResponse:
         job = await existing_job(self._context, request.job)
         held, now = retention_plan.retention(job), self._now_unix_ms()
-        answer = pb.GetRetentionResponse(
+        answer = retention_pb.GetRetentionResponse(
             retention=None if held is None else wire.retention_message(held.record),
             going=[_name(each.entry.record) for each in retention_plan.going(job, now_unix_ms=now)],
         )

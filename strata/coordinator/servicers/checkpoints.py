@@ -6,6 +6,7 @@ from typing import Any
 
 from strata.coordinator.servicers.answering import Desk, answer
 from strata.v1 import checkpoints_pb2 as pb
+from strata.v1 import retention_pb2 as retention_pb
 from strata.v1.checkpoints_pb2_grpc import CheckpointsServicer as Base
 
 # ruff: noqa: N802  # the names are the RPCs'
@@ -105,12 +106,20 @@ class CheckpointsServicer(Base):
         response: pb.AdoptCheckpointResponse = await answer(self._desk, "adopt_checkpoint", request, context)
         return response
 
-    async def SetRetention(self, request: pb.SetRetentionRequest, context: Any) -> pb.SetRetentionResponse:
-        response: pb.SetRetentionResponse = await answer(self._desk, "set_retention", request, context)
+    async def SetRetention(
+        self, request: retention_pb.SetRetentionRequest, context: Any
+    ) -> retention_pb.SetRetentionResponse:
+        response: retention_pb.SetRetentionResponse = await answer(
+            self._desk, "set_retention", request, context
+        )
         return response
 
-    async def GetRetention(self, request: pb.GetRetentionRequest, context: Any) -> pb.GetRetentionResponse:
-        response: pb.GetRetentionResponse = await answer(self._desk, "get_retention", request, context)
+    async def GetRetention(
+        self, request: retention_pb.GetRetentionRequest, context: Any
+    ) -> retention_pb.GetRetentionResponse:
+        response: retention_pb.GetRetentionResponse = await answer(
+            self._desk, "get_retention", request, context
+        )
         return response
 
     async def ForkCheckpoint(
