@@ -11,7 +11,7 @@ from strata.core.spans import timeout
 from strata.errors import CheckpointError, StrataError, Unavailable
 
 Progress = Callable[["CheckpointInfo"], None]
-"""Called by the writing thread after each chunk; what it raises ends the save."""
+"""Called after each block by a thread that writes, one at a time; what it raises ends the save."""
 
 
 class CheckpointInfo:

@@ -10,33 +10,17 @@ which ends with the process.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 
-from strata.checkpoint.digest import Bytes
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, OnStep, checked_name, unobserved
+from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, sync_folder
+from strata.checkpoint.sink import OnStep, checked_name, unobserved
 from strata.errors import StorageError
 
-_HINTS = {
-    errno.ENOSPC: "free some space, or keep fewer checkpoints",
-    errno.EDQUOT: "the quota is used up; keep fewer checkpoints",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "check who owns the folder",
-    errno.EPERM: "check who owns the folder, and that the file system has hard links",
-    errno.EOPNOTSUPP: "the file system has no hard links; choose another for checkpoints",
-    errno.EEXIST: "a part of the path is a file; choose another storage path",
-    errno.ENOTDIR: "a part of the path is a file; choose another storage path",
-    errno.ENAMETOOLONG: "choose a shorter storage path",
-    errno.ELOOP: "a link in the path leads to itself",
-    errno.EIO: "the device failed; look into the kernel's log",
-}
 _TEMPORARY = ".tmp"
-_WRITING = frozenset({"create", "write", "begin", "finish"})
-"""What makes its own folders: if one cannot be made, it is no object that is missing."""
 
 
 class LocalStorage:
@@ -66,7 +50,7 @@ class LocalStorage:
     def create_once(self, name: str, data: bytes) -> bool:
         path = self._path(name)
         temporary = self._temporary(path)
-        with _as_storage_error("create", path):
+        with as_storage_error("create", path):
             self._ensure_folder(path.parent)
             try:
                 with temporary.open("xb") as file:
@@ -90,7 +74,7 @@ class LocalStorage:
     def delete(self, name: str) -> None:
         path = self._path(name)
         self._on_step(f"delete {path.name}")
-        with _as_storage_error("delete", path):
+        with as_storage_error("delete", path):
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
@@ -100,7 +84,7 @@ class LocalStorage:
     def delete_folder(self, folder: str) -> None:
         path = self._path(folder)
         self._on_step(f"delete folder {path.name}")
-        with _as_storage_error("delete", path):
+        with as_storage_error("delete", path):
             if not path.is_dir():
                 return
             for entry in path.iterdir():
@@ -114,33 +98,25 @@ class LocalStorage:
 
     def read(self, name: str) -> bytes:
         path = self._path(name)
-        with _as_storage_error("read", path):
+        with as_storage_error("read", path):
             return path.read_bytes()
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        path = self._path(name)
-        done = 0
-        with _as_storage_error("read", path), path.open("rb", buffering=0) as file:
-            while done < len(buffer):
-                count = os.preadv(file.fileno(), [buffer[done:]], offset + done)
-                if count == 0:
-                    break
-                done += count
-        return done
+    def source(self, name: str) -> LocalSource:
+        return LocalSource(self._path(name))
 
     def size(self, name: str) -> int:
         path = self._path(name)
-        with _as_storage_error("read", path):
+        with as_storage_error("read", path):
             return path.stat().st_size
 
     def exists(self, name: str) -> bool:
         path = self._path(name)
-        with _as_storage_error("read", path):
+        with as_storage_error("read", path):
             return path.exists()
 
     def list(self, folder: str = "") -> list[str]:
         path = self._path(folder) if folder else self.root
-        with _as_storage_error("list", path):
+        with as_storage_error("list", path):
             try:
                 names = [entry.name for entry in path.iterdir()]
             except FileNotFoundError:
@@ -151,7 +127,7 @@ class LocalStorage:
 
     def hold(self, name: str) -> None:
         path = self._path(name)
-        with _as_storage_error("hold", path):
+        with as_storage_error("hold", path):
             file = path.open("rb")
         # A file system without locks: then nobody can tell, and all count as held.
         with contextlib.suppress(OSError):
@@ -166,7 +142,7 @@ class LocalStorage:
         if name in self._holds:
             return True
         path = self._path(name)
-        with _as_storage_error("look at", path):
+        with as_storage_error("look at", path):
             try:
                 file = path.open("rb")
             except FileNotFoundError:
@@ -186,7 +162,7 @@ class LocalStorage:
         The root itself may be one, or lie behind some: whoever chose it knows.
         """
         path = self.root / checked_name(name)
-        with _as_storage_error("look at", path):
+        with as_storage_error("look at", path):
             inside = os.path.realpath(path.parent)
             root = os.path.realpath(self.root)
         if os.path.commonpath((inside, root)) != root:
@@ -217,64 +193,6 @@ class LocalStorage:
         self._durable.add(path)
 
 
-class LocalSink:
-    """One file on its way to its name."""
-
-    def __init__(
-        self, path: Path, temporary: Path, *, ensure: Callable[[Path], None], on_step: OnStep
-    ) -> None:
-        self._path = path
-        self._temporary = temporary
-        self._ensure_folder = ensure
-        self._on_step = on_step
-        self._fd = -1
-        self._size_bytes = 0
-
-    def begin(self, size_bytes: int) -> None:
-        self._on_step(f"begin {self._path.name}")
-        with _as_storage_error("create", self._path):
-            self._ensure_folder(self._path.parent)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._temporary, flags, 0o644)
-            self._size_bytes = size_bytes
-            os.truncate(self._fd, size_bytes)
-
-    def write_at(self, offset: int, chunk: Bytes) -> None:
-        view = memoryview(chunk)
-        if offset < 0 or offset + len(view) > self._size_bytes:
-            raise StorageError(f"{len(view)} bytes at {offset} lie outside of {self._path}")
-        self._on_step(f"write {self._path.name}")
-        with _as_storage_error("write", self._path):
-            while view:
-                count = os.pwrite(self._fd, view, offset)
-                view, offset = view[count:], offset + count
-
-    def finish(self) -> None:
-        with _as_storage_error("write", self._path):
-            self._on_step(f"sync {self._path.name}")
-            os.fsync(self._fd)
-            self._close()
-            if self._path.exists():
-                raise StorageError(
-                    f"{self._path} exists already", hint="two processes write as the same rank"
-                )
-            self._on_step(f"rename {self._path.name}")
-            self._temporary.rename(self._path)
-            self._on_step(f"sync folder of {self._path.name}")
-            sync_folder(self._path.parent)
-
-    def abort(self) -> None:
-        self._close()
-        # where a file is in a folder's place there is nothing of ours, and `begin` has said so
-        with _as_storage_error("delete", self._temporary), contextlib.suppress(NotADirectoryError):
-            self._temporary.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
 def _make_folders(path: Path) -> None:
     if path.is_dir():
         return
@@ -282,30 +200,3 @@ def _make_folders(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir()
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Return once the names in the folder `path` are durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _as_storage_error(verb: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if verb in _WRITING:
-            hint = _HINTS.get(error.errno or 0)
-            raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
-        raise ObjectMissing(f"cannot {verb} {path}: {error.strerror}") from error
-    except IsADirectoryError as error:
-        raise NotAnObject(
-            f"cannot {verb} {path}: it is a folder", hint="somebody else made it; move it away"
-        ) from error
-    except OSError as error:
-        hint = _HINTS.get(error.errno or 0)
-        raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error

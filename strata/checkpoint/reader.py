@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strata.checkpoint.chunk_map import ChunkPlace, chunk_places, object_name
-from strata.checkpoint.digest import CHUNK_BYTES, digest
+from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.image import ALIGNMENT
 from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.memory import allocate
+from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
-from strata.checkpoint.snapshot import allocate
+from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children, join
 from strata.errors import CheckpointCorrupt
 
@@ -38,7 +39,9 @@ class Loaded:
     differing: tuple[str, ...] = field(default=())
 
 
-def load(storage: Storage, folder: str, *, manifest_digest: str, rank: int) -> Loaded:
+def load(
+    storage: Storage, folder: str, *, manifest_digest: str, rank: int, threads: int = DEFAULT_THREADS
+) -> Loaded:
     """Return the part of the checkpoint in `folder` for `rank`.
 
     `CheckpointCorrupt`, naming the file and the tensor, when a byte differs from what was saved.
@@ -49,34 +52,50 @@ def load(storage: Storage, folder: str, *, manifest_digest: str, rank: int) -> L
     index = rank if own else 0
     return Loaded(
         manifest=manifest,
-        saved=_read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index)),
+        saved=_read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index), threads),
         own=own,
         differing=() if own else tuple(_differing(manifests)),
     )
 
 
 def _read_image(
-    storage: Storage, folder: str, manifest: RankManifest, places: Mapping[str, Sequence[ChunkPlace]]
+    storage: Storage,
+    folder: str,
+    manifest: RankManifest,
+    places: Mapping[str, Sequence[ChunkPlace]],
+    threads: int,
 ) -> Saved:
     name = f"{folder}/{manifest.image}"
-    header = memoryview(bytearray(manifest.header_bytes))
-    _read_exactly(storage, name, 0, header)
-    if digest(header) != manifest.header_digest:
-        raise CheckpointCorrupt(f"{name}: the header differs from what was saved")
     offsets, size_bytes = _in_memory(name, manifest)
     # inherited: an object may keep a tensor that lies here, and be used in a forked worker
-    memory = memoryview(allocate(size_bytes, inherited=True))[:size_bytes]
+    memory = allocate(size_bytes, inherited=True)[:size_bytes]
+    wanted = [
+        Stored(
+            name=name,
+            offset=0,
+            position=0,
+            size_bytes=manifest.header_bytes,
+            digest=manifest.header_digest,
+            complaint=f"{name}: the header differs from what was saved",
+        )
+    ]
     data: dict[str, memoryview] = {}
     for tensor, entry in manifest.tensors.items():
-        data[tensor] = memory[offsets[tensor] : offsets[tensor] + entry.spec.size_bytes]
+        begin = offsets[tensor]
+        data[tensor] = memory[begin : begin + entry.spec.size_bytes]
         for number, place in enumerate(places[tensor]):
-            chunk = data[tensor][number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
             lies_in = object_name(folder, place.image)
-            _read_exactly(storage, lies_in, place.offset, chunk)
-            if digest(chunk) != place.digest:
-                raise CheckpointCorrupt(
-                    f"{lies_in}: tensor {tensor} differs from what was saved (chunk {number})"
+            wanted.append(
+                Stored(
+                    name=lies_in,
+                    offset=place.offset,
+                    position=begin + number * CHUNK_BYTES,
+                    size_bytes=place.size_bytes,
+                    digest=place.digest,
+                    complaint=f"{lies_in}: tensor {tensor} differs from what was saved (chunk {number})",
                 )
+            )
+    read_chunks(storage, memory, wanted, threads=threads)
     specs = {tensor: entry.spec for tensor, entry in manifest.tensors.items()}
     return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
 
@@ -84,32 +103,21 @@ def _read_image(
 def _in_memory(name: str, manifest: RankManifest) -> tuple[dict[str, int], int]:
     """Return where each tensor goes in memory, and how much that takes.
 
-    Those that are whole in the image lie as there, behind them the others.
+    The header and the tensors that are whole in the image lie as there, behind them the others.
     """
-    begin, end = manifest.header_bytes, 0
+    end = manifest.header_bytes
     offsets: dict[str, int] = {}
     for tensor, entry in manifest.tensors.items():
         if entry.runs is None:
-            offsets[tensor] = entry.start - begin
-            end = max(end, entry.end - begin)
-            if entry.start < begin or entry.end > manifest.image_bytes:
+            offsets[tensor] = entry.start
+            end = max(end, entry.end)
+            if entry.start < manifest.header_bytes or entry.end > manifest.image_bytes:
                 raise CheckpointCorrupt(f"{name}: tensor {tensor} lies outside of the image")
     for tensor, entry in manifest.tensors.items():
         if entry.runs is not None:
             offsets[tensor] = end = -(-end // ALIGNMENT) * ALIGNMENT
             end += entry.spec.size_bytes
     return offsets, end
-
-
-def _read_exactly(storage: Storage, name: str, offset: int, buffer: memoryview) -> None:
-    try:
-        count = storage.read_into(name, offset, buffer)
-    except ObjectMissing as error:
-        raise CheckpointCorrupt(f"{name} is missing") from error
-    except NotAnObject as error:
-        raise CheckpointCorrupt(error.message) from error
-    if count != len(buffer):
-        raise CheckpointCorrupt(f"{name} ends after {offset + count} bytes")
 
 
 def _differing(manifests: Sequence[RankManifest]) -> Iterator[str]:

@@ -10,6 +10,7 @@ one. Each step is announced to `on_step`, where a crash test ends the process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ from strata.checkpoint.manifest import (
     rank_manifest_name,
 )
 from strata.checkpoint.marker import read_manifest, write_marker
+from strata.checkpoint.pipeline import DEFAULT_THREADS, write_image
 from strata.checkpoint.sink import ObjectMissing, OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.core.records import CheckpointState
@@ -42,11 +44,15 @@ from strata.errors import CheckpointAborted, CheckpointError, StorageError, Stra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks."""
+    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks.
+
+    `threads` hash and write an image together.
+    """
 
     storage: Storage
     catalog: Catalog
     commit_timeout_s: float
+    threads: int = DEFAULT_THREADS
     on_step: OnStep = unobserved
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
@@ -115,23 +121,37 @@ class Saver:
     ) -> RankManifest:
         """Write this rank's image; return its manifest."""
         layout, rank = snapshot.layout, self.catalog.rank
-        entries: dict[str, TensorEntry] = {}
+        parts = {name: list(chunks(view)) for name, view in snapshot.views.items()}
+
+        def on_block(count_bytes: int) -> None:
+            self._check_cancelled(info)
+            info.advanced(count_bytes)
+
+        self._check_cancelled(info)
         sink = self.storage.sink(f"{folder}/{image_name(rank)}")
         try:
             sink.begin(layout.size_bytes)
-            sink.write_at(0, layout.header)
-            offset = len(layout.header)
-            for chunk in chunks(snapshot.data):
-                self._check_cancelled(info)
-                sink.write_at(offset, chunk)
-                offset += len(chunk)
-                info.advanced(len(chunk))
-            for name, place in layout.places.items():
-                digests = tuple(digest(chunk) for chunk in chunks(snapshot.bytes_of(place)))
-                entries[name] = TensorEntry(spec=place.spec, start=place.start, end=place.end, chunks=digests)
+            found = iter(
+                write_image(
+                    sink,
+                    snapshot.pieces,
+                    [chunk for part in parts.values() for chunk in part],
+                    threads=self.threads,
+                    on_block=on_block,
+                )
+            )
             sink.finish()
         finally:
             sink.abort()
+        entries = {
+            name: TensorEntry(
+                spec=place.spec,
+                start=place.start,
+                end=place.end,
+                chunks=tuple(itertools.islice(found, len(parts[name]))),
+            )
+            for name, place in layout.places.items()
+        }
         return RankManifest(
             identity=_identity(record),
             rank=rank,

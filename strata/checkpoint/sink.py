@@ -1,4 +1,4 @@
-"""Where bytes go and come from: `Sink` for one object, `Storage` for a folder of them.
+"""Where bytes go and come from: `Sink` and `Source` for one object, `Storage` for a folder of them.
 
 Names are relative, with `/` between their parts. An object appears under its name whole and
 durable, or not at all. Errors are `StorageError`; `ObjectMissing` when there is no such object, and
@@ -34,7 +34,15 @@ class NotAnObject(StorageError):
 
 
 class Sink(Protocol):
-    """One object being written: begin, any number of write_at, then finish or abort."""
+    """One object being written: begin, any number of write_at, then finish or abort.
+
+    Several threads may call `write_at` at once.
+    """
+
+    @property
+    def block_bytes(self) -> int:
+        """What it takes best in one write_at, at multiples of it; known once it has begun."""
+        ...
 
     def begin(self, size_bytes: int) -> None:
         """Prepare to take exactly that many bytes."""
@@ -50,6 +58,18 @@ class Sink(Protocol):
 
     def abort(self) -> None:
         """Leave nothing behind. Harmless after `finish` and when repeated."""
+        ...
+
+
+class Source(Protocol):
+    """One object being read, by any number of threads at once."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` from `offset` on; return how many bytes there were."""
+        ...
+
+    def close(self) -> None:
+        """End the reading; harmless when repeated."""
         ...
 
 
@@ -86,8 +106,8 @@ class Storage(Protocol):
         """Return a small object whole."""
         ...
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` from `offset` on; return how many bytes there were."""
+    def source(self, name: str) -> Source:
+        """Open an object for reading, a large one in parts; `ObjectMissing` now or at the first."""
         ...
 
     def size(self, name: str) -> int:

@@ -1,74 +1,90 @@
 """Copies of the state that the trainer no longer touches.
 
 The trainer's thread copies into one of a fixed number of arenas and goes on; whoever writes the
-checkpoint reads from there, in the order of the image. Arenas are reused: fresh memory costs
-several times its copy in page faults. They are kept out of forked children, in which each later
-copy would fault again.
+checkpoint reads from there. A snapshot is laid out as its image, header and all, from an aligned
+address on, so that direct I/O writes it as it lies.
+
+Tensors that lie in plain memory are copied as bytes, large ones by a few threads; others (strided,
+on a device) by their own library.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from strata.checkpoint.digest import CHUNK_BYTES, chunks
 from strata.checkpoint.image import Layout, Place, lay_out
+from strata.checkpoint.memory import Arena, copy
+from strata.checkpoint.pipeline import spread
 from strata.checkpoint.state import Flat, Json
-from strata.checkpoint.tensors import copy_out
+from strata.checkpoint.tensors import copy_out, in_place
 
+__all__ = ["Arena", "Snapshot", "take_snapshot"]
 
-class Arena:
-    """One block of memory that grows to the largest snapshot it had to hold."""
-
-    def __init__(self) -> None:
-        self._map: mmap.mmap | None = None
-
-    def take(self, size_bytes: int) -> memoryview:
-        """Return that much memory; what was taken before must not be used any more."""
-        if self._map is None or len(self._map) < size_bytes:
-            self._map = None  # given back before more is asked for
-            self._map = allocate(size_bytes, inherited=False)
-        return memoryview(self._map)[:size_bytes]
-
-
-def allocate(size_bytes: int, *, inherited: bool) -> mmap.mmap:
-    """Return private zeroed memory, in huge pages where the system has them.
-
-    What is not `inherited` is not there in a forked child, who must not touch it.
-    """
-    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in ("MADV_HUGEPAGE",) if inherited else ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with contextlib.suppress(AttributeError, OSError):  # a kernel without it
-            memory.madvise(getattr(mmap, advice))
-    return memory
+COPY_THREADS: Final = 2
+"""What one thread cannot take of the memory's bandwidth, a second one does; a third finds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The image of a state as of one moment: its trees, its layout, its bytes."""
+    """The image of a state as of one moment: its trees, its layout, its bytes.
+
+    `pieces` are the bytes of the image, one after the other; `views` those of each tensor.
+    """
 
     tree: Json
     rng: Json
     layout: Layout
-    data: memoryview
+    pieces: Sequence[memoryview]
+    views: Mapping[str, memoryview]
 
     @property
     def places(self) -> Mapping[str, Place]:
         return self.layout.places
 
-    def bytes_of(self, place: Place) -> memoryview:
-        """Return the bytes of one tensor, read-only."""
-        offset = len(self.layout.header)
-        return self.data[place.start - offset : place.end - offset]
 
-
-def take_snapshot(flat: Flat, *, tree: Json, rng: Json, arena: Arena) -> Snapshot:
+def take_snapshot(
+    flat: Flat, *, tree: Json, rng: Json, arena: Arena, threads: int = COPY_THREADS
+) -> Snapshot:
     """Copy every tensor of `flat` into the arena; return once the state may be changed."""
     layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
-    data = arena.take(layout.data_bytes)
-    offset = len(layout.header)
+    image = arena.take(layout.size_bytes)
+    image[: len(layout.header)] = layout.header
+    plain: list[tuple[memoryview, memoryview]] = []
     for name, place in layout.places.items():
         spec, value = flat.tensors[name]
-        copy_out(value, spec, data[place.start - offset : place.end - offset])
-    return Snapshot(tree=tree, rng=rng, layout=layout, data=data.toreadonly())
+        into = image[place.start : place.end]
+        source = in_place(value, spec)
+        if source is None:
+            copy_out(value, spec, into)
+        else:
+            plain.extend(zip(chunks(into), chunks(source), strict=True))
+    _copy_all(plain, threads)
+    image = image.toreadonly()
+    return Snapshot(
+        tree=tree,
+        rng=rng,
+        layout=layout,
+        pieces=(image,),
+        views={name: image[place.start : place.end] for name, place in layout.places.items()},
+    )
+
+
+def _copy_all(pairs: Sequence[tuple[memoryview, memoryview]], threads: int) -> None:
+    """Copy each (into, source), in runs long enough that threads pay."""
+    runs: list[list[tuple[memoryview, memoryview]]] = [[]]
+    room = CHUNK_BYTES
+    for pair in pairs:
+        if room <= 0:
+            runs.append([])
+            room = CHUNK_BYTES
+        runs[-1].append(pair)
+        room -= len(pair[0])
+
+    def work(number: int) -> None:
+        for into, source in runs[number]:
+            copy(into, source)
+
+    spread(len(runs), work, threads=threads)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strata.checkpoint.digest import Bytes
+from strata.checkpoint.memory import memory_at
 from strata.errors import CheckpointError
 
 
@@ -88,6 +89,25 @@ def identity(value: Any) -> object:
     else:
         place = (value.__array_interface__["data"][0], value.strides)
     return place, str(value.dtype), tuple(value.shape)
+
+
+def in_place(value: Any, spec: TensorSpec) -> memoryview | None:
+    """Return the tensor's bytes where they lie, or None where they do not lie as an image has them.
+
+    The view does not keep the tensor alive.
+    """
+    if spec.kind == "bytes":
+        return memoryview(value).cast("B")
+    if not spec.size_bytes:
+        return memoryview(b"")
+    if spec.kind == "torch":
+        plain = (
+            value.device.type == "cpu" and value.is_contiguous() and not (value.is_conj() or value.is_neg())
+        )
+        return memory_at(value.data_ptr(), spec.size_bytes) if plain else None
+    if not value.flags.c_contiguous or value.dtype.newbyteorder("<") != value.dtype:
+        return None
+    return memory_at(value.__array_interface__["data"][0], spec.size_bytes)
 
 
 def copy_out(value: Any, spec: TensorSpec, into: memoryview) -> None:

@@ -103,7 +103,7 @@ class AsyncCheckpointWriter:
         except BaseException:
             self._arenas.put(arena)
             raise
-        info.bytes_total = snapshot.layout.data_bytes
+        info.bytes_total = snapshot.layout.size_bytes
         info.staged = True
         self._infos = [i for i in self._infos if i.unreported or not i.done]
         self._infos.append(info)

@@ -15,7 +15,7 @@ from strata.core.records import CheckpointState
 from tests.processes import Record, Talker
 from tests.unit.checkpoint.crashing import COUNT, STEPS
 
-LAST = 58
+LAST = 56
 """How many steps there are; the first test says when it is no longer so."""
 
 Crashes = tuple[Path, Record]

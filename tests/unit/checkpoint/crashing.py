@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -38,13 +39,15 @@ def say(event: str, **facts: object) -> None:
 
 def save_and_die(root: Path, run: int) -> None:
     taken = 0
+    one_at_a_time = threading.Lock()  # an image is written by several threads
 
     def on_step(step: str) -> None:
         nonlocal taken
-        taken += 1
-        say("step", run=run, name=step)
-        if taken == run:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with one_at_a_time:
+            taken += 1
+            say("step", run=run, name=step)
+            if taken == run:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     storage = LocalStorage(root, nonce=lambda: uuid.uuid4().hex, on_step=on_step)
     catalog = LocalCatalog(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from strata.checkpoint.digest import Bytes
+from strata.checkpoint.digest import CHUNK_BYTES, Bytes
 from strata.checkpoint.sink import ObjectMissing, checked_name
 from strata.errors import StorageError
 
@@ -50,10 +50,8 @@ class MemoryStorage:
         except KeyError:
             raise ObjectMissing(f"no {name}") from None
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        piece = self.read(name)[offset : offset + len(buffer)]
-        buffer[: len(piece)] = piece
-        return len(piece)
+    def source(self, name: str) -> MemorySource:
+        return MemorySource(self, checked_name(name))
 
     def size(self, name: str) -> int:
         return len(self.read(name))
@@ -76,6 +74,8 @@ class MemoryStorage:
 
 
 class MemorySink:
+    block_bytes = CHUNK_BYTES
+
     def __init__(self, storage: MemoryStorage, name: str) -> None:
         self._storage = storage
         self._name = name
@@ -98,3 +98,17 @@ class MemorySink:
 
     def abort(self) -> None:
         self._data = bytearray()
+
+
+class MemorySource:
+    def __init__(self, storage: MemoryStorage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        piece = self._storage.read(self._name)[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        pass

@@ -11,7 +11,7 @@ import torch
 
 from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
 from strata.checkpoint.image import lay_out
-from strata.checkpoint.snapshot import Arena
+from strata.checkpoint.memory import Arena
 from strata.checkpoint.tensors import DTYPES, TensorSpec
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save, snapshot_of
@@ -78,10 +78,10 @@ def test_a_snapshot_does_not_follow_the_state() -> None:
     snapshot = snapshot_of({"t": values, "b": raw})
     values.zero_()
     raw[:] = b"zzzz"
-    contents = {name: bytes(snapshot.bytes_of(place)) for name, place in snapshot.places.items()}
+    contents = {name: bytes(view) for name, view in snapshot.views.items()}
     assert contents == {"t": torch.ones(4).numpy().tobytes(), "b": b"abcd"}
     with pytest.raises(TypeError):
-        snapshot.data[0] = 1
+        snapshot.pieces[0][0] = 1
 
 
 def test_an_arena_is_used_again_and_grows() -> None:

@@ -18,7 +18,7 @@ def saved(state: Any) -> Saved:
         tree=snapshot.tree,
         rng=snapshot.rng,
         specs={name: place.spec for name, place in snapshot.places.items()},
-        data={name: snapshot.bytes_of(place) for name, place in snapshot.places.items()},
+        data=snapshot.views,
     )
 
 

@@ -200,8 +200,11 @@ def test_a_handle_counts_what_was_written() -> None:
         progress=lambda i: seen.append(i.bytes_written),
     )
     saver = Saver(storage=ranks.storage, catalog=ranks.shared.of(0), commit_timeout_s=5)
-    saver.save(snapshot_of(bytes(20 << 20)), SaveRequest(step=20), info)
-    assert seen == [8 << 20, 16 << 20, 20 << 20]
+    snapshot = snapshot_of(bytes(20 << 20))
+    saver.save(snapshot, SaveRequest(step=20), info)
+    assert len(seen) == 3, "one for each block of 8 MiB"
+    assert seen == sorted(set(seen))
+    assert seen[-1] == snapshot.layout.size_bytes
 
 
 def test_a_save_whose_marker_failed_is_marked_by_the_next_try() -> None:

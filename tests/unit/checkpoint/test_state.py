@@ -28,7 +28,7 @@ def round_trip(value: Any) -> Any:
     snapshot = take_snapshot(flat, tree=tree, rng=None, arena=Arena())
     read = json.loads(json.dumps(snapshot.tree, allow_nan=False))
     places = snapshot.places
-    return unflatten(read, lambda name: build(name, places[name].spec, snapshot.bytes_of(places[name])))
+    return unflatten(read, lambda name: build(name, places[name].spec, snapshot.views[name]))
 
 
 def same(one: Any, other: Any) -> bool:

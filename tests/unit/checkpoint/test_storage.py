@@ -110,10 +110,13 @@ def test_an_empty_object_is_an_object(storage: Storage) -> None:
 def test_reading_goes_as_far_as_there_is(storage: Storage) -> None:
     put(storage, "x", b"0123456789")
     buffer = memoryview(bytearray(4))
-    assert storage.read_into("x", 3, buffer) == 4
+    source = storage.source("x")
+    assert source.read_into(3, buffer) == 4
     assert bytes(buffer) == b"3456"
-    assert storage.read_into("x", 8, buffer) == 2
-    assert storage.read_into("x", 20, buffer) == 0
+    assert source.read_into(8, buffer) == 2
+    assert source.read_into(20, buffer) == 0
+    source.close()
+    source.close()
 
 
 def test_of_many_that_create_once_one_is_first(storage: Storage) -> None:
@@ -138,7 +141,7 @@ def test_what_is_missing_says_so_and_may_be_deleted(storage: Storage) -> None:
         with pytest.raises(ObjectMissing):
             read("no/such")
     with pytest.raises(ObjectMissing):
-        storage.read_into("no/such", 0, memoryview(bytearray(1)))
+        storage.source("no/such").read_into(0, memoryview(bytearray(1)))
     storage.delete("no/such")
     storage.delete_folder("no")
     assert storage.list("no") == []

@@ -1,0 +1,140 @@
+"""Memory that direct I/O takes: aligned, in huge pages, and copied without the interpreter's lock.
+
+Fresh memory costs several times its copy in page faults, and pages of 4 KiB halve what a device
+gives: so a block is asked for in huge pages, begins at one, and is used again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from strata.checkpoint.digest import Bytes
+
+PAGE_BYTES: Final = 4096
+"""What addresses, offsets and lengths of direct I/O are multiples of, on any device."""
+HUGE_PAGE_BYTES: Final = 2 << 20
+_MADV_POPULATE_WRITE: Final = 23
+"""Of Linux 5.14; the mmap module has no name for it before Python 3.14."""
+_SMALL_BYTES: Final = 64 << 10
+"""Below this a plain copy is quicker than leaving the interpreter's lock."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class _Buffer(ctypes.Structure):
+    """CPython's `Py_buffer`, of its stable interface."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer: Final = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)
+_release_buffer: Final = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.POINTER(_Buffer),)
+_release_buffer.restype = None
+_view_memory: Final = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_view_memory.restype = ctypes.py_object
+_READ_ONLY: Final = 0x100
+
+
+def address_of(data: Bytes) -> int:
+    """Return where the bytes of a contiguous buffer begin; good as long as the buffer is."""
+    buffer = _Buffer()
+    _get_buffer(data, ctypes.byref(buffer), 0)
+    try:
+        return int(buffer.buf or 0)
+    finally:
+        _release_buffer(ctypes.byref(buffer))
+
+
+def memory_at(address: int, size_bytes: int) -> memoryview:
+    """Return a read-only view of memory that somebody else owns, and keeps while the view is used."""
+    view: memoryview = _view_memory(address, size_bytes, _READ_ONLY)
+    return view
+
+
+def copy(into: memoryview, data: Bytes) -> None:
+    """Copy a contiguous buffer into one of its size; other threads run meanwhile."""
+    size_bytes = len(into)
+    if size_bytes < _SMALL_BYTES:
+        into[:] = data
+        return
+    if memoryview(data).nbytes != size_bytes:
+        raise ValueError(f"{memoryview(data).nbytes} bytes do not fit into {size_bytes}")
+    ctypes.memmove(address_of(into), address_of(data), size_bytes)
+
+
+def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
+    """Return private zeroed memory from the start of a huge page on, in such where there are any.
+
+    It has room up to the next multiple of `PAGE_BYTES`. What is not `inherited` is not there in a
+    forked child, who must not touch it.
+    """
+    room = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
+    lead = HUGE_PAGE_BYTES if room >= HUGE_PAGE_BYTES else 0
+    block = mmap.mmap(-1, room + lead, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_HUGEPAGE",) if inherited else ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        with contextlib.suppress(AttributeError, OSError):  # a kernel without it
+            block.madvise(getattr(mmap, advice))
+    view = memoryview(block)
+    skip = -address_of(view) % HUGE_PAGE_BYTES if lead else 0
+    return view[skip : skip + room]
+
+
+def populate(block: memoryview) -> None:
+    """Have the kernel put pages behind `block` now; a kernel that cannot does so at the first touch."""
+    address = address_of(block)
+    begin, end = address - address % PAGE_BYTES, address + len(block)
+    _libc.madvise(begin, end - begin, _MADV_POPULATE_WRITE)  # advice: what it fails of comes later
+
+
+class Arena:
+    """One block of memory that grows to the largest snapshot it had to hold."""
+
+    def __init__(self) -> None:
+        self._block: memoryview | None = None
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return that much memory; what was taken before must not be used any more."""
+        if self._block is None or len(self._block) < size_bytes:
+            self._block = None  # given back before more is asked for
+            self._block = allocate(size_bytes, inherited=False)
+        return self._block[:size_bytes]
+
+
+class Rooms:
+    """Blocks of one size to work in for a moment, used again; as many as threads need at once."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._free: deque[memoryview] = deque()
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[memoryview]:
+        try:
+            room = self._free.pop()
+        except IndexError:
+            room = allocate(self._size_bytes, inherited=False)
+        try:
+            yield room
+        finally:
+            self._free.append(room)

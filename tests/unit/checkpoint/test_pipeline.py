@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strata.checkpoint.digest import CHUNK_BYTES, digest
+from strata.checkpoint.pipeline import Extent, Stored, digests, read_chunks, read_image, spread, write_image
+from strata.errors import CheckpointCorrupt, StorageError
+from tests.unit.checkpoint.memory_storage import MemorySink, MemorySource, MemoryStorage
+
+LIMIT_S = 20
+
+
+def some_bytes(count: int, seed: int = 0) -> memoryview:
+    return memoryview(bytearray(random.Random(seed).randbytes(count)))
+
+
+# -- sharing work out -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_each_number_is_worked_on_once(count: int, threads: int) -> None:
+    done: list[int] = []
+    spread(count, done.append, threads=threads)
+    assert sorted(done) == list(range(count))
+
+
+def test_as_many_work_at_once_as_there_are_threads() -> None:
+    together = threading.Barrier(3)
+
+    def work(number: int) -> None:
+        together.wait(LIMIT_S)
+
+    spread(3, work, threads=3)
+
+
+def test_after_an_error_nothing_is_begun_and_it_is_raised_when_all_have_ended() -> None:
+    failed, ended, begun = threading.Event(), threading.Event(), []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            assert failed.wait(LIMIT_S)
+            ended.set()
+        elif number == 1:
+            failed.set()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        spread(1000, work, threads=2)
+    assert ended.is_set(), "the other one was waited for"
+    assert len(begun) < 1000
+
+
+def test_a_process_without_threads_does_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    spread(5, done.append, threads=3)
+    assert done == [0, 1, 2, 3, 4]
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+class SmallBlocks(MemorySink):
+    block_bytes = 64
+
+
+def written(pieces: Sequence[memoryview], **more: Any) -> tuple[bytes, list[str]]:
+    storage = MemoryStorage()
+    sink = SmallBlocks(storage, "x")
+    sink.begin(sum(map(len, pieces)))
+    found = write_image(sink, pieces, **more)
+    sink.finish()
+    return storage.objects["x"], found
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [1], [64], [65], [200, 0, 3], [1] * 130, [63, 1, 64, 2, 300], [10, 500, 10]]
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pieces_are_written_behind_each_other(sizes: list[int], threads: int) -> None:
+    data = some_bytes(sum(sizes))
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(data[at : at + size])
+        at += size
+    told: list[int] = []
+    got, found = written(pieces, chunks=pieces, threads=threads, on_block=told.append)
+    assert got == bytes(data)
+    assert found == [digest(piece) for piece in pieces]
+    assert sum(told) == len(data)
+
+
+def test_chunks_may_be_more_than_what_is_written() -> None:
+    data = some_bytes(1000)
+    got, found = written([data[:10]], chunks=[data[:500], data[500:]])
+    assert got == bytes(data[:10])
+    assert found == [digest(data[:500]), digest(data[500:])]
+
+
+def test_blocks_are_told_of_one_at_a_time_and_what_is_raised_there_ends_it() -> None:
+    class EnoughError(Exception):
+        pass
+
+    told = []
+
+    def on_block(count: int) -> None:
+        told.append(count)
+        if len(told) == 3:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        written([some_bytes(64 * 100)], threads=1, on_block=on_block)
+    assert len(told) == 3
+
+
+def test_an_error_of_the_sink_is_the_callers() -> None:
+    storage = MemoryStorage()
+    sink = SmallBlocks(storage, "x")
+    sink.begin(640)
+    writes = iter(range(10))
+
+    def fail(verb: str, name: str) -> None:
+        if verb == "write" and next(writes) == 5:
+            raise StorageError("disk full")
+
+    storage.fault = fail
+    with pytest.raises(StorageError, match="disk full"):
+        write_image(sink, [some_bytes(640)], threads=3)
+
+
+def test_digests_of_many_chunks() -> None:
+    data = [some_bytes(size, seed=size) for size in (0, 1, CHUNK_BYTES, 7, CHUNK_BYTES - 1)]
+    assert digests(data) == [digest(chunk) for chunk in data]
+    assert digests([]) == []
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+BLOCK = 64
+
+
+class Read:
+    """An object of several blocks, in memory, and its checks."""
+
+    def __init__(self, size: int = 2 * BLOCK + 100) -> None:
+        self.storage = MemoryStorage()
+        self.data = memoryview(os.urandom(size))
+        self.storage.objects["x"] = bytes(self.data)
+        self.memory = memoryview(bytearray(size))
+        cuts = [0, 10, 40, 50, BLOCK - 1, BLOCK + 1, 2 * BLOCK, size]
+        self.checks = [
+            Stored(
+                name="x",
+                offset=a,
+                position=a,
+                size_bytes=b - a,
+                digest=digest(self.data[a:b]),
+                complaint=f"{a} is wrong",
+            )
+            for a, b in itertools.pairwise(cuts)
+        ]
+
+    def extent(self, offset: int, position: int, size: int) -> Extent:
+        source = MemorySource(self.storage, "x")
+        return Extent(source=source, name="x", offset=offset, position=position, size_bytes=size)
+
+    def run(self, *extents: Extent, threads: int = 3) -> None:
+        read_image(
+            self.memory,
+            extents or [self.extent(0, 0, len(self.data))],
+            self.checks,
+            threads=threads,
+            block_bytes=BLOCK,
+        )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_was_written_is_read(threads: int) -> None:
+    read = Read()
+    read.run(threads=threads)
+    assert read.memory == read.data
+
+
+def test_extents_come_in_any_order() -> None:
+    read = Read()
+    cut = BLOCK + 7
+    read.run(read.extent(cut, cut, len(read.data) - cut), read.extent(0, 0, cut))
+    assert read.memory == read.data
+
+
+@pytest.mark.parametrize("at", [0, 9, 10, 49, BLOCK - 1, BLOCK, BLOCK + 1, -1])
+def test_one_flipped_bit_is_found(at: int) -> None:
+    read = Read()
+    broken = bytearray(read.data)
+    broken[at] ^= 4
+    read.storage.objects["x"] = bytes(broken)
+    with pytest.raises(CheckpointCorrupt, match="is wrong"):
+        read.run()
+
+
+@pytest.mark.parametrize("keep", [0, 1, BLOCK, 2 * BLOCK + 99])
+def test_an_object_that_ends_too_early_is_named(keep: int) -> None:
+    read = Read()
+    read.storage.objects["x"] = bytes(read.data[:keep])
+    with pytest.raises(CheckpointCorrupt, match=r"x ends after|is wrong"):
+        read.run()
+
+
+def test_a_chunk_that_nothing_brings_is_no_good_one() -> None:
+    read = Read()
+    with pytest.raises(CheckpointCorrupt, match="is wrong"):
+        read.run(read.extent(0, 0, BLOCK))
+
+
+def test_neighbours_are_read_together_wherever_chunks_begin() -> None:
+    read = Read(size=10 * BLOCK + 3)
+    reads: list[str] = []
+    read.storage.fault = lambda verb, name: reads.append(name) if verb == "read" else None
+    read_chunks(read.storage, read.memory, read.checks, block_bytes=BLOCK)
+    assert read.memory == read.data
+    assert len(reads) == 11, "as many as there are blocks"
+
+
+def test_chunks_of_several_objects_come_to_their_places() -> None:
+    read = Read()
+    read.storage.objects["y"] = b"#" * 7 + bytes(read.data[40:50])
+    wanted = [
+        replace(check, name="y", offset=7) if check.position == 40 and check.size_bytes else check
+        for check in read.checks
+    ]
+    read.storage.objects["x"] = bytes(read.data[:40]) + b"?" * 10 + bytes(read.data[50:])
+    read_chunks(read.storage, read.memory, wanted, block_bytes=BLOCK)
+    assert read.memory == read.data
+    del read.storage.objects["y"]
+    with pytest.raises(CheckpointCorrupt, match="y is missing"):
+        read_chunks(read.storage, read.memory, wanted, block_bytes=BLOCK)
