@@ -36,6 +36,7 @@ class CheckpointMetadata:
     reason: str = ""
     latest: bool = False
     pinned: bool = False
+    tags: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from threading import Event
 
+from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
 from strata.checkpoint.manifest import Manifest
 from strata.checkpoint.marker import NAME as MARKER
@@ -127,6 +128,8 @@ class LocalCatalog:
                 checkpoint = self._examine(name, int(match[1]), int(match[2]), match[3])
                 if checkpoint is not None:
                     found.append(checkpoint)
+        pinned, tags = (marks.pins(self._storage), marks.tags(self._storage)) if found else ((), {})
+        found = [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.get(c.id, ())) for c in found]
         return _marked_latest(sorted(found, key=lambda c: c.order))
 
     def latest(self) -> CheckpointMetadata | None:
@@ -138,9 +141,14 @@ class LocalCatalog:
     # -- deleting
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:
-        newest = self.latest()
-        if newest is None or newest.id == checkpoint.id:
-            raise Refused(f"step {checkpoint.step} is the newest checkpoint there is")
+        known = {c.id: c for c in self.all()}
+        held = known.get(checkpoint.id, checkpoint)
+        if held.latest or not any(c.latest for c in known.values()):
+            raise Refused(f"step {held.step} is the newest checkpoint there is")
+        if held.pinned:
+            raise Refused(f"step {held.step} is pinned", hint="unpin it first")
+        if held.tags:
+            raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
 
     def deleted(self, checkpoint: CheckpointMetadata) -> None:
         self._slots.pop((checkpoint.step, checkpoint.generation), None)
@@ -148,14 +156,16 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, those of this process too.
 
-        Those of a later generation, and of one that is held, may be saved right now.
+        Those of a later generation, and of one that is held, may be saved right now: a process holds
+        its generation before it makes a folder, so it is looked for after the folders are listed.
         """
+        newest = self._generation or self._newest_generation()
         open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
         return [
             name
             for name in self._storage.list()
             if (match := _FOLDER.match(name)) is not None
-            and int(match[2]) <= self._generation
+            and int(match[2]) <= newest
             and match[3] not in open_ids
             and (int(match[2]) == self._generation or not self._storage.is_held(_claim(int(match[2]))))
             and not self._storage.exists(f"{name}/{MARKER}")
@@ -164,14 +174,17 @@ class LocalCatalog:
     # -- inside
 
     def _claim_generation(self) -> int:
-        taken = [int(name) for name in self._storage.list(_GENERATIONS)]
-        seen = [int(m[2]) for name in self._storage.list() if (m := _FOLDER.match(name))]
-        generation = max([0, *taken, *seen]) + 1
+        generation = self._newest_generation() + 1
         body = json.dumps({"created_unix_ms": self._now_unix_ms()}).encode()
         while not self._storage.create_once(_claim(generation), body):
             generation += 1
         self._storage.hold(_claim(generation))
         return generation
+
+    def _newest_generation(self) -> int:
+        taken = [int(name) for name in self._storage.list(_GENERATIONS)]
+        seen = [int(m[2]) for name in self._storage.list() if (m := _FOLDER.match(name))]
+        return max([0, *taken, *seen])
 
     def _examine(self, folder: str, step: int, generation: int, attempt: str) -> CheckpointMetadata | None:
         corrupt = CheckpointMetadata(

@@ -16,6 +16,7 @@ from strata.checkpoint.digest import digest, named_digest
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
     Manifest,
+    Part,
     RankManifest,
     as_corrupt,
     read_document,
@@ -98,24 +99,26 @@ def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> li
     manifests = []
     elsewhere: dict[str, int] = {}
     for part in manifest.parts:
-        name = f"{folder}/{part.manifest}"
-        data = _read(storage, name)
-        if named_digest(data) != part.digest:
-            raise CheckpointCorrupt(f"{name} differs from what was committed")
-        read = RankManifest.from_bytes(data, what=name)
+        read = read_rank_manifest(storage, folder, part)
         manifests.append(read)
-        _check_size(storage, f"{folder}/{part.image}", part.image_bytes)
+        check_size(storage, f"{folder}/{part.image}", part.image_bytes)
         elsewhere |= {object_name(folder, image): image.size_bytes for image in read.files}
     for name, size_bytes in elsewhere.items():
-        _check_size(storage, name, size_bytes)
+        check_size(storage, name, size_bytes)
     return manifests
 
 
-def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
-    """Return the manifest and its digest if storage alone proves `folder` to be committed.
+def read_rank_manifest(storage: Storage, folder: str, part: Part) -> RankManifest:
+    """Return one rank's manifest if it is the one that was committed; else `CheckpointCorrupt`."""
+    name = f"{folder}/{part.manifest}"
+    data = _read(storage, name)
+    if named_digest(data) != part.digest:
+        raise CheckpointCorrupt(f"{name} differs from what was committed")
+    return RankManifest.from_bytes(data, what=name)
 
-    None without a marker; `CheckpointCorrupt` when there is one and anything is amiss.
-    """
+
+def read_marker(storage: Storage, folder: str) -> Marker | None:
+    """Return what the marker says; None when there is none; `CheckpointCorrupt` when it is not whole."""
     name = f"{folder}/{NAME}"
     try:
         data = storage.read(name)
@@ -123,7 +126,17 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
         return None
     except NotAnObject as error:
         raise CheckpointCorrupt(error.message) from error
-    marker = Marker.from_bytes(data, what=name)
+    return Marker.from_bytes(data, what=name)
+
+
+def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
+    """Return the manifest and its digest if storage alone proves `folder` to be committed.
+
+    None without a marker; `CheckpointCorrupt` when there is one and anything is amiss.
+    """
+    marker = read_marker(storage, folder)
+    if marker is None:
+        return None
     manifest = read_manifest(storage, folder, marker.manifest_digest)
     read_rank_manifests(storage, folder, manifest)
     return manifest, marker.manifest_digest
@@ -138,7 +151,8 @@ def _read(storage: Storage, name: str) -> bytes:
         raise CheckpointCorrupt(error.message) from error
 
 
-def _check_size(storage: Storage, name: str, size_bytes: int) -> None:
+def check_size(storage: Storage, name: str, size_bytes: int) -> None:
+    """Return if the object is there and has that size; else `CheckpointCorrupt`."""
     try:
         found = storage.size(name)
     except ObjectMissing as error:

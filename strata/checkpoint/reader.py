@@ -54,7 +54,7 @@ def load(
         manifest=manifest,
         saved=_read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index), threads),
         own=own,
-        differing=() if own else tuple(_differing(manifests)),
+        differing=() if own else tuple(differing(manifests)),
     )
 
 
@@ -120,7 +120,7 @@ def _in_memory(name: str, manifest: RankManifest) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def _differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
+def differing(manifests: Sequence[RankManifest]) -> Iterator[str]:
     """Yield the paths at which the ranks did not all save the same."""
     leaves = [dict(_leaves(m, m.tree, "")) for m in manifests]
     paths = {path: None for each in leaves for path in each}

@@ -59,7 +59,8 @@ class Flat:
             return plain
         spec = spec_of(key, value)
         if spec is not None:
-            return {"t": self._add_tensor(key, spec, value)}
+            kind = "b" if spec.kind == "bytes" else "t"  # bytes that lie in a file
+            return {kind: self._add_tensor(key, spec, value)}
         if isinstance(value, bytes | bytearray | memoryview):
             return {"b": self._add_bytes(key, value)}
         if id(value) in self._open:

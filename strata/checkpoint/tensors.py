@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +65,17 @@ class TensorSpec:
         return f"{self.dtype}{list(self.shape)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor of a file: it can be saved like one in memory, by a process that has no library for it.
+
+    `read_into` fills a buffer of its size with its bytes, in row-major order, little-endian.
+    """
+
+    spec: TensorSpec
+    read_into: Callable[[memoryview], None]
+
+
 def bytes_spec(size_bytes: int) -> TensorSpec:
     """Return the spec of opaque bytes: a one-dimensional U8 tensor."""
     return TensorSpec(kind="bytes", dtype="uint8", shape=(size_bytes,))
@@ -78,12 +90,16 @@ def spec_of(key: str, value: object) -> TensorSpec | None:
         return _torch_spec(key, value)
     if _is_numpy(value):
         return _numpy_spec(key, value)
+    if isinstance(value, StoredTensor):
+        return value.spec
     return None
 
 
 def identity(value: Any) -> object:
     """Return a key that two tensors share when they are the same bytes in the same memory."""
     place: tuple[object, ...]
+    if isinstance(value, StoredTensor):
+        return id(value)
     if _is_torch(value):
         place = (str(value.device), value.data_ptr(), value.stride(), value.is_conj(), value.is_neg())
     else:
@@ -114,7 +130,9 @@ def copy_out(value: Any, spec: TensorSpec, into: memoryview) -> None:
     """Copy the tensor's bytes, in row-major order, into a buffer of exactly their size."""
     if not spec.size_bytes:
         return
-    if spec.kind == "bytes":
+    if isinstance(value, StoredTensor):
+        value.read_into(into)
+    elif spec.kind == "bytes":
         into[:] = memoryview(value).cast("B")
     elif spec.kind == "torch":
         torch = sys.modules["torch"]

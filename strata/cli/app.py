@@ -61,7 +61,7 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run_comm
 app.command("status")(status.status)
 app.command("members")(members.members)
 app.command("barriers")(barriers.barriers)
-app.command("checkpoints")(checkpoints.checkpoints)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command("datasets")(datasets.datasets)
 app.add_typer(job_control.app, name="jobs")  # which adds its commands to those of `jobs`
 app.command("watch")(watch.watch)

@@ -61,6 +61,11 @@ def print_json(document: Message | Sequence[Message]) -> None:
     sys.stdout.write(json.dumps(body, indent=2) + "\n")
 
 
+def message_as_dict(message: Message) -> dict[str, Any]:
+    """Return a protobuf message as `print_json` writes it."""
+    return _as_dict(message)
+
+
 def print_values(document: Any) -> None:
     """Print plain values as one JSON document."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")

@@ -288,6 +288,7 @@ def metadata_of(message: Checkpoint) -> CheckpointMetadata:
         reason=message.reason,
         latest=message.latest,
         pinned=message.pinned,
+        tags=tuple(message.tags),
     )
 
 

@@ -1,6 +1,6 @@
 """Which checkpoints go, after each commit: all but the newest `keep_count`.
 
-The latest one, pinned ones, and whatever the catalog refuses to delete stay. What an earlier run
+The latest one, pinned and tagged ones, and whatever the catalog refuses to delete stay. What an earlier run
 left half removed, or never finished, goes too. A pass that is interrupted is made up for by the
 next one.
 """
@@ -43,6 +43,7 @@ def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) ->
         for c in checkpoints
         if not c.latest
         and not c.pinned
+        and not c.tags
         and c.state is not CheckpointState.OPEN
         and c.order < (newest if c.state in _ENDED else oldest)
     ]

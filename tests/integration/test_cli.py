@@ -14,7 +14,16 @@ from strata.launch.ports import free_port
 from tests.cluster_fixtures import Nodes, run_strata
 from tests.processes import Record
 
-READING = ("status", "members", "barriers", "checkpoints", "datasets", "watch", "jobs list", "jobs show x")
+READING = (
+    "status",
+    "members",
+    "barriers",
+    "checkpoints list",
+    "datasets",
+    "watch",
+    "jobs list",
+    "jobs show x",
+)
 COMMANDS = ("dev", "coordinator", "run", "doctor", "jobs show", *READING[:-1])
 
 
@@ -63,8 +72,8 @@ def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
 
 
 def test_a_job_that_does_not_exist_is_named(cluster: LocalCluster) -> None:
-    for command in ("members", "barriers", "checkpoints"):
-        code, said = run_strata(command, "-e", cluster.endpoints, "--job", "never-begun")
+    for command in ("members", "barriers", "checkpoints list"):
+        code, said = run_strata(*command.split(), "-e", cluster.endpoints, "--job", "never-begun")
         assert code == 4, said
         assert "never-begun" in said
         assert "Traceback" not in said
@@ -113,8 +122,8 @@ def test_what_is_shown_of_a_job_that_runs(
     assert "2 of 4" in text
     assert "strata.join" in text, "the barrier at which the generation began"
 
-    assert said_as_json("checkpoints", *where, "--job", nodes.job) == []
-    code, text = run_strata("checkpoints", *where, "--job", nodes.job)
+    assert said_as_json("checkpoints", "list", *where, "--job", nodes.job) == []
+    code, text = run_strata("checkpoints", "list", *where, "--job", nodes.job)
     assert code == 0
     assert "no checkpoint yet" in text
     assert a.child.poll() is None

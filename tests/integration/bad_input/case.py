@@ -101,7 +101,7 @@ def run(place: Place, *words: str, job: str = "spare") -> Sequence[str]:
 
 
 def look(place: Place, command: str, job: str) -> Sequence[str]:
-    return (command, "--endpoints", place.endpoints, "--job", job)
+    return (*command.split(), "--endpoints", place.endpoints, "--job", job)
 
 
 def other_participants(place: Place) -> barriers_pb2.WaitBarrierRequest:

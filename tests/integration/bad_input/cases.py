@@ -86,7 +86,7 @@ CASES: Final[list[Case]] = [
         library=lambda p: p.client("a/b").job_status(),
         request=lambda p: worlds_pb2.GetJobRequest(job="../x"),
         status=Code.INVALID_ARGUMENT,
-        command=lambda p: look(p, "checkpoints", "x" * 200),
+        command=lambda p: look(p, "checkpoints list", "x" * 200),
         exit=Exit.USAGE,
     ),
     Case(

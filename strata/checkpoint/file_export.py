@@ -1,0 +1,264 @@
+"""A checkpoint's tensors as one file that other programs read: safetensors, NumPy's or torch's.
+
+What is written was verified chunk by chunk on its way. The file appears under its name whole or not
+at all. A safetensors file of a whole state also keeps the state's tree, so that an import brings
+the same state back; one of a part (`only="model"`) has the names that the part itself uses, as
+`model.load_state_dict(load_file(path))` wants them. Random generators are never in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Final
+
+from strata.checkpoint.chunk_map import chunk_places
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.file_import import STATE_KEY
+from strata.checkpoint.image import ALIGNMENT, lay_out
+from strata.checkpoint.manifest import RankManifest, TensorEntry
+from strata.checkpoint.reader import differing
+from strata.checkpoint.sink import Storage
+from strata.checkpoint.state import Json, children, join, unflatten
+from strata.checkpoint.tensors import DTYPES, TensorSpec, build
+from strata.checkpoint.verifying import Images, OnBytes
+from strata.errors import CheckpointError, ConfigError, Refused, StorageError
+
+FORMATS: Final = {
+    ".safetensors": "safetensors",
+    ".npz": "numpy",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".bin": "torch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is exported of a checkpoint: one rank's tree, or a part of it, and its tensors.
+
+    `tensors` has the image's name of each under its name in the file.
+    """
+
+    manifests: Sequence[RankManifest]
+    rank: int
+    tree: Json
+    tensors: dict[str, str]
+    whole: bool
+
+    def entry(self, name: str) -> TensorEntry:
+        return self.manifests[self.rank].tensors[self.tensors[name]]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.entry(name).spec.size_bytes for name in self.tensors)
+
+
+def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | None) -> Part:
+    """Return what to export: of `rank`, or what all ranks have alike; below the key `only`, or all.
+
+    `CheckpointError`, naming the path, where the ranks differ and no `rank` is told.
+    """
+    if rank is not None and not 0 <= rank < len(manifests):
+        raise CheckpointError(f"the checkpoint has no rank {rank}, only 0 to {len(manifests) - 1}")
+    manifest = manifests[rank or 0]
+    if rank is None and len(manifests) > 1:
+        below = [path for path in differing(manifests) if only is None or _is_below(path, only)]
+        if below:
+            raise CheckpointError(
+                f"{below[0]} differs between the {len(manifests)} ranks",
+                hint="--rank exports what one of them had, --only a part that all have alike",
+            )
+    tree = manifest.tree if only is None else _part_of(manifest.tree, only)
+    tensors: dict[str, str] = {}
+    for path, image_name in _leaves(tree, ""):
+        name = image_name if only is None else path or only
+        if tensors.setdefault(name, image_name) != image_name:
+            raise CheckpointError(f"two tensors would both be called {name} in the file")
+    return Part(manifests=manifests, rank=rank or 0, tree=tree, tensors=tensors, whole=only is None)
+
+
+def format_of(path: Path, told: str | None) -> str:
+    """Return the format that is told, else the one of the path's suffix."""
+    if told is not None:
+        if told not in {*FORMATS.values(), "bytes"}:
+            raise ConfigError(f"there is no format {told!r}", hint="safetensors, numpy, torch, or bytes")
+        return told
+    if path.suffix not in FORMATS:
+        raise ConfigError(
+            f"nothing says in which format {path} is to be written",
+            hint=f"end it in {', '.join(FORMATS)}, or say --format",
+        )
+    return FORMATS[path.suffix]
+
+
+def export(
+    storage: Storage,
+    folder: str,
+    part: Part,
+    path: Path,
+    *,
+    file_format: str,
+    replace: bool,
+    on_bytes: OnBytes,
+) -> int:
+    """Write the file and return its size; `Refused` where there is one, unless it may be replaced.
+
+    `CheckpointCorrupt`, naming file and tensor, when a byte differs from what was saved: then there
+    is no file.
+    """
+    if not replace and path.exists():
+        raise Refused(f"{path} exists already", hint="--force replaces it")
+    if file_format == "bytes" and not (isinstance(part.tree, dict) and "b" in part.tree):
+        raise CheckpointError("this part is no opaque bytes", hint="choose another format")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with Images(storage, folder) as images, temporary.open("xb") as file:
+            _WRITERS[file_format](_Reading(images, folder, part, on_bytes), file)
+            file.flush()
+            os.fsync(file.fileno())
+            size_bytes = file.seek(0, os.SEEK_END)
+        temporary.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return size_bytes
+
+
+class _Reading:
+    """The verified bytes of a part's tensors."""
+
+    def __init__(self, images: Images, folder: str, part: Part, on_bytes: OnBytes) -> None:
+        self.part = part
+        self._images = images
+        self._on_bytes = on_bytes
+        self._places = chunk_places(folder, part.manifests, part.rank)
+
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        """Yield the tensor's bytes in pieces; each is good until the next is asked for."""
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, self.part.entry(name).spec.size_bytes)))
+        for place in self._places[self.part.tensors[name]]:
+            chunk = self._images.read(place, buffer, what=f"tensor {name}")
+            self._on_bytes(len(chunk))
+            yield chunk
+
+    def whole(self, name: str) -> memoryview:
+        data, offset = memoryview(bytearray(self.part.entry(name).spec.size_bytes)), 0
+        for chunk in self.chunks(name):
+            data[offset : offset + len(chunk)] = chunk
+            offset += len(chunk)
+        return data
+
+
+def _write_safetensors(reading: _Reading, file: IO[bytes]) -> None:
+    part = reading.part
+    specs = {name: part.entry(name).spec for name in part.tensors}
+    layout, header = lay_out(specs), b""
+    if part.whole:
+        kinds = {
+            name: (spec.kind, spec.dtype)
+            for name, spec in specs.items()
+            if spec.kind != "torch" or DTYPES[spec.dtype].trailing
+        }
+        header = _with_state(layout.header, {"tree": part.tree, "kinds": kinds})
+    file.write(header or layout.header)
+    for name in layout.places:
+        for chunk in reading.chunks(name):
+            file.write(chunk)
+
+
+def _with_state(header: bytes, state: Json) -> bytes:
+    """Return the header with the tree of the state in its metadata."""
+    body = json.loads(header[8:])
+    body["__metadata__"][STATE_KEY] = json.dumps(state, separators=(",", ":"))
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    padding = -(8 + len(text)) % ALIGNMENT
+    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+
+
+def _write_bytes(reading: _Reading, file: IO[bytes]) -> None:
+    for name in reading.part.tensors:
+        for chunk in reading.chunks(name):
+            file.write(chunk)
+
+
+def _write_numpy(reading: _Reading, file: IO[bytes]) -> None:
+    numpy = _imported("numpy")
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name in reading.part.tensors:
+            spec = reading.part.entry(name).spec
+            if spec.kind == "bytes":
+                array = numpy.frombuffer(reading.whole(name), dtype=numpy.uint8)
+            else:
+                array = build(name, _of_kind(spec, "numpy"), reading.whole(name), copied=False)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                numpy.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
+    torch, part = _imported("torch"), reading.part
+    made: dict[str, Any] = {}
+    in_file = {image_name: name for name, image_name in part.tensors.items()}
+
+    def leaf(image_name: str) -> Any:
+        if image_name not in made:  # once for all who share its memory
+            name = in_file[image_name]
+            spec = part.entry(name).spec
+            spec = spec if spec.kind == "bytes" else _of_kind(spec, "torch")
+            made[image_name] = build(name, spec, reading.whole(name), copied=False)
+        return made[image_name]
+
+    torch.save(unflatten(part.tree, leaf), file)
+
+
+_WRITERS: Final = {
+    "safetensors": _write_safetensors,
+    "numpy": _write_numpy,
+    "torch": _write_torch,
+    "bytes": _write_bytes,
+}
+
+
+def _of_kind(spec: TensorSpec, kind: str) -> TensorSpec:
+    return TensorSpec(kind=kind, dtype=spec.dtype, shape=spec.shape)
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"this format needs {name}, which is not installed here") from error
+
+
+def _is_below(path: str, key: str) -> bool:
+    return path == key or path.startswith(f"{key}.")
+
+
+def _part_of(tree: Json, only: str) -> Json:
+    """Return the part of a state under a key, which may be a path; its steps may have dots in them."""
+    for name, part in children(tree) or ():
+        if str(name) == only:
+            return part
+        if only.startswith(f"{name}."):
+            try:
+                return _part_of(part, only[len(str(name)) + 1 :])
+            except CheckpointError:
+                continue
+    held = ", ".join(str(name) for name, _ in children(tree) or ()) or "no keys"
+    raise CheckpointError(f"there is nothing under {only!r}, where there is {held[:300]}")
+
+
+def _leaves(tree: Json, path: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, name in the image) of each tensor and each opaque bytes."""
+    parts = children(tree)
+    if parts is not None:
+        for name, part in parts:
+            yield from _leaves(part, join(path, name))
+    elif isinstance(tree, dict) and ("t" in tree or "b" in tree):
+        yield path, tree.get("t") or tree["b"]

@@ -1,0 +1,86 @@
+"""Pins and tags of a root without coordinators: small objects beside the checkpoints.
+
+    pins/<attempt>  who pinned it, and why        tags/<name>  the attempt that has this name
+
+What has either is not deleted. A tag that names an attempt which is gone counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.manifest import as_corrupt
+from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.core.ids import checked_id
+from strata.core.records import CheckpointState
+from strata.errors import Conflict, Refused
+
+_PINS: Final = "pins"
+_TAGS: Final = "tags"
+_MARKABLE: Final = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
+
+
+def pin(storage: Storage, checkpoint: CheckpointMetadata, *, who: str, why: str) -> None:
+    """Protect a checkpoint from deletion; `Conflict` when another pinned it for another reason."""
+    _check_markable(checkpoint)
+    name, body = f"{_PINS}/{checkpoint.id}", {"who": who, "why": why}
+    if storage.create_once(name, json.dumps(body).encode()):
+        return
+    with as_corrupt(name):
+        held = dict(json.loads(storage.read(name)))
+    if held != body:
+        raise Conflict(f"step {checkpoint.step} is pinned already, by {held.get('who')}: {held.get('why')}")
+
+
+def unpin(storage: Storage, checkpoint: CheckpointMetadata) -> None:
+    """End the protection of a checkpoint; harmless when there is none."""
+    storage.delete(f"{_PINS}/{checkpoint.id}")
+
+
+def tag(storage: Storage, checkpoint: CheckpointMetadata, name: str) -> None:
+    """Give a checkpoint a name, or move the name to it."""
+    _check_markable(checkpoint)
+    path = f"{_TAGS}/{checked_id('tag', name)}"
+    body = json.dumps({"attempt": checkpoint.id}).encode()
+    while not storage.create_once(path, body) and storage.read(path) != body:
+        storage.delete(path)
+
+
+def untag(storage: Storage, name: str) -> None:
+    """Take a name away; harmless when there is none."""
+    storage.delete(f"{_TAGS}/{checked_id('tag', name)}")
+
+
+def pins(storage: Storage) -> frozenset[str]:
+    """Return the attempts that are pinned."""
+    return frozenset(storage.list(_PINS))
+
+
+def tags(storage: Storage) -> dict[str, tuple[str, ...]]:
+    """Return the names of each attempt that has any."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in storage.list(_TAGS):
+        try:
+            data = storage.read(f"{_TAGS}/{name}")
+        except ObjectMissing:  # taken away just now
+            continue
+        with as_corrupt(f"{_TAGS}/{name}"):
+            attempt = str(json.loads(data)["attempt"])
+        found[attempt] = (*found.get(attempt, ()), name)
+    return found
+
+
+def forget(storage: Storage, checkpoint: CheckpointMetadata) -> None:
+    """Remove what marks a checkpoint that is gone."""
+    unpin(storage, checkpoint)
+    for name in checkpoint.tags:
+        untag(storage, name)
+
+
+def _check_markable(checkpoint: CheckpointMetadata) -> None:
+    if checkpoint.state not in _MARKABLE:
+        raise Refused(
+            f"step {checkpoint.step} is {checkpoint.state.value}, so it can be neither pinned nor tagged"
+        )

@@ -1,0 +1,215 @@
+"""`strata checkpoints pin | unpin | tag | untag | delete | gc`: what stays and what goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.removal import remove_objects
+from strata.cli.checkpoints.where import Shelf, StorageRoot, StorageShelf, Which, chosen, opened, whoever
+from strata.cli.credentials import connecting
+from strata.cli.output import (
+    DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
+    Endpoints,
+    Job,
+    Json,
+    TimeoutS,
+    print_values,
+    printable,
+    size,
+)
+from strata.client.checkpoint_retention import excess
+from strata.config import Credentials
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointNotFound
+
+Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
+Why = Annotated[str, typer.Option("--why", help="Why it is to stay; whoever lists it sees that.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+KeepCount = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-count", min=1, help="Delete older ones than so many of the newest, too. Without it none goes."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go, and change nothing.")]
+
+
+@connecting
+def pin(
+    which: Which,
+    why: Why = "",
+    storage: StorageRoot = None,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Keep a checkpoint until it is unpinned, whatever the retention says.
+
+    Example: strata checkpoints pin 5000 --why "the paper's" --job gpt
+    """
+    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        shelf.pin(checkpoint, who=whoever(), why=why)
+    _say(f"step {checkpoint.step} is pinned")
+
+
+@connecting
+def unpin(
+    which: Which,
+    storage: StorageRoot = None,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Let a checkpoint go when the retention says so.
+
+    Example: strata checkpoints unpin 5000 --job gpt
+    """
+    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        shelf.unpin(checkpoint)
+    _say(f"step {checkpoint.step} is not pinned")
+
+
+@connecting
+def tag(
+    which: Which,
+    name: Name,
+    storage: StorageRoot = None,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Give a checkpoint a name, or move the name to it. What has a name is not deleted.
+
+    Example: strata checkpoints tag 5000 best --job gpt
+    """
+    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        shelf.tag(checkpoint, name)
+    _say(f"step {checkpoint.step} is {name}")
+
+
+@connecting
+def untag(
+    name: Name,
+    storage: StorageRoot = None,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Take a name away. The checkpoint stays as long as the retention says.
+
+    Example: strata checkpoints untag best --job gpt
+    """
+    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+        if not any(name in c.tags for c in shelf.all()):
+            raise CheckpointNotFound(f"no checkpoint has the name {name!r}")
+        shelf.untag(name)
+    _say(f"no checkpoint is {name} any more")
+
+
+@connecting
+def delete(
+    which: Which,
+    yes: Yes = False,
+    storage: StorageRoot = None,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Delete a checkpoint and its files. The latest one, and what is pinned or used, stays.
+
+    Asks first, unless --yes.
+
+    Example: strata checkpoints delete 5000 --job gpt
+    """
+    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+        checkpoint = chosen(shelf.all(), which, alone=True)
+        what = f"step {checkpoint.step}, generation {checkpoint.generation}, {size(checkpoint.size_bytes)}"
+        if not yes:
+            typer.confirm(f"Delete {what} at {printable(checkpoint.path)}?", abort=True, err=True)
+        _remove(shelf, checkpoint)
+    _say(f"deleted: {what}")
+
+
+def _remove(shelf: Shelf, checkpoint: CheckpointMetadata) -> None:
+    """Forbid its use, remove the objects, forget it: what is interrupted may be repeated."""
+    storage, folder = shelf.place(checkpoint)
+    shelf.delete(checkpoint)
+    remove_objects(storage, folder)
+    shelf.deleted(checkpoint)
+
+
+@connecting
+def collect(
+    keep_count: KeepCount = None,
+    dry_run: DryRun = False,
+    storage: StorageRoot = None,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Remove what crashes and interrupted deletions left, and with --keep-count old checkpoints.
+
+    A save that is going on is left alone, and so is what is pinned, tagged, used or the latest.
+
+    Example: strata checkpoints gc --dry-run --storage /data/checkpoints
+    """
+    gone: list[dict[str, Any]] = []
+    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+        for what, why, remove in _garbage(shelf, keep_count):
+            if not dry_run:
+                remove()
+            gone.append({"what": what, "why": why, "removed": not dry_run})
+            if not as_json:
+                _say(f"{'would remove' if dry_run else 'removed'} {what}: {why}")
+    if as_json:
+        print_values(gone)
+    elif not gone:
+        _say("there is nothing to remove")
+
+
+def _garbage(shelf: Shelf, keep_count: int | None) -> Iterator[tuple[str, str, Any]]:
+    """Yield what may go, why, and what removes it."""
+    for checkpoint in excess(shelf.all(), keep_count):
+        storage, folder = shelf.place(checkpoint)
+        if checkpoint.state is CheckpointState.ABORTED and storage.exists(f"{folder}/{MARKER}"):
+            sys.stderr.write(
+                f"step {checkpoint.step} was given up, and storage has it as committed: it stays, {folder}\n"
+            )
+            continue
+        state = checkpoint.state
+        why = "older than those to keep" if state is CheckpointState.COMMITTED else state.value
+        yield (
+            f"step {checkpoint.step}, generation {checkpoint.generation}, attempt {checkpoint.id}",
+            checkpoint.reason or why,
+            lambda checkpoint=checkpoint: _remove(shelf, checkpoint),
+        )
+    if isinstance(shelf, StorageShelf):
+        for folder in shelf.leftovers():
+            yield folder, "its save never ended", lambda folder=folder: remove_objects(shelf.storage, folder)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{printable(text)}\n")

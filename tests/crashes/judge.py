@@ -1,0 +1,67 @@
+"""What must hold when storage is opened again after a crash, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.checkpoint.verifying import ignored, verify
+from strata.client.checkpoints import CheckpointManager
+from strata.core.records import CheckpointState
+from strata.errors import StrataError
+from tests.crashes.program import KEPT, STEPS, state_of
+
+AFTER = 100
+
+
+def complaints(root: Path, said: Sequence[str], size_bytes: int) -> Iterator[str]:
+    """Yield what is wrong below `root`, after a process that said these things has died.
+
+    Nothing that it was told to be committed is lost; nothing partial is a checkpoint; the newest
+    one verifies and is restored bit by bit; the next process saves, and clears away what is left.
+    """
+    told = [int(line.split()[1]) for line in said if line.startswith("committed ")]
+    marked = sum(line == "step marked" for line in said)
+    try:
+        with CheckpointManager(root, keep_count=KEPT) as manager:
+            yield from _opened(manager, [*told, *STEPS[:marked]], size_bytes)
+            manager.save_state(state_of(AFTER, size_bytes), AFTER)
+            manager.wait_until_finished(60)
+            if manager.all_steps() != [AFTER]:
+                yield f"after the next save there are the steps {manager.all_steps()}"
+    except StrataError as error:
+        yield f"{type(error).__name__}: {error}"
+        return
+    if len(left := sorted(path.name for path in root.glob("step-*"))) != 1:
+        yield f"the next process left {left}"
+    if left := sorted(str(path.relative_to(root)) for path in root.glob("step-*/.*")):
+        yield f"the next process left the temporary files {left}"
+
+
+def _opened(manager: CheckpointManager, known: Sequence[int], size_bytes: int) -> Iterator[str]:
+    checkpoints = manager.all_checkpoints()
+    for c in checkpoints:
+        if c.state is not CheckpointState.COMMITTED:
+            yield f"step {c.step} is {c.state.value}: {c.reason}"
+            continue
+        found = verify(
+            manager._storage, manager._catalog.folder(c), manifest_digest=c.manifest_digest, on_bytes=ignored
+        )
+        if not found.good:
+            yield f"step {c.step} does not verify: {found.problems[0]}"
+    latest = manager.latest_step()
+    if (latest or 0) < max(known, default=0):
+        yield f"step {max(known)} was told to be committed, and the newest is {latest}"
+    state: dict[str, Any] = dict.fromkeys(state_of(0, 16))
+    restored = manager.restore(state)
+    if (restored.step if restored is not None else None) != latest:
+        yield f"the newest is {latest}, and {restored} was restored"
+    elif latest is not None and not _same(state, state_of(latest, size_bytes)):
+        yield f"step {latest} was restored with other values than were saved"
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)

@@ -1,0 +1,100 @@
+"""One flipped bit anywhere: it is found, named, and the good checkpoint before is restored instead."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.verifying import ignored, verify
+from strata.client.checkpoints import CheckpointManager
+from strata.errors import CheckpointCorrupt
+
+FLIPS = 1000
+
+
+def a_state(step: int) -> dict[str, Any]:
+    seeded = np.random.default_rng(step)
+    return {
+        "model": {"w": seeded.random((64, 64)), "b": seeded.random(7).astype(np.float16)},
+        "optim": {"m": seeded.random(500).astype(np.float32), "empty": np.zeros(0), "raw": b"opaque"},
+        "step": step,
+    }
+
+
+def an_empty_state() -> dict[str, Any]:
+    return {"model": {}, "optim": {}, "step": None}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(np.array_equal(one, other)) and type(one) is type(other)
+
+
+@contextmanager
+def flipped(path: Path, bit: int) -> Iterator[None]:
+    def flip() -> None:
+        with path.open("r+b") as file:
+            file.seek(bit // 8)
+            byte = file.read(1)[0]
+            file.seek(bit // 8)
+            file.write(bytes([byte ^ 1 << bit % 8]))
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
+
+
+@pytest.mark.slow
+def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="strata.checkpoint")  # a thousand errors are due
+    root, seeded = tmp_path / "root", random.Random(5)
+    with CheckpointManager(root) as manager:
+        for step in (20, 40):
+            manager.save_state(a_state(step), step).wait()
+    newest = next(root.glob("step-*40-*"))
+    files = sorted(newest.iterdir())
+    assert len(files) == 4, "an image, its manifest, the global one, the marker"
+    storage, found_by_verify, manager = LocalStorage(root, nonce=lambda: ""), 0, CheckpointManager(root)
+    for number in range(FLIPS):
+        # every second one in the image, which is most of the bytes
+        path = files[number // 2 % 4] if number % 2 else newest / "rank-00000.safetensors"
+        bit = seeded.randrange(8 * path.stat().st_size)
+        with flipped(path, bit):
+            state = an_empty_state()
+            restored = manager.restore(state)
+            assert restored is not None, (path.name, bit)
+            assert restored.step == 20, (path.name, bit)
+            assert same(state, a_state(20)), (path.name, bit)
+            verification = verify(storage, newest.name, manifest_digest=None, on_bytes=ignored)
+            assert not verification.good, (path.name, bit)
+            found_by_verify += path.name in " ".join(verification.problems)
+    assert found_by_verify == FLIPS, "each names the file"
+    state = an_empty_state()
+    restored = manager.restore(state)
+    assert restored is not None
+    assert restored.step == 40, "with every bit back in its place it is good again"
+    assert same(state, a_state(40))
+
+
+def test_with_nothing_good_before_it_nothing_is_restored(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state(a_state(20), 20).wait()
+        image = next(tmp_path.glob("step-*/*.safetensors"))
+        with flipped(image, 8 * (image.stat().st_size - 1)):
+            state = an_empty_state()
+            with pytest.raises(CheckpointCorrupt, match="none of the checkpoints is good"):
+                manager.restore(state)
+            assert state == an_empty_state(), "nothing was changed"

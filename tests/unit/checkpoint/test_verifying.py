@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.digest import CHUNK_BYTES, digest
+from strata.checkpoint.manifest import GLOBAL_NAME
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.verifying import Verification, verify
+from strata.errors import CheckpointError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import local_catalog, save
+
+STATE = {
+    "big": np.arange(CHUNK_BYTES // 8 + 100, dtype=np.float64),
+    "small": np.arange(7, dtype=np.int16),
+    "lr": 0.1,
+}
+
+
+class Saved:
+    def __init__(self, state: Any = STATE) -> None:
+        self.storage = MemoryStorage()
+        catalog = local_catalog(self.storage)
+        self.checkpoint: CheckpointMetadata = save(self.storage, catalog, state, 20)
+        self.folder = catalog.folder(self.checkpoint)
+        self.read: list[int] = []
+
+    def verify(self, digest: str | None = None) -> Verification:
+        return verify(self.storage, self.folder, manifest_digest=digest, on_bytes=self.read.append)
+
+    def change(self, file: str, offset: int) -> None:
+        name = f"{self.folder}/{file}"
+        changed = bytearray(self.storage.objects[name])
+        changed[offset] ^= 1
+        self.storage.objects[name] = bytes(changed)
+
+
+def test_a_good_one_is_read_to_its_last_byte_and_told_about() -> None:
+    saved = Saved()
+    found = saved.verify()
+    image = saved.storage.objects[f"{saved.folder}/rank-00000.safetensors"]
+    assert (found.good, found.marked) == (True, True)
+    assert found.read_bytes == sum(saved.read) == len(image)
+    assert found.manifest is not None
+    assert found.manifest.identity.step == 20
+
+
+def test_all_that_is_amiss_is_told_not_the_first_alone() -> None:
+    saved = Saved()
+    for offset in (100, 4096, 4096 + CHUNK_BYTES):
+        saved.change("rank-00000.safetensors", offset)
+    saved.change("rank-00000.safetensors", -1)
+    header, *_ = saved.verify().problems
+    assert "the header differs" in header
+    saved.change("rank-00000.safetensors", 100)
+    first, second, third = saved.verify().problems
+    assert "tensor big" in first
+    assert "tensor big" in second
+    assert "tensor small" in third
+    assert f"bytes 4096 to {4096 + CHUNK_BYTES}" in first
+
+
+@pytest.mark.parametrize("file", [GLOBAL_NAME, "rank-00000.json", MARKER, "rank-00000.safetensors"])
+def test_a_file_that_is_missing_or_changed_is_named(file: str) -> None:
+    saved = Saved()
+    saved.change(file, 9)
+    assert file in " ".join(saved.verify().problems)
+    del saved.storage.objects[f"{saved.folder}/{file}"]
+    if file == MARKER:
+        assert "its save never ended" in saved.verify().problems[0]
+        known = saved.verify(saved.checkpoint.manifest_digest)
+        assert (known.good, known.marked) == (True, False), "the catalog knows that it is committed"
+    else:
+        assert f"{file} is missing" in " ".join(saved.verify().problems)
+
+
+def test_a_catalog_that_means_another_manifest_is_a_problem() -> None:
+    saved = Saved()
+    problems = saved.verify("xxh3-128:" + "0" * 32).problems
+    assert "names another checkpoint than the catalog" in problems[0]
+    assert "differs from what was committed" in problems[1]
+
+
+def test_a_newer_format_is_no_damage() -> None:
+    saved = Saved()
+    name = f"{saved.folder}/{MARKER}"
+    body = saved.storage.objects[name]
+    newer = body.partition(b', "self"')[0].replace(b'"version": 1', b'"version": 9') + b"}"
+    saved.storage.objects[name] = newer[:-1] + f', "self": "{digest(newer)}"}}'.encode()
+    with pytest.raises(CheckpointError, match="has format 9"):
+        saved.verify()
