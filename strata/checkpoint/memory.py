@@ -18,8 +18,10 @@ from strata.checkpoint.digest import Bytes
 PAGE_BYTES: Final = 4096
 """What addresses, offsets and lengths of direct I/O are multiples of, on any device."""
 HUGE_PAGE_BYTES: Final = 2 << 20
+_MADV_HUGEPAGE: Final = 14
+_MADV_WIPEONFORK: Final = 18
 _MADV_POPULATE_WRITE: Final = 23
-"""Of Linux 5.14; the mmap module has no name for it before Python 3.14."""
+"""Of Linux, the last two of 4.14 and 5.14: the mmap module has no names for them before Python 3.14."""
 _SMALL_BYTES: Final = 64 << 10
 """Below this a plain copy is quicker than leaving the interpreter's lock."""
 
@@ -86,15 +88,16 @@ def copy(into: memoryview, data: Bytes) -> None:
 def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
     """Return private zeroed memory from the start of a huge page on, in such where there are any.
 
-    It has room up to the next multiple of `PAGE_BYTES`. What is not `inherited` is not there in a
-    forked child, who must not touch it.
+    It has room up to the next multiple of `PAGE_BYTES`. What is not `inherited` is empty in a
+    forked child. It is not left out of the child: at its addresses other memory could lie there then,
+    which the end of the child's copy of this object would unmap.
     """
     room = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     lead = HUGE_PAGE_BYTES if room >= HUGE_PAGE_BYTES else 0
     block = mmap.mmap(-1, room + lead, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in ("MADV_HUGEPAGE",) if inherited else ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with contextlib.suppress(AttributeError, OSError):  # a kernel without it
-            block.madvise(getattr(mmap, advice))
+    for advice in (_MADV_HUGEPAGE,) if inherited else (_MADV_HUGEPAGE, _MADV_WIPEONFORK):
+        with contextlib.suppress(OSError):  # a kernel without it
+            block.madvise(advice)
     view = memoryview(block)
     skip = -address_of(view) % HUGE_PAGE_BYTES if lead else 0
     return view[skip : skip + room]

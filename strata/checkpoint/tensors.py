@@ -112,6 +112,8 @@ def in_place(value: Any, spec: TensorSpec) -> memoryview | None:
 
     The view does not keep the tensor alive.
     """
+    if isinstance(value, StoredTensor):
+        return None
     if spec.kind == "bytes":
         return memoryview(value).cast("B")
     if not spec.size_bytes:
