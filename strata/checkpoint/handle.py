@@ -35,6 +35,8 @@ class CheckpointInfo:
         self.checkpoint_type = checkpoint_type
         self.metadata = dict(metadata)
         self.staged = False
+        self.dropped = False
+        """Whether it was given up to make room for a newer one; that is no failure."""
         self.bytes_total = 0
         self.bytes_written = 0
         self.cancelled = threading.Event()
@@ -111,6 +113,17 @@ class CheckpointInfo:
             self._record = record
             self._changed.notify_all()
 
+    def stage(self) -> None:
+        """Say that the state may be changed."""
+        with self._changed:
+            self.staged = True
+            self._changed.notify_all()
+
+    def wait_until_staged(self) -> None:
+        """Return once the state may be changed: it is copied, or written, or not saved at all."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.staged or self.done)
+
     def advanced(self, count_bytes: int) -> None:
         self.bytes_written += count_bytes
         if self._progress is not None:
@@ -130,7 +143,7 @@ class CheckpointInfo:
     @property
     def unreported(self) -> bool:
         """Whether it failed and nobody was told."""
-        return self._error is not None and not self._reported
+        return self._error is not None and not self._reported and not self.dropped
 
     def raise_error(self) -> None:
         """Raise what the save failed of, if it did; that counts as told."""

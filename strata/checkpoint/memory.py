@@ -123,6 +123,10 @@ class Arena:
             self._block = allocate(size_bytes, inherited=False)
         return self._block[:size_bytes]
 
+    def prepare(self, size_bytes: int) -> None:
+        """Have pages behind that much memory now."""
+        populate(self.take(size_bytes))
+
 
 class Rooms:
     """Blocks of one size to work in for a moment, used again; as many as threads need at once."""

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from strata.checkpoint.catalog import (
     Catalog,
@@ -41,6 +42,9 @@ from strata.checkpoint.snapshot import Snapshot
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointError, StorageError, StrataError
 
+DROPPED: Final = "dropped to make room"
+"""How the reason begins for which a save is given up that was in nobody's way but a newer one's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
@@ -65,6 +69,7 @@ class Saver:
             # whoever committed it may have failed to mark it, and then it was not reported
             return self._marked(record, folder, None)
         if record.state is not CheckpointState.OPEN:
+            info.dropped = record.reason.startswith(DROPPED)
             raise CheckpointAborted(
                 f"the save of step {record.step} is {record.state.value}: {record.reason}",
                 hint="save it again",
@@ -75,9 +80,20 @@ class Saver:
             # whatever it was, the other ranks must not wait for this one
             record = self._give_up(record, error)
             if record.state is not CheckpointState.COMMITTED:
+                info.dropped = record.reason.startswith(DROPPED)  # by another rank
                 raise
             manifest = None
         return self._marked(record, folder, manifest)
+
+    def give_up(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
+        """Have a save that has not begun here given up for all ranks; return how it ended.
+
+        None where there are no others, and nobody needs to be told.
+        """
+        if self.catalog.world_size == 1:
+            return None
+        record = self.catalog.begin(request)
+        return self.catalog.abort(record, reason) if record.state is CheckpointState.OPEN else record
 
     def _marked(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None
@@ -143,6 +159,7 @@ class Saver:
             sink.finish()
         finally:
             sink.abort()
+        info.stage()
         entries = {
             name: TensorEntry(
                 spec=place.spec,

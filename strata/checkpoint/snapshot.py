@@ -16,7 +16,7 @@ from typing import Final
 
 from strata.checkpoint.digest import CHUNK_BYTES, chunks
 from strata.checkpoint.image import Layout, Place, lay_out
-from strata.checkpoint.memory import Arena, copy
+from strata.checkpoint.memory import Arena, allocate, copy
 from strata.checkpoint.pipeline import spread
 from strata.checkpoint.state import Flat, Json
 from strata.checkpoint.tensors import copy_out, in_place
@@ -31,7 +31,8 @@ COPY_THREADS: Final = 2
 class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
-    `pieces` are the bytes of the image, one after the other; `views` those of each tensor.
+    `pieces` are the bytes of the image, one after the other; `views` those of each tensor. `kept`
+    is what they lie in, where that is not an arena.
     """
 
     tree: Json
@@ -39,10 +40,34 @@ class Snapshot:
     layout: Layout
     pieces: Sequence[memoryview]
     views: Mapping[str, memoryview]
+    kept: object = None
 
     @property
     def places(self) -> Mapping[str, Place]:
         return self.layout.places
+
+
+def image_bytes(flat: Flat) -> int:
+    """Return how much memory a snapshot of `flat` takes."""
+    return lay_out({name: spec for name, (spec, _) in flat.tensors.items()}).size_bytes
+
+
+def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
+    """Return the image of a state where it lies; the state must not change while that is used.
+
+    Tensors that do not lie as an image has them are copied: strided ones, and those on a device.
+    """
+    layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
+    views: dict[str, memoryview] = {}
+    for name in layout.places:
+        spec, value = flat.tensors[name]
+        source = in_place(value, spec)
+        if source is None:
+            source = allocate(spec.size_bytes, inherited=False)[: spec.size_bytes]
+            copy_out(value, spec, source)
+        views[name] = source.toreadonly()
+    pieces = (memoryview(layout.header), *views.values())
+    return Snapshot(tree=tree, rng=rng, layout=layout, pieces=pieces, views=views, kept=flat)
 
 
 def take_snapshot(

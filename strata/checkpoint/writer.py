@@ -1,12 +1,13 @@
 """`AsyncCheckpointWriter`: saves that cost the trainer one copy of the state.
 
-`write` copies the state into an arena and returns; one thread takes the saves in turn to disk and
-to the catalog. There are two arenas, so at most two saves are in flight: a third `write` blocks
-until the first has ended. Nothing is dropped.
+`write` copies the state into an arena and returns; one thread takes the saves in turn to storage
+and to the catalog. There are two arenas, so at most two saves are in flight. What a third one
+does is `WhenFull`. With little memory there is no arena: `write` returns when the state is written.
 
 An error is never lost: it is raised by `info.wait()`, else by the next `write`, by
 `check_for_errors`, `wait_until_finished` or `close`, else it is logged when the process exits.
-So is an error of what follows a save (the removal of old checkpoints).
+So is an error of what follows a save (the removal of old checkpoints). A save that was dropped is
+no error; it is logged, and `info.wait()` raises.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ import os
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
+from strata.checkpoint.saving import DROPPED, Saver
+from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
-from strata.errors import ConfigError, Unavailable
+from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
 MAX_IN_FLIGHT: Final = 2
 RNG_KEY: Final = "__rng__"
@@ -38,6 +41,18 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 AfterSave = Callable[[CheckpointMetadata | None], None]
 """Called by the writing thread after each save, with the checkpoint or None when it failed."""
+
+
+class WhenFull(StrEnum):
+    """What a save does that finds two in flight.
+
+    BLOCK: wait until one has ended. DROP: take the place of the one that has not begun, which is
+    given up for all ranks. FAIL: raise, and be given up for all ranks.
+    """
+
+    BLOCK = "block"
+    DROP = "drop"
+    FAIL = "fail"
 
 
 class AsyncCheckpointWriter:
@@ -53,22 +68,39 @@ class AsyncCheckpointWriter:
         *,
         after_save: AfterSave | None = None,
         failing_patience_s: float | None = None,
+        when_full: WhenFull = WhenFull.BLOCK,
+        low_memory: bool = False,
     ) -> None:
         self._saver = saver
         self._after_save = after_save
         self._failing_patience_s = failing_patience_s
+        self._when_full = when_full
+        self._low_memory = low_memory
         self._pid = os.getpid()
-        self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
-        for _ in range(MAX_IN_FLIGHT):
-            self._arenas.put(Arena())
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._idle = threading.Condition()
+        self._changed = threading.Condition()
+        """Of the five below: what is free, what waits, and how much is in flight."""
+        self._arenas = [Arena() for _ in range(MAX_IN_FLIGHT)]
+        self._waiting: deque[_Job] = deque()
         self._in_flight = 0
+        self._ending = False
+        self._failed_attempts: dict[int, str] = {}
         self._infos: list[CheckpointInfo] = []
         self._troubles: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self._failed_attempts: dict[int, str] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
+        """Have the memory ready for states like this one, so that the first saves cost no more than later ones."""
+        self._check_process()
+        if self._low_memory:
+            return
+        flat = Flat()
+        flat.add("", state)
+        if capture_rng:
+            flat.add(RNG_KEY, rng.capture())
+        with self._changed:
+            for arena in self._arenas:
+                arena.prepare(image_bytes(flat))
 
     def write(
         self,
@@ -80,8 +112,8 @@ class AsyncCheckpointWriter:
     ) -> CheckpointInfo:
         """Copy `state` and return at once; raise the error of an earlier save first.
 
-        `state` is a mapping of what is to be saved, or bytes. It blocks while two saves are in
-        flight. `CheckpointError`, naming the key, for what cannot be saved.
+        `state` is a mapping of what is to be saved, or bytes. While two saves are in flight it does
+        what `when_full` says. `CheckpointError`, naming the key, for what cannot be saved.
         """
         self._check_process()
         if self._closed:
@@ -97,21 +129,93 @@ class AsyncCheckpointWriter:
             metadata=request.metadata,
             progress=progress,
         )
-        arena = self._arenas.get()
+        arena = self._free_arena(request)
         try:
-            snapshot = take_snapshot(flat, tree=tree, rng=generators, arena=arena)
+            if self._low_memory:
+                snapshot = look_at(flat, tree=tree, rng=generators)
+            else:
+                snapshot = take_snapshot(flat, tree=tree, rng=generators, arena=arena)
         except BaseException:
-            self._arenas.put(arena)
+            self._give_back(arena)
             raise
         info.bytes_total = snapshot.layout.size_bytes
-        info.staged = True
+        if not self._low_memory:
+            info.stage()
         self._infos = [i for i in self._infos if i.unreported or not i.done]
         self._infos.append(info)
-        with self._idle:
-            self._in_flight += 1
         self._start()
-        self._jobs.put(_Job(info=info, snapshot=snapshot, request=request, arena=arena))
+        with self._changed:
+            self._in_flight += 1
+            self._waiting.append(_Job(info=info, snapshot=snapshot, request=request, arena=arena))
+            self._changed.notify_all()
+        del snapshot
+        self._wait_until_staged(info)
         return info
+
+    def _free_arena(self, request: SaveRequest) -> Arena:
+        """Return an arena; when there is none, do what `when_full` says."""
+        with self._changed:
+            if self._arenas:
+                return self._arenas.pop()
+        if self._when_full is WhenFull.FAIL:
+            self._saver.give_up(request, f"{DROPPED}: {MAX_IN_FLIGHT} saves were in flight")
+            raise CheckpointError(
+                f"step {request.step} is not saved: {MAX_IN_FLIGHT} saves are in flight",
+                hint='save less often, or let a save wait (when_full="block")',
+            )
+        dropped = self._drop(f"{DROPPED}: step {request.step} took its place") if self._drops else None
+        if dropped is not None:
+            return dropped
+        with self._changed:
+            self._changed.wait_for(lambda: self._arenas)
+            return self._arenas.pop()
+
+    @property
+    def _drops(self) -> bool:
+        return self._when_full is WhenFull.DROP
+
+    def _drop(self, reason: str) -> Arena | None:
+        """Give up the newest save that has not begun, for all ranks; return its arena, if there is one.
+
+        Only once that is on record: until then the other ranks wait for this one.
+        """
+        with self._changed:
+            job = self._waiting.pop() if self._waiting else None
+        if job is None:
+            return None
+        try:
+            record = self._saver.give_up(job.request, reason)
+        except BaseException as error:
+            with self._changed:
+                self._waiting.append(job)
+                self._changed.notify_all()
+            if not isinstance(error, StrataError):
+                raise
+            log.warning("step %d was not dropped: %s", job.request.step, error)
+            return None
+        if record is not None:
+            self._failed_attempts[job.request.step] = record.id
+        job.info.dropped = True
+        job.info.fail(CheckpointAborted(f"the save of step {job.request.step} was {reason}"))
+        log.warning("the save of step %d was %s", job.request.step, reason)
+        with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+        return job.arena
+
+    def _give_back(self, arena: Arena) -> None:
+        with self._changed:
+            self._arenas.append(arena)
+            self._changed.notify_all()
+
+    def _wait_until_staged(self, info: CheckpointInfo) -> None:
+        """Return once the state may be changed. With little memory it is read until it is written."""
+        try:
+            info.wait_until_staged()
+        except BaseException:
+            info.cancel()
+            info.wait_until_staged()  # until then it must stay as it is
+            raise
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """Return once no save is in flight; raise the error of one that failed.
@@ -126,7 +230,7 @@ class AsyncCheckpointWriter:
     @property
     def idle(self) -> bool:
         """Whether no save is in flight."""
-        with self._idle:
+        with self._changed:
             return self._in_flight == 0
 
     def settle(self) -> None:
@@ -158,7 +262,9 @@ class AsyncCheckpointWriter:
         if self._thread is not None:
             if not self._settle(self._failing_patience_s if failing else None, while_progressing=True):
                 raise Unavailable(f"{self._in_flight} saves were left unfinished", hint="")
-            self._jobs.put(None)
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
             self._thread.join()
         self.check_for_errors()
 
@@ -172,18 +278,23 @@ class AsyncCheckpointWriter:
             atexit.register(self._at_exit)
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             record, arena = self._save(job), job.arena
             del job
-            self._arenas.put(arena)
+            self._give_back(arena)
             if self._after_save is not None:
                 try:
                     self._after_save(record)
                 except BaseException as error:  # noqa: BLE001  # raised in the user's thread
                     self._troubles.put(error)
-            with self._idle:
+            with self._changed:
                 self._in_flight -= 1
-                self._idle.notify_all()
+                self._changed.notify_all()
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ending)
+            return self._waiting.popleft() if self._waiting else None
 
     def _save(self, job: _Job) -> CheckpointMetadata | None:
         info, step = job.info, job.request.step
@@ -199,15 +310,16 @@ class AsyncCheckpointWriter:
             info.succeed(record)
             log.info("step %d is committed: %s, %d bytes", step, record.path, record.size_bytes)
             return record
-        log.error("the save of step %d failed: %s", step, str(info.error) or type(info.error).__name__)
+        told = log.warning if info.dropped else log.error
+        told("the save of step %d failed: %s", step, str(info.error) or type(info.error).__name__)
         return None
 
     def _settle(self, timeout_s: float | None, *, while_progressing: bool = False) -> bool:
         """Tell whether no save is in flight any more; wait for it, anew after each progress."""
         while True:
             before = [info.bytes_written for info in self._infos]
-            with self._idle:
-                if self._idle.wait_for(lambda: self._in_flight == 0, timeout_s):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._in_flight == 0, timeout_s):
                     return True
             if not while_progressing or before == [info.bytes_written for info in self._infos]:
                 return False

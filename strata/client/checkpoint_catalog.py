@@ -33,6 +33,7 @@ from strata.v1.checkpoints_pb2 import (
 )
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
 
+SYNC_BARRIER: Final = "strata.checkpoint.sync"
 ASK_AGAIN_S: Final = 2.0
 """How often whoever waits asks, in case a push was lost."""
 LOOK_S: Final = 0.25
@@ -81,6 +82,10 @@ class CoordinatedCatalog:
         return f"{self._port.job}/{name}"
 
     # -- saving
+
+    def meet(self, timeout_s: float) -> None:
+        """Return once every rank is here; `BarrierTimeout` names who was not, `timeout_s` after the first."""
+        self._port.barrier(SYNC_BARRIER, timeout_s=timeout_s)
 
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
         message = BeginCheckpointRequest(

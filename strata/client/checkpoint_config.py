@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from strata.checkpoint.pipeline import DEFAULT_THREADS
+from strata.checkpoint.writer import WhenFull
 from strata.core.spans import seconds
 from strata.errors import ConfigError, InvalidArgument
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
 """A URI: also one with too few slashes, which would otherwise name a folder below this one."""
+MAX_THREADS: Final = 64
 _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints"'
 
 
@@ -22,6 +25,9 @@ class CheckpointManagerConfig:
 
     `keep_count` is how many committed checkpoints stay (None: all). `save_wait_s` is how long a
     due save waits while no coordinator answers, `commit_timeout_s` how long for other ranks.
+    `when_full` is what a save does that finds two in flight: "block", "drop" the one that has not
+    begun, or "fail". `low_memory`: no copy of the state is made, and a save returns when it is
+    written. `io_threads` hash and write, or read and prove, together.
     """
 
     storage_path: str | Path | None = None
@@ -29,6 +35,9 @@ class CheckpointManagerConfig:
     capture_rng: bool = True
     save_wait_s: float = 60.0
     commit_timeout_s: float = 600.0
+    when_full: str = "block"
+    low_memory: bool = False
+    io_threads: int = DEFAULT_THREADS
     storage_type: str = "local"
     bucket: str | None = None
 
@@ -42,6 +51,12 @@ class CheckpointManagerConfig:
                 seconds(value, what=name)
             except InvalidArgument as error:
                 raise ConfigError(error.message, hint=error.hint) from None
+        if self.when_full not in set(WhenFull):
+            words = ", ".join(repr(word.value) for word in WhenFull)
+            raise ConfigError(f"when_full is one of {words}, not {self.when_full!r}")
+        threads = self.io_threads
+        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+            raise ConfigError(f"io_threads is a number from 1 to {MAX_THREADS}, not {threads!r}")
         if self.storage_path is not None and not isinstance(self.storage_path, str | Path):
             raise ConfigError(
                 f"storage_path is a {type(self.storage_path).__name__}, not text or a Path", hint=_HINT

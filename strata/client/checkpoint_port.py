@@ -6,7 +6,7 @@ nothing else of it. All members may be used from any thread; `call` blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
@@ -51,6 +51,17 @@ class SessionPort(Protocol):
 
         Raises the `StrataError` of the answer; `Unavailable` when there was none in time.
         """
+        ...
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        """Return once every rank of the world is here; `BarrierTimeout` names who was missing."""
         ...
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from strata.checkpoint.marker import write_marker
 from strata.checkpoint.reader import Loaded, load
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
-from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig
@@ -104,9 +104,12 @@ class CheckpointManager:
                 storage=self._storage,
                 catalog=self._catalog,
                 commit_timeout_s=self.config.commit_timeout_s,
+                threads=self.config.io_threads,
             ),
             after_save=self._retain,
             failing_patience_s=FAILING_PATIENCE_S if self._coordinated is not None else None,
+            when_full=WhenFull(self.config.when_full),
+            low_memory=self.config.low_memory,
         )
 
     def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
@@ -155,14 +158,15 @@ class CheckpointManager:
         *,
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
+        sync: bool = False,
     ) -> CheckpointInfo:
-        """Save opaque bytes; return at once, when they are copied."""
+        """Save opaque bytes; return at once, when they are copied, or with `sync` when all ranks have committed."""
         if not isinstance(model_bytes, bytes | bytearray | memoryview):
             raise InvalidArgument(
                 f"save() takes bytes, not {type(model_bytes).__name__}", hint="save_state() takes a mapping"
             )
         request = self._request(step, epoch, checkpoint_type, metadata)
-        return self._writer.write(model_bytes, request, capture_rng=False, progress=progress)
+        return self._save(model_bytes, request, capture_rng=False, progress=progress, sync=sync)
 
     def save_state(
         self,
@@ -173,8 +177,11 @@ class CheckpointManager:
         *,
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
+        sync: bool = False,
     ) -> CheckpointInfo:
         """Save modules, optimizers, tensors, arrays and plain values; return when they are copied.
+
+        With `sync`: barrier, save, barrier. It returns when the checkpoint is committed, on all ranks.
 
         `CheckpointError`, naming the key, for what cannot be saved.
         """
@@ -183,9 +190,29 @@ class CheckpointManager:
                 f"save_state() takes a mapping, not {type(state).__name__}", hint='{"model": model, …}'
             )
         request = self._request(step, epoch, checkpoint_type, metadata)
-        return self._writer.write(
-            dict(state), request, capture_rng=self.config.capture_rng, progress=progress
-        )
+        rng_too = self.config.capture_rng
+        return self._save(dict(state), request, capture_rng=rng_too, progress=progress, sync=sync)
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Have the memory ready for saves of `state`, so that the first ones block no longer than later ones.
+
+        An optimizer has its state only after its first step; call it then, or leave it.
+        """
+        self._writer.prepare(dict(state), capture_rng=self.config.capture_rng)
+
+    def _save(
+        self, state: Any, request: SaveRequest, *, capture_rng: bool, progress: Progress | None, sync: bool
+    ) -> CheckpointInfo:
+        if not sync:
+            return self._writer.write(state, request, capture_rng=capture_rng, progress=progress)
+        self._meet()
+        info = self._writer.write(state, request, capture_rng=capture_rng, progress=progress).wait()
+        self._meet()
+        return info
+
+    def _meet(self) -> None:
+        if self._coordinated is not None:
+            self._coordinated.meet(self.config.commit_timeout_s)
 
     def _request(
         self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
@@ -318,7 +345,11 @@ class CheckpointManager:
             )
         try:
             loaded = load(
-                self._storage, folder, manifest_digest=checkpoint.manifest_digest, rank=self._catalog.rank
+                self._storage,
+                folder,
+                manifest_digest=checkpoint.manifest_digest,
+                rank=self._catalog.rank,
+                threads=self.config.io_threads,
             )
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error

@@ -8,7 +8,7 @@ after they took effect, and lose pushes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Cluster:
         self.lock = threading.RLock()
         self.observers: list[Callable[[pb.Checkpoint], None]] = []
         self.answers: list[type[Message]] = []
+        self.meetings: dict[str, threading.Barrier] = {}
         self.down = False
         self.pushes = True
         self.commits = True
@@ -52,6 +53,11 @@ class Cluster:
             rank=rank,
             restore_point=restore,
         )
+
+    def meeting(self, name: str, size: int) -> threading.Barrier:
+        """Return where the ranks wait for each other."""
+        with self.lock:
+            return self.meetings.setdefault(name, threading.Barrier(size))
 
     def view(self) -> JobView:
         return self.job.store.job()
@@ -187,6 +193,17 @@ class Port:
     def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
         self.timeouts.append(timeout_s)
         return self.cluster.call(request)
+
+    def barrier(
+        self,
+        name: str,
+        payload: bytes | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, bytes]:
+        self.cluster.meeting(name, self.world_size).wait(timeout_s)
+        return {}
 
     def observe_checkpoints(self, callback: Callable[[pb.Checkpoint], None]) -> Callable[[], None]:
         self.cluster.observers.append(callback)

@@ -10,12 +10,15 @@ import pytest
 
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.memory import address_of
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
-from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
+from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20
 
@@ -242,3 +245,164 @@ def test_a_forked_child_is_refused(rig: Rig) -> None:
             os._exit(0 if "forked" in str(error) else 3)
         os._exit(4)
     assert os.waitpid(child, 0)[1] == 0
+
+
+# -- when two are in flight already -----------------------------------------------------------
+
+
+def full(**options: Any) -> tuple[Rig, CheckpointInfo, CheckpointInfo]:
+    """Return a rig with one save that is being written, and one that waits."""
+    rig = Rig(**options)
+    rig.go.clear()
+    first = rig.write(20)
+    assert rig.waiting.wait(LIMIT_S)
+    return rig, first, rig.write(40)
+
+
+def test_a_newer_save_takes_the_place_of_the_one_that_has_not_begun(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig, first, second = full(when_full=WhenFull.DROP)
+    third = rig.write(60)
+    assert second.dropped
+    with pytest.raises(CheckpointAborted, match="dropped to make room: step 60 took its place"):
+        second.wait(LIMIT_S)
+    rig.go.set()
+    rig.writer.close()
+    assert first.committed
+    assert third.committed
+    assert rig.steps() == [20, 60]
+    assert "the save of step 40 was dropped" in caplog.text
+
+
+def test_a_dropped_save_is_no_failure_for_the_next_one_to_raise() -> None:
+    rig, _, second = full(when_full=WhenFull.DROP)
+    rig.write(60)
+    assert second.done
+    rig.writer.check_for_errors()
+    rig.go.set()
+    rig.writer.wait_until_finished(LIMIT_S)
+    rig.write(40).wait(LIMIT_S)
+    rig.writer.close()
+    assert rig.steps() == [20, 40, 60]
+
+
+def test_a_save_may_fail_instead_of_waiting() -> None:
+    rig, *_ = full(when_full=WhenFull.FAIL)
+    with pytest.raises(CheckpointError, match="step 60 is not saved: 2 saves are in flight") as caught:
+        rig.write(60)
+    assert "save less often" in caught.value.hint
+    rig.go.set()
+    rig.writer.close()
+    assert rig.steps() == [20, 40]
+
+
+class Pair:
+    """Two ranks with a writer each; rank 0's storage can be held up."""
+
+    def __init__(self, when_full: WhenFull) -> None:
+        self.shared = SharedCatalog(2)
+        self.rigs = [Rig(when_full=when_full) for _ in range(2)]
+        self.writers = []
+        storage = self.rigs[0].storage
+        for rank, rig in enumerate(self.rigs):
+            saver = Saver(storage=storage, catalog=self.shared.of(rank), commit_timeout_s=LIMIT_S)
+            self.writers.append(AsyncCheckpointWriter(saver, when_full=when_full))
+            rig.writer.close()
+
+    def state_of(self, step: int) -> CheckpointState:
+        return self.shared.records[step].state
+
+
+@pytest.mark.parametrize("when_full", [WhenFull.DROP, WhenFull.FAIL])
+def test_what_one_rank_does_not_save_is_given_up_for_all(when_full: WhenFull) -> None:
+    pair = Pair(when_full)
+    slow, quick = pair.writers
+    held = pair.rigs[0]
+    held.go.clear()
+    infos = {(0, step): slow.write({"a": step}, SaveRequest(step=step)) for step in (20, 40)}
+    assert held.waiting.wait(LIMIT_S)
+    if when_full is WhenFull.DROP:
+        infos[0, 60] = slow.write({"a": 60}, SaveRequest(step=60))
+        lost, kept = 40, 60
+    else:
+        with pytest.raises(CheckpointError, match="not saved"):
+            slow.write({"a": 60}, SaveRequest(step=60))
+        lost, kept = 60, 40
+    assert pair.state_of(lost) is CheckpointState.ABORTED, "on record before anything is freed"
+    held.go.set()
+    for step in (20, 40, 60):
+        infos[1, step] = quick.write({"a": step}, SaveRequest(step=step))
+        quick.settle()
+    slow.settle()
+    assert infos[1, lost].dropped
+    for rank in (0, 1):
+        assert infos[rank, 20].committed
+        assert infos[rank, kept].committed
+    quick.close()
+    slow.close()
+
+
+def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks would wait for it, so it is saved after all, and the newer one waits."""
+    rig, _, second = full(when_full=WhenFull.DROP)
+
+    def nobody(self: Saver, request: SaveRequest, reason: str) -> None:
+        rig.go.set()
+        raise Unavailable("nobody is there")
+
+    monkeypatch.setattr(Saver, "give_up", nobody)
+    third = rig.write(60)
+    rig.writer.close()
+    assert second.committed
+    assert third.committed
+
+
+# -- little memory ----------------------------------------------------------------------------
+
+
+def test_with_little_memory_write_returns_when_the_state_is_written() -> None:
+    rig = Rig(low_memory=True)
+    rig.go.clear()
+    array, returned = np.arange(100_000.0), threading.Event()
+    infos = []
+
+    def write() -> None:
+        infos.append(rig.write(20, {"a": array, "strided": array[::2], "raw": b"bytes", "none": array[:0]}))
+        array[:] = 0
+        returned.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert rig.waiting.wait(LIMIT_S)
+    assert not returned.wait(0.05)
+    rig.go.set()
+    assert returned.wait(LIMIT_S)
+    thread.join(LIMIT_S)
+    infos[0].wait(LIMIT_S)
+    (checkpoint,) = rig.catalog.all()
+    folder, proof = rig.catalog.folder(checkpoint), checkpoint.manifest_digest
+    saved = load(rig.storage, folder, manifest_digest=proof, rank=0).saved
+    state = saved.value(saved.tree)
+    assert np.array_equal(state["a"], np.arange(100_000.0))
+    assert np.array_equal(state["strided"], np.arange(100_000.0)[::2])
+    assert (state["raw"], state["none"].shape) == (b"bytes", (0,))
+    rig.writer.close()
+
+
+def test_with_little_memory_an_error_ends_the_wait() -> None:
+    rig = Rig(low_memory=True)
+    rig.full.add(20)
+    info = rig.write(20)
+    assert isinstance(info.error, StorageError)
+    with pytest.raises(StorageError, match="disk full"):
+        rig.writer.close()
+
+
+def test_memory_can_be_ready_before_the_first_save(rig: Rig) -> None:
+    state = {"a": np.ones(1 << 20)}
+    rig.writer.prepare(state)
+    before = [arena.take(1) for arena in rig.writer._arenas]
+    addresses = {address_of(view) for view in before}
+    rig.write(20, state).wait(LIMIT_S)
+    assert {address_of(arena.take(8 << 20)) for arena in rig.writer._arenas} == addresses

@@ -65,6 +65,10 @@ def test_a_path_that_would_lead_elsewhere_is_refused_with_a_way_out(path: Any, m
         {"commit_timeout_s": True},
         {"keep_count": "3"},
         {"keep_count": 2.5},
+        {"when_full": "wait"},
+        {"io_threads": 0},
+        {"io_threads": True},
+        {"io_threads": 65},
     ],
 )
 def test_a_setting_that_is_no_such_number_is_named(setting: dict[str, Any]) -> None:

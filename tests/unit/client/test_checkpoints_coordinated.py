@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -324,3 +325,22 @@ def test_a_root_is_of_one_mode_and_a_jobs_folder_of_one_cluster(cluster: Cluster
     port.uid = ""
     with pytest.raises(ConfigError, match="does not know its cluster"):
         CheckpointManager(tmp_path, client=port)
+
+
+def test_a_synchronous_save_returns_when_all_ranks_have_it(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as (one, other):
+        arrived = threading.Event()
+        done: list[bool] = []
+
+        def first() -> None:
+            arrived.set()
+            done.append(one.save_state({"a": 1}, 20, sync=True).committed)
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        assert arrived.wait(LIMIT_S)
+        assert not cluster.records(), "nothing is begun before all are there"
+        assert other.save_state({"a": 1}, 20, sync=True).committed
+        thread.join(LIMIT_S)
+        assert done == [True]
+        assert one.latest_step() == other.latest_step() == 20

@@ -1,0 +1,105 @@
+"""What the disk can do at best, for the benchmarks of checkpoints: raw loops of direct I/O.
+
+8 MiB a call, from and into huge pages that were touched before, by a few threads; a fresh file,
+whose room is reserved, synced at the end. They know nothing of the library they are compared with.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BLOCK_BYTES = 8 << 20
+PAGE_BYTES = 4096
+THREADS = 3
+
+
+class Pages:
+    """Warm memory in huge pages; `view` begins at a page."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.map.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(self.map)
+        for at in range(0, size_bytes, PAGE_BYTES):
+            self.map[at] = 1
+
+
+def raw_write(path: Path, pages: Pages) -> float:
+    """Return the seconds of writing `pages`, whose size is a multiple of a block, to a fresh file."""
+    size = len(pages.view)
+    began = time.perf_counter()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o644)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        _by_threads(size, lambda at: os.pwrite(fd, pages.view[at : at + BLOCK_BYTES], at))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return time.perf_counter() - began
+
+
+def raw_read(path: Path, pages: Pages) -> float:
+    """Return the seconds of reading as much as `pages` hold."""
+    began = time.perf_counter()
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        _by_threads(len(pages.view), lambda at: os.preadv(fd, [pages.view[at : at + BLOCK_BYTES]], at))
+    finally:
+        os.close(fd)
+    return time.perf_counter() - began
+
+
+def _by_threads(size: int, act: Callable[[int], int]) -> None:
+    offsets = iter(range(0, size, BLOCK_BYTES))
+    lock = threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                at = next(offsets, None)
+            if at is None:
+                return
+            if act(at) != min(BLOCK_BYTES, size - at):
+                raise OSError("a short transfer")
+
+    threads = [threading.Thread(target=run) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def forget(path: Path) -> None:
+    """Drop what the page cache holds of a file, or of the files of a folder, so that it is read cold."""
+    for each in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        fd = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def cpu_s() -> float:
+    """Return the processor seconds of this process, the kernel's on its behalf included."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Return how many seconds a call took."""
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def spread(values: list[float]) -> tuple[float, list[float]]:
+    """Return the median and [least, greatest]."""
+    return round(statistics.median(values), 3), [round(min(values), 3), round(max(values), 3)]

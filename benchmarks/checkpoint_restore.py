@@ -1,0 +1,180 @@
+"""A verified restore from the local disk, beside the disk itself, torch.load and DCP, all cold.
+
+    python -m benchmarks.checkpoint_restore [--json FILE] [--megabytes 512] [--rounds 7]
+
+One checkpoint is read again and again. *Views*: every byte read and proven, the tensors lie where
+they were read. *Copied*: into the tensors of the state. *Fresh process*: the same in a process that
+has done nothing before, from the call of restore on. Ours reads past the page cache, so it is
+always cold; torch.load and DCP read files that were dropped from it, and prove nothing. R_r is a
+raw loop of direct I/O over our image in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._disk import BLOCK_BYTES, Pages, cpu_s, forget, raw_read, timed
+from benchmarks.checkpoint_local import Times, state_of, sync
+from strata.checkpoint.reader import load
+from strata.client.checkpoints import CheckpointManager
+
+# torch exports what it documents, but does not say so to a type checker
+dist: Any = importlib.import_module("torch.distributed")
+dcp: Any = importlib.import_module("torch.distributed.checkpoint")
+
+ROOT = Path(__file__).resolve().parent.parent
+GOAL = (
+    "views / copied / fresh process ≥ 0.95 / 0.80 / 0.70 R_r; ≥ 2.5 x cold torch.load, ≥ 1.7 x cold DCP;"
+    " CPU ≤ 0.20 s/GB"
+)
+
+FRESH_PROGRAM = """
+import sys, time, torch
+from benchmarks.checkpoint_local import state_of
+from strata.client.checkpoints import CheckpointManager
+into = state_of(int(sys.argv[2]))
+with CheckpointManager(sys.argv[1], capture_rng=False) as manager:
+    began = time.perf_counter()
+    manager.restore(into)
+    print(time.perf_counter() - began)
+"""
+
+
+class Rig:
+    """The readers, each of which reads everything once."""
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        self.folder = folder
+        self.megabytes = megabytes
+        self.times = Times()
+        self.pages = Pages((megabytes << 20) // BLOCK_BYTES * BLOCK_BYTES)
+        state = state_of(megabytes)
+        self.into = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        self.manager = CheckpointManager(folder / "ours", capture_rng=False)
+        self.manager.save_state(state, 1).wait()
+        (self.image,) = folder.glob("ours/step-*/*.safetensors")
+        self.checkpoint = self.manager.all_checkpoints()[0]
+        self.torch_file = folder / "torch.pt"
+        torch.save(state, self.torch_file)
+        sync(self.torch_file)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "dcp", sync_files=True))
+
+    def raw(self) -> None:
+        self.times.add("raw", raw_read(self.image, self.pages))
+
+    def views(self) -> None:
+        storage = self.manager._storage  # what restore() itself calls
+        folder = self.image.parent.name
+        digest = self.checkpoint.manifest_digest
+        cpu = cpu_s()
+        self.times.add("views", timed(lambda: load(storage, folder, manifest_digest=digest, rank=0)))
+        self.times.add("cpu", cpu_s() - cpu)
+
+    def copied(self) -> None:
+        self.times.add("copied", timed(lambda: self.manager.restore(self.into)))
+
+    def fresh(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", FRESH_PROGRAM, str(self.folder / "ours"), str(self.megabytes)],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        self.times.add("fresh", float(done.stdout))
+
+    def torch_load(self) -> None:
+        forget(self.torch_file)
+
+        def read() -> None:
+            for name, tensor in torch.load(self.torch_file, weights_only=True).items():
+                self.into[name].copy_(tensor)
+
+        self.times.add("torch", timed(read))
+
+    def dcp_load(self) -> None:
+        forget(self.folder / "dcp")
+        reader = dcp.FileSystemReader(self.folder / "dcp")
+        self.times.add("dcp", timed(lambda: dcp.load(self.into, storage_reader=reader)))
+
+    def run(self, rounds: int) -> None:
+        """Measure in turn; the first round only warms up."""
+        turns: list[Callable[[], None]] = [
+            self.raw,
+            self.views,
+            self.copied,
+            self.fresh,
+            self.torch_load,
+            self.dcp_load,
+        ]
+        for number in range(rounds + 1):
+            for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
+                os.sync()
+                turn()
+            if number == 0:
+                self.times.of.clear()
+            print(f"round {number} of {rounds}", flush=True)
+        self.manager.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    base = ROOT / ".strata"
+    base.mkdir(exist_ok=True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tempfile.TemporaryDirectory(dir=base) as name:
+        rig = Rig(Path(name), args.megabytes)
+        rig.run(max(5, args.rounds))
+    dist.destroy_process_group()
+    times = rig.times
+    ratios = {
+        "views_of_raw": times.ratio("raw", "views"),
+        "copied_of_raw": times.ratio("raw", "copied"),
+        "fresh_of_raw": times.ratio("raw", "fresh"),
+        "copied_of_torch_load": times.ratio("torch", "copied"),
+        "copied_of_dcp": times.ratio("dcp", "copied"),
+    }
+    cpu = round(times.median("cpu") * 1024 / args.megabytes, 3)
+    goals = [0.95, 0.80, 0.70, 2.5, 1.7]
+    met = cpu <= 0.20 and all(value[0] >= goal for value, goal in zip(ratios.values(), goals, strict=True))
+    result = {
+        "benchmark": "checkpoint_restore",
+        "megabytes": args.megabytes,
+        "rounds": args.rounds,
+        **{key: value[0] for key, value in ratios.items()},
+        **{f"{key}_spread": value[1] for key, value in ratios.items()},
+        "cpu_s_per_gb": cpu,
+        "copied_mb_per_s": round(args.megabytes / times.median("copied")),
+        "raw_mb_per_s": round(args.megabytes / times.median("raw")),
+        "goal": GOAL,
+        "met": met,
+        "torch": torch.__version__,
+    }
+    print(
+        f"{args.megabytes} MB: verified restore {ratios['views_of_raw'][0]} (views),"
+        f" {ratios['copied_of_raw'][0]} (copied), {ratios['fresh_of_raw'][0]} (fresh process) of R_r"
+        f" ({result['raw_mb_per_s']} MB/s); copied {ratios['copied_of_torch_load'][0]} x torch.load,"
+        f" {ratios['copied_of_dcp'][0]} x DCP, all cold; CPU {cpu} s/GB"
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
