@@ -37,6 +37,8 @@ class CheckpointMetadata:
     latest: bool = False
     pinned: bool = False
     tags: tuple[str, ...] = ()
+    base_step: int | None = None
+    base_attempt: str = ""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -68,13 +70,19 @@ class CheckpointSeal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """What a save is. `replaces` is the attempt at the same step that this rank saw fail."""
+    """What a save is. `replaces` is the attempt at the same step that this rank saw fail.
+
+    An Incremental names the attempt it builds on, and the folders of all whose images it uses.
+    """
 
     step: int
     epoch: int = 0
     type: CheckpointType = CheckpointType.FULL
     metadata: Mapping[str, str] = field(default_factory=dict)
     replaces: str = ""
+    base_step: int | None = None
+    base_attempt: str = ""
+    uses: frozenset[str] = frozenset()
 
 
 class Catalog(Protocol):
@@ -91,7 +99,12 @@ class Catalog(Protocol):
         ...
 
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
-        """Open the step's slot or join the attempt that holds it, whatever its state."""
+        """Open the step's slot or join the attempt that holds it, whatever its state.
+
+        The images that an Incremental uses are there as long as it is. `Refused` or
+        `CheckpointNotFound` when that cannot be promised, because its base is not committed (any
+        more) or uses too many others; a Full may be begun then.
+        """
         ...
 
     def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
@@ -126,7 +139,7 @@ class Catalog(Protocol):
         ...
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest committed one."""
+        """Return the newest committed one that holds a whole state."""
         ...
 
     def restore_point(self) -> CheckpointMetadata | None:

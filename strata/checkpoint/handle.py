@@ -111,6 +111,7 @@ class CheckpointInfo:
     def began(self, record: CheckpointMetadata) -> None:
         with self._changed:
             self._record = record
+            self.checkpoint_type = record.checkpoint_type  # a Full may come of an Incremental
             self._changed.notify_all()
 
     def stage(self) -> None:

@@ -40,9 +40,14 @@ class Delta:
     total_bytes: int
 
     @property
+    def images(self) -> frozenset[ImageRef]:
+        """The images that have the unchanged chunks."""
+        return frozenset(place.image for kept in self.kept.values() for place in kept.values())
+
+    @property
     def uses(self) -> frozenset[str]:
-        """The folders of the attempts that have the unchanged chunks."""
-        return frozenset(place.image.folder for kept in self.kept.values() for place in kept.values())
+        """The folders of the attempts that these images belong to."""
+        return frozenset(image.folder for image in self.images)
 
     @property
     def worth_it(self) -> bool:
@@ -51,6 +56,14 @@ class Delta:
             self.changed_bytes <= FULL_ABOVE * self.total_bytes
             and bool(self.kept)
             and len(self.uses) <= MAX_REFERENCES
+        )
+
+    @property
+    def told(self) -> str:
+        """What it is, in words."""
+        return (
+            f"{self.changed_bytes} of {self.total_bytes} bytes have changed,"
+            f" the others lie in {len(self.uses)} attempts"
         )
 
 
@@ -121,6 +134,15 @@ def entries(
             spec=spec, runs=tuple(sorted(runs, key=lambda run: run.first)), chunks=chunks
         )
     return found, tuple(files)
+
+
+def image_pieces(layout: Layout, views: Mapping[str, memoryview]) -> list[memoryview]:
+    """Return the bytes of the image, one after the other; `views` are those of whole tensors."""
+    spans = [(place.start, views[tensor]) for tensor, place in layout.places.items()]
+    for piece in layout.pieces:
+        begin = piece.first * CHUNK_BYTES
+        spans.append((piece.start, views[piece.tensor][begin : begin + piece.end - piece.start]))
+    return [memoryview(layout.header), *(view for _, view in sorted(spans, key=lambda span: span[0]))]
 
 
 def _kept_runs(kept: Mapping[int, ChunkPlace], files: dict[ImageRef, int]) -> Iterator[Run]:

@@ -5,6 +5,10 @@ generation of its own, a number made once in the root, so that what it saves cou
 what earlier processes saved beyond the step it went back to; two processes that save into one root
 by mistake never share a slot. A process holds its generation's claim while it lives, so that nobody
 takes a save that is under way for one that was left over.
+
+An Incremental says in its folder whose images it uses (`uses.json`) before it looks once more that
+its base is the newest checkpoint; whoever deletes one, which is never the newest, looks at all that
+is said. So what an Incremental uses outlives it, also when two processes meet in one root.
 """
 
 from __future__ import annotations
@@ -17,16 +21,17 @@ from threading import Event
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
-from strata.checkpoint.manifest import Manifest
+from strata.checkpoint.manifest import Manifest, as_corrupt, read_document
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
-from strata.checkpoint.sink import Storage
-from strata.core.checkpoints import folder_name
+from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.core.checkpoints import RESTORABLE_TYPES, folder_name
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
 
 _FOLDER = re.compile(r"step-(\d{12})-gen-(\d{6,})-([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
 _GENERATIONS = "generations"
+USES = "uses.json"
 
 
 class LocalCatalog:
@@ -46,6 +51,7 @@ class LocalCatalog:
         self._now_unix_ms = now_unix_ms
         self._generation = 0
         self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
+        self._uses: dict[str, frozenset[str]] = {}
 
     # -- saving
 
@@ -61,6 +67,8 @@ class LocalCatalog:
             return held
         attempt = self._new_id()
         folder = folder_name(request.step, self._generation, attempt)
+        if request.type is CheckpointType.INCREMENTAL:
+            self._refer(folder, request)
         self._slots[slot] = CheckpointMetadata(
             id=attempt,
             step=request.step,
@@ -71,6 +79,8 @@ class LocalCatalog:
             epoch=request.epoch,
             metadata=dict(request.metadata),
             created_unix_ms=self._now_unix_ms(),
+            base_step=request.base_step,
+            base_attempt=request.base_attempt,
         )
         return self._slots[slot]
 
@@ -128,12 +138,15 @@ class LocalCatalog:
                 checkpoint = self._examine(name, int(match[1]), int(match[2]), match[3])
                 if checkpoint is not None:
                     found.append(checkpoint)
-        pinned, tags = (marks.pins(self._storage), marks.tags(self._storage)) if found else ((), {})
-        found = [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.get(c.id, ())) for c in found]
-        return _marked_latest(sorted(found, key=lambda c: c.order))
+        return _marked_latest(sorted(self._with_marks(found), key=lambda c: c.order))
 
     def latest(self) -> CheckpointMetadata | None:
-        return next((c for c in reversed(self.all()) if c.latest), None)
+        matches = [m for name in self._storage.list() if (m := _FOLDER.match(name))]
+        for match in sorted(matches, key=lambda m: (int(m[2]), int(m[1])), reverse=True):
+            found = self._examine(match[0], int(match[1]), int(match[2]), match[3])
+            if found is not None and _is_whole(found):
+                return dataclasses.replace(self._with_marks([found])[0], latest=True)
+        return None
 
     def restore_point(self) -> CheckpointMetadata | None:
         return self.latest()
@@ -149,6 +162,10 @@ class LocalCatalog:
             raise Refused(f"step {held.step} is pinned", hint="unpin it first")
         if held.tags:
             raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
+        folder = self.folder(checkpoint)
+        for name in self._storage.list():
+            if name != folder and _FOLDER.match(name) is not None and folder in self._uses_of(name):
+                raise Refused(f"step {held.step} is used by {name}")
 
     def deleted(self, checkpoint: CheckpointMetadata) -> None:
         self._slots.pop((checkpoint.step, checkpoint.generation), None)
@@ -172,6 +189,36 @@ class LocalCatalog:
         ]
 
     # -- inside
+
+    def _with_marks(self, found: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
+        pinned, tags = (marks.pins(self._storage), marks.tags(self._storage)) if found else ((), {})
+        return [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.get(c.id, ())) for c in found]
+
+    def _refer(self, folder: str, request: SaveRequest) -> None:
+        """Say what the attempt in `folder` uses; `Refused` unless its base is the newest checkpoint.
+
+        Whoever commits a newer one after this look, and deletes the base then, sees what was said.
+        """
+        put(self._storage, f"{folder}/{USES}", _uses_document(request.uses))
+        newest = self.latest()
+        if newest is None or newest.id != request.base_attempt:
+            self._storage.delete(f"{folder}/{USES}")
+            self._storage.delete_folder(folder)
+            raise Refused(f"attempt {request.base_attempt} is not the newest checkpoint any more")
+
+    def _uses_of(self, folder: str) -> frozenset[str]:
+        """Return the folders that the attempt in `folder` uses; `Refused` when it cannot be learned."""
+        if folder not in self._uses:
+            name = f"{folder}/{USES}"
+            try:
+                body = read_document("strata-uses", self._storage.read(name), what=name)
+                with as_corrupt(name):
+                    self._uses[folder] = frozenset(map(str, body["folders"]))
+            except ObjectMissing:
+                return frozenset()  # yet: an attempt that begins may still say it
+            except CheckpointCorrupt as error:
+                raise Refused(f"what {folder} uses is not known: {error.message}") from error
+        return self._uses[folder]
 
     def _claim_generation(self) -> int:
         generation = self._newest_generation() + 1
@@ -227,6 +274,16 @@ class LocalCatalog:
         return changed
 
 
+def _uses_document(folders: frozenset[str]) -> bytes:
+    body = {"format": "strata-uses", "version": 1, "folders": sorted(folders)}
+    return json.dumps(body).encode()
+
+
+def _is_whole(checkpoint: CheckpointMetadata) -> bool:
+    """Whether a training may begin from it."""
+    return checkpoint.state is CheckpointState.COMMITTED and checkpoint.checkpoint_type in RESTORABLE_TYPES
+
+
 def _claim(generation: int) -> str:
     return f"{_GENERATIONS}/{generation:06d}"
 
@@ -237,7 +294,7 @@ def _slot(manifest: Manifest) -> tuple[int, int, str]:
 
 def _marked_latest(ordered: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
     for index in reversed(range(len(ordered))):
-        if ordered[index].state is CheckpointState.COMMITTED:
+        if _is_whole(ordered[index]):
             ordered[index] = dataclasses.replace(ordered[index], latest=True)
             break
     return ordered

@@ -44,6 +44,7 @@ READ_VERSIONS: Final[Mapping[str, int]] = {
     "strata-manifest": 2,
     "strata-commit": 1,
     "strata-root": 1,
+    "strata-uses": 1,
 }
 """The newest version of each document that is read."""
 GLOBAL_NAME: Final = "manifest.json"

@@ -10,7 +10,7 @@ rank 0's, as far as all ranks had saved the same there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strata.checkpoint.chunk_map import ChunkPlace, chunk_places, object_name
@@ -23,7 +23,7 @@ from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children, join
-from strata.errors import CheckpointCorrupt
+from strata.errors import CheckpointCorrupt, CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,17 @@ class Loaded:
     saved: Saved
     own: bool
     differing: tuple[str, ...] = field(default=())
+
+    def check_known(self, keys: Collection[str], of_rank_0: Collection[str], *, rank: int) -> None:
+        """Raise `CheckpointError` if what `rank` is to restore of these keys differed between the ranks."""
+        identity = self.manifest.identity
+        for path in self.differing:
+            if path not in of_rank_0 and (path.partition(".")[0] in keys or path in keys):
+                raise CheckpointError(
+                    f"{path} differs between the {identity.world_size} ranks that saved step {identity.step},"
+                    f" so rank {rank} has no value for it",
+                    hint="restore with at most as many ranks, or leave this key out",
+                )
 
 
 def load(
@@ -66,7 +77,7 @@ def _read_image(
     threads: int,
 ) -> Saved:
     name = f"{folder}/{manifest.image}"
-    offsets, size_bytes = _in_memory(name, manifest)
+    offsets, size_bytes = _in_memory(name, manifest, places)
     # inherited: an object may keep a tensor that lies here, and be used in a forked worker
     memory = allocate(size_bytes, inherited=True)[:size_bytes]
     wanted = [
@@ -100,23 +111,36 @@ def _read_image(
     return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
 
 
-def _in_memory(name: str, manifest: RankManifest) -> tuple[dict[str, int], int]:
+def _in_memory(
+    name: str, manifest: RankManifest, places: Mapping[str, Sequence[ChunkPlace]]
+) -> tuple[dict[str, int], int]:
     """Return where each tensor goes in memory, and how much that takes.
 
-    The header and the tensors that are whole in the image lie as there, behind them the others.
+    The header and the tensors that are whole in the image lie as there. Behind them are the others
+    in the order of their files, as far into a page as there: so neighbours are read together, and
+    past the page cache.
     """
     end = manifest.header_bytes
     offsets: dict[str, int] = {}
+    scattered = []
     for tensor, entry in manifest.tensors.items():
         if entry.runs is None:
             offsets[tensor] = entry.start
             end = max(end, entry.end)
             if entry.start < manifest.header_bytes or entry.end > manifest.image_bytes:
                 raise CheckpointCorrupt(f"{name}: tensor {tensor} lies outside of the image")
-    for tensor, entry in manifest.tensors.items():
-        if entry.runs is not None:
-            offsets[tensor] = end = -(-end // ALIGNMENT) * ALIGNMENT
-            end += entry.spec.size_bytes
+        elif places[tensor]:
+            first = places[tensor][0]
+            scattered.append(((first.image.folder, first.image.image), first.offset, tensor))
+        else:
+            offsets[tensor] = 0
+    last: tuple[tuple[str, str], int] | None = None
+    for image, offset, tensor in sorted(scattered):
+        if last != (image, offset):
+            end = -(-end // ALIGNMENT) * ALIGNMENT + offset % ALIGNMENT
+        offsets[tensor] = end
+        size_bytes = manifest.tensors[tensor].spec.size_bytes
+        last, end = (image, offset + size_bytes), end + size_bytes
     return offsets, end
 
 

@@ -31,18 +31,26 @@ class Saved:
         return unflatten(tree, lambda name: build(name, self.specs[name], self.data[name], copied=copied))
 
 
-def restore_into(saved: Saved, state: MutableMapping[str, Any]) -> None:
-    """Restore what `state` has keys for; the checkpoint may hold more.
+def restore_into(saved: Saved, state: MutableMapping[str, Any], *others: Saved) -> None:
+    """Restore what `state` has keys for, each from the first checkpoint that holds it.
 
-    `CheckpointError`, naming the key, for what does not fit; nothing is changed then.
+    They may hold more. `CheckpointError`, naming the key, for what does not fit; nothing is
+    changed then.
     """
-    parts = _parts("the state", saved.tree)
+    parts: dict[Any, tuple[Saved, Json]] = {}
+    for source in reversed((saved, *others)):
+        parts |= {key: (source, tree) for key, tree in _parts("the state", source.tree).items()}
     for key, target in state.items():
         if key not in parts:
-            raise CheckpointError(f"{key} is not in the checkpoint, which holds {sorted(parts)}")
-        _check(saved, str(key), target, parts[key])
+            raise CheckpointError(
+                f"{key} is not in the checkpoint, which holds {sorted(map(str, parts))}",
+                hint="restore() takes several steps, too: each key comes from the first that holds it",
+            )
+        source, tree = parts[key]
+        _check(source, str(key), target, tree)
     for key in list(state):
-        state[key] = _merge(saved, str(key), state[key], parts[key])
+        source, tree = parts[key]
+        state[key] = _merge(source, str(key), state[key], tree)
 
 
 def _parts(key: str, tree: Json) -> dict[Any, Json]:

@@ -10,11 +10,12 @@ one. Each step is announced to `on_step`, where a crash test ends the process.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
+from strata.checkpoint.bases import Plan, choose
 from strata.checkpoint.catalog import (
     Catalog,
     CheckpointAck,
@@ -22,7 +23,7 @@ from strata.checkpoint.catalog import (
     CheckpointSeal,
     SaveRequest,
 )
-from strata.checkpoint.digest import chunks, digest, named_digest
+from strata.checkpoint.digest import digest, named_digest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
@@ -30,17 +31,28 @@ from strata.checkpoint.manifest import (
     Manifest,
     Part,
     RankManifest,
-    TensorEntry,
     image_name,
     model_hash,
     rank_manifest_name,
 )
 from strata.checkpoint.marker import read_manifest, write_marker
-from strata.checkpoint.pipeline import DEFAULT_THREADS, write_image
+from strata.checkpoint.part import layout_of, write_part
+from strata.checkpoint.pipeline import DEFAULT_THREADS
 from strata.checkpoint.sink import ObjectMissing, OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
-from strata.core.records import CheckpointState
-from strata.errors import CheckpointAborted, CheckpointError, StorageError, StrataError
+from strata.core.checkpoints import RESTORABLE_TYPES
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointError,
+    CheckpointNotFound,
+    Conflict,
+    Refused,
+    StorageError,
+    StrataError,
+)
+
+log: Final = logging.getLogger("strata.checkpoint")
 
 DROPPED: Final = "dropped to make room"
 """How the reason begins for which a save is given up that was in nobody's way but a newer one's."""
@@ -61,11 +73,13 @@ class Saver:
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
+        asked = choose(snapshot, request, storage=self.storage, catalog=self.catalog, threads=self.threads)
         self.on_step("begin")
-        record = self.catalog.begin(request)
+        record, chosen = self._begin(asked)
         info.began(record)
         folder = self.catalog.folder(record)
         if record.state is CheckpointState.COMMITTED:
+            _check_type(record, request.type, RESTORABLE_TYPES)
             # whoever committed it may have failed to mark it, and then it was not reported
             return self._marked(record, folder, None)
         if record.state is not CheckpointState.OPEN:
@@ -75,7 +89,8 @@ class Saver:
                 hint="save it again",
             )
         try:
-            record, manifest = self._to_commit(record, folder, snapshot, info)
+            _check_type(record, request.type, RESTORABLE_TYPES if request.type in RESTORABLE_TYPES else ())
+            record, manifest = self._to_commit(record, folder, snapshot, chosen, info)
         except BaseException as error:
             # whatever it was, the other ranks must not wait for this one
             record = self._give_up(record, error)
@@ -92,8 +107,20 @@ class Saver:
         """
         if self.catalog.world_size == 1:
             return None
-        record = self.catalog.begin(request)
+        record = self.catalog.begin(Plan(request=request).whole().request)  # no base is looked for
         return self.catalog.abort(record, reason) if record.state is CheckpointState.OPEN else record
+
+    def _begin(self, asked: Plan) -> tuple[CheckpointMetadata, Plan]:
+        """Return the attempt, and how this rank is to write its part of it."""
+        try:
+            record = self.catalog.begin(asked.request)
+        except (Refused, CheckpointNotFound) as error:
+            if asked.request.type is not CheckpointType.INCREMENTAL:
+                raise
+            log.info("step %d is saved whole: %s", asked.request.step, error.message)
+            asked = asked.whole()
+            record = self.catalog.begin(asked.request)
+        return record, asked.for_record(record, self.catalog.folder(record))
 
     def _marked(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None
@@ -107,9 +134,9 @@ class Saver:
         return record
 
     def _to_commit(
-        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, info: CheckpointInfo
+        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, plan: Plan, info: CheckpointInfo
     ) -> tuple[CheckpointMetadata, Manifest | None]:
-        own = self._write_part(record, folder, snapshot, info)
+        own = self._write_part(record, folder, snapshot, plan, info)
         data = own.to_bytes()
         put(self.storage, f"{folder}/{rank_manifest_name(own.rank)}", data)
         self._check_cancelled(info)
@@ -133,57 +160,36 @@ class Saver:
         return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info), manifest
 
     def _write_part(
-        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, info: CheckpointInfo
+        self, record: CheckpointMetadata, folder: str, snapshot: Snapshot, plan: Plan, info: CheckpointInfo
     ) -> RankManifest:
         """Write this rank's image; return its manifest."""
-        layout, rank = snapshot.layout, self.catalog.rank
-        parts = {name: list(chunks(view)) for name, view in snapshot.views.items()}
 
         def on_block(count_bytes: int) -> None:
             self._check_cancelled(info)
             info.advanced(count_bytes)
 
         self._check_cancelled(info)
-        sink = self.storage.sink(f"{folder}/{image_name(rank)}")
-        try:
-            sink.begin(layout.size_bytes)
-            found = iter(
-                write_image(
-                    sink,
-                    snapshot.pieces,
-                    [chunk for part in parts.values() for chunk in part],
-                    threads=self.threads,
-                    on_block=on_block,
-                )
-            )
-            sink.finish()
-        finally:
-            sink.abort()
+        rank = self.catalog.rank
+        info.bytes_total = layout_of(snapshot, plan).size_bytes
+        name = f"{folder}/{image_name(rank)}"
+        part = write_part(self.storage, name, snapshot, plan, threads=self.threads, on_block=on_block)
         info.stage()
-        entries = {
-            name: TensorEntry(
-                spec=place.spec,
-                start=place.start,
-                end=place.end,
-                chunks=tuple(itertools.islice(found, len(parts[name]))),
-            )
-            for name, place in layout.places.items()
-        }
         return RankManifest(
             identity=_identity(record),
             rank=rank,
             image=image_name(rank),
-            image_bytes=layout.size_bytes,
-            header_bytes=len(layout.header),
-            header_digest=digest(layout.header),
-            tensors=entries,
+            image_bytes=part.layout.size_bytes,
+            header_bytes=len(part.layout.header),
+            header_digest=digest(part.layout.header),
+            tensors=part.tensors,
             tree=snapshot.tree,
             rng=snapshot.rng,
+            files=part.files,
         )
 
     def _compose(self, record: CheckpointMetadata, folder: str) -> Manifest:
         """Return the global manifest of the parts that all ranks have acked."""
-        parts, fingerprint = [], ""
+        parts, fingerprint, uses = [], "", set[str]()
         for rank in range(record.ranks):
             name = rank_manifest_name(rank)
             data = self._read_part(f"{folder}/{name}", rank)
@@ -192,6 +198,7 @@ class Saver:
                 raise CheckpointError(f"{folder}/{name} belongs to another save")
             if rank == 0:
                 fingerprint = model_hash(manifest)
+            uses |= {image.folder for image in manifest.files}
             parts.append(
                 Part(
                     rank=rank,
@@ -209,6 +216,7 @@ class Saver:
             created_unix_ms=record.created_unix_ms,
             metadata=record.metadata,
             predecessor=(before.step, before.generation, before.id) if before is not None else None,
+            uses=tuple(sorted(uses)),
         )
 
     def _read_part(self, name: str, rank: int) -> bytes:
@@ -238,6 +246,15 @@ class Saver:
     def _check_cancelled(self, info: CheckpointInfo) -> None:
         if info.cancelled.is_set():
             raise CheckpointAborted(f"the save of step {info.step} was cancelled")
+
+
+def _check_type(record: CheckpointMetadata, asked: CheckpointType, fit: Collection[CheckpointType]) -> None:
+    """Raise `Conflict` unless the attempt holds what was asked to be saved."""
+    if record.checkpoint_type is not asked and record.checkpoint_type not in fit:
+        raise Conflict(
+            f"step {record.step} is saved already, as {record.checkpoint_type.value}, not {asked.value}",
+            hint="a step is saved once in a generation: save the whole state, or another step",
+        )
 
 
 def _identity(record: CheckpointMetadata) -> Identity:

@@ -98,6 +98,8 @@ class CoordinatedCatalog:
             metadata=request.metadata,
             attempt=self._new_id(),
             replaces=request.replaces,
+            base_step=request.base_step or 0,
+            base_attempt=request.base_attempt,
         )
         return self._learn(self._ask(message).checkpoint)
 
@@ -294,6 +296,8 @@ def metadata_of(message: Checkpoint) -> CheckpointMetadata:
         latest=message.latest,
         pinned=message.pinned,
         tags=tuple(message.tags),
+        base_step=message.base_step if message.base_attempt else None,
+        base_attempt=message.base_attempt,
     )
 
 

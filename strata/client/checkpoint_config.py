@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from strata.checkpoint.pipeline import DEFAULT_THREADS
 from strata.checkpoint.writer import WhenFull
+from strata.core.records import CheckpointType
 from strata.core.spans import seconds
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import CheckpointError, ConfigError, InvalidArgument
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
 """A URI: also one with too few slashes, which would otherwise name a folder below this one."""
 MAX_THREADS: Final = 64
+MODEL_KEYS: Final = ("model*",)
+OPTIMIZER_KEYS: Final = ("optim*", "*scheduler*", "*scaler*")
 _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints"'
 
 
@@ -27,7 +32,8 @@ class CheckpointManagerConfig:
     due save waits while no coordinator answers, `commit_timeout_s` how long for other ranks.
     `when_full` is what a save does that finds two in flight: "block", "drop" the one that has not
     begun, or "fail". `low_memory`: no copy of the state is made, and a save returns when it is
-    written. `io_threads` hash and write, or read and prove, together.
+    written. `io_threads` hash and write, or read and prove, together. A key of a state
+    belongs to the model, or to the optimizer, if one of these patterns matches it.
     """
 
     storage_path: str | Path | None = None
@@ -40,6 +46,8 @@ class CheckpointManagerConfig:
     io_threads: int = DEFAULT_THREADS
     storage_type: str = "local"
     bucket: str | None = None
+    model_keys: Collection[str] = MODEL_KEYS
+    optimizer_keys: Collection[str] = OPTIMIZER_KEYS
 
     def __post_init__(self) -> None:
         count = self.keep_count
@@ -57,10 +65,32 @@ class CheckpointManagerConfig:
         threads = self.io_threads
         if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
             raise ConfigError(f"io_threads is a number from 1 to {MAX_THREADS}, not {threads!r}")
+        for name in ("model_keys", "optimizer_keys"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+                raise ConfigError(f"{name} must be a list of patterns, not {patterns!r}", hint='["model*"]')
         if self.storage_path is not None and not isinstance(self.storage_path, str | Path):
             raise ConfigError(
                 f"storage_path is a {type(self.storage_path).__name__}, not text or a Path", hint=_HINT
             )
+
+    def selected(self, state: Mapping[str, Any], kind: CheckpointType) -> dict[str, Any]:
+        """Return what a checkpoint of this type holds of `state`; `CheckpointError` if that is nothing."""
+        if kind in {CheckpointType.FULL, CheckpointType.INCREMENTAL}:
+            return dict(state)
+        name = "model_keys" if kind is CheckpointType.MODEL_ONLY else "optimizer_keys"
+        patterns = tuple(getattr(self, name))
+        chosen = {
+            key: value
+            for key, value in state.items()
+            if any(fnmatchcase(str(key), pattern) for pattern in patterns)
+        }
+        if not chosen:
+            raise CheckpointError(
+                f"a checkpoint of type {kind.name} would hold nothing of a state with {sorted(map(str, state))}",
+                hint=f"{name} is {list(patterns)}: give the manager other patterns, or the state other keys",
+            )
+        return chosen
 
     def folder(self) -> Path:
         """Return the storage root; `ConfigError` unless it is a local or shared path."""
@@ -87,6 +117,15 @@ class CheckpointManagerConfig:
             return Path(path).expanduser().absolute()
         except RuntimeError as error:  # ~name, and nobody has that name
             raise ConfigError(f"the storage path {text!r}: {error}", hint=_HINT) from None
+
+
+def type_named(value: CheckpointType | str) -> CheckpointType:
+    """Return the type of this name; `InvalidArgument` when there is none."""
+    try:
+        return CheckpointType(value)
+    except ValueError:
+        names = ", ".join(kind.value for kind in CheckpointType)
+        raise InvalidArgument(f"{value!r} is no type of a checkpoint", hint=f"one of {names}") from None
 
 
 def _path_of_uri(uri: str) -> str:

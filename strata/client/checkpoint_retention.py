@@ -16,6 +16,7 @@ from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
+from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, StorageError, Unavailable
 
@@ -27,11 +28,16 @@ _ENDED = frozenset({CheckpointState.DELETING, CheckpointState.ABORTED})
 def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) -> list[CheckpointMetadata]:
     """Return what goes of `checkpoints` (in their order), the oldest first.
 
-    Only what is older than the `keep_count` newest committed ones, so a corrupt one stays until
-    there are as many newer good ones; an aborted save stays until there is a newer commit, while
+    Only what is older than the `keep_count` newest committed ones that hold a whole state, so a
+    corrupt one stays until there are as many newer good ones, and so does one of the model or the
+    optimizer alone; an aborted save stays until there is a newer commit, while
     a slow rank may still write to it.
     """
-    committed = [c for c in checkpoints if c.state is CheckpointState.COMMITTED]
+    committed = [
+        c
+        for c in checkpoints
+        if c.state is CheckpointState.COMMITTED and c.checkpoint_type in RESTORABLE_TYPES
+    ]
     if not committed:
         return []
     newest = committed[-1].order
@@ -58,7 +64,8 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
     """
     trouble: StorageError | None = None
     try:
-        for checkpoint in excess(catalog.all(), keep_count):
+        # the newest of them first: an Incremental goes before what it uses
+        for checkpoint in reversed(excess(catalog.all(), keep_count)):
             folder = catalog.folder(checkpoint)
             if checkpoint.state is CheckpointState.ABORTED and storage.exists(f"{folder}/{MARKER}"):
                 log.error(

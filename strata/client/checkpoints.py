@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +31,9 @@ from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
-from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_config import CheckpointManagerConfig, type_named
 from strata.client.checkpoint_retention import retain
+from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
     CheckpointCorrupt,
@@ -154,7 +155,7 @@ class CheckpointManager:
         model_bytes: bytes | bytearray | memoryview,
         step: int,
         epoch: int = 0,
-        checkpoint_type: CheckpointType = CheckpointType.FULL,
+        checkpoint_type: CheckpointType | str = CheckpointType.FULL,
         *,
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
@@ -165,7 +166,7 @@ class CheckpointManager:
             raise InvalidArgument(
                 f"save() takes bytes, not {type(model_bytes).__name__}", hint="save_state() takes a mapping"
             )
-        request = self._request(step, epoch, checkpoint_type, metadata)
+        request = self._request(step, epoch, type_named(checkpoint_type), metadata)
         return self._save(model_bytes, request, capture_rng=False, progress=progress, sync=sync)
 
     def save_state(
@@ -173,7 +174,7 @@ class CheckpointManager:
         state: Mapping[str, Any],
         step: int,
         epoch: int = 0,
-        checkpoint_type: CheckpointType = CheckpointType.FULL,
+        checkpoint_type: CheckpointType | str = CheckpointType.FULL,
         *,
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
@@ -183,15 +184,21 @@ class CheckpointManager:
 
         With `sync`: barrier, save, barrier. It returns when the checkpoint is committed, on all ranks.
 
-        `CheckpointError`, naming the key, for what cannot be saved.
+        An Incremental writes what has changed since the newest checkpoint, and is a Full when most
+        has, or there is none. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
+        `model_keys` and `optimizer_keys`; no world begins from them. `CheckpointError`, naming the
+        key, for what cannot be saved.
         """
         if not isinstance(state, Mapping):
             raise InvalidArgument(
                 f"save_state() takes a mapping, not {type(state).__name__}", hint='{"model": model, …}'
             )
-        request = self._request(step, epoch, checkpoint_type, metadata)
-        rng_too = self.config.capture_rng
-        return self._save(dict(state), request, capture_rng=rng_too, progress=progress, sync=sync)
+        kind = type_named(checkpoint_type)
+        chosen = self.config.selected(state, kind)
+        request = self._request(step, epoch, kind, metadata)
+        # random generators belong to the whole of a training, not to a part of its state
+        capture_rng = self.config.capture_rng and kind in RESTORABLE_TYPES
+        return self._save(chosen, request, capture_rng=capture_rng, progress=progress, sync=sync)
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Have the memory ready for saves of `state`, so that the first ones block no longer than later ones.
@@ -218,12 +225,6 @@ class CheckpointManager:
         self, step: int, epoch: int, checkpoint_type: CheckpointType, metadata: Mapping[str, str] | None
     ) -> SaveRequest:
         step, epoch = integer("step", step, below=MAX_STEP), integer("epoch", epoch, below=2**63)
-        if checkpoint_type is not CheckpointType.FULL:
-            raise CheckpointError(
-                f"this release saves {CheckpointType.FULL.name} checkpoints only, not"
-                f" {getattr(checkpoint_type, 'name', checkpoint_type)}",
-                hint="use CheckpointType.FULL",
-            )
         told = arguments.metadata(metadata)
         if self._gone_back is not None:
             raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
@@ -242,42 +243,44 @@ class CheckpointManager:
     def restore(
         self,
         state: MutableMapping[str, Any],
-        step: int | None = None,
+        step: int | Sequence[int] | None = None,
         *,
         of_rank_0: Collection[str] = (),
     ) -> CheckpointMetadata | None:
         """Put a checkpoint into `state`: tensors in place, objects by `load_state_dict`.
 
         Restored are the keys that `state` has. Without `step`: where this world begins under
-        coordinators, else the newest good checkpoint. Returns what was restored, or None when
-        there is nothing to begin from. `CheckpointCorrupt` when bytes differ from what was saved
-        (without coordinators the one before is taken, with an error in the log); `CheckpointError`
-        naming the key or the tensor that does not fit. Nothing is changed then.
+        coordinators, else the newest good checkpoint. Of several steps each key comes from the
+        first that holds it. Returns what was restored (the first), or None when there is nothing to
+        begin from. `CheckpointCorrupt` when bytes differ from what was saved (without coordinators
+        the one before is taken, with an error in the log); `CheckpointError` naming the key or the
+        tensor that does not fit. Nothing is changed then.
 
         A rank that the saving world did not have takes what all ranks had alike, and of the paths in
         `of_rank_0`, at which ranks may differ, what rank 0 had.
         """
-        found = self._load(step)
-        if found is None:
+        found = self._load_each(step)
+        if not found:
             log.info("nothing to restore: %s", self._beginning())
             return None
-        checkpoint, loaded = found
-        for path in loaded.differing:
-            if path not in of_rank_0 and (path.partition(".")[0] in state or path in state):
-                raise CheckpointError(
-                    f"{path} differs between the {loaded.manifest.identity.world_size} ranks that saved"
-                    f" step {checkpoint.step}, so rank {self._catalog.rank} has no value for it",
-                    hint="restore with at most as many ranks, or leave this key out",
-                )
-        restore_into(loaded.saved, state)
-        if loaded.saved.rng is not None and self.config.capture_rng:
+        for _, loaded in found:
+            loaded.check_known(state, of_rank_0, rank=self._catalog.rank)
+        restore_into(found[0][1].saved, state, *(loaded.saved for _, loaded in found[1:]))
+        self._restore_rng(found)
+        for checkpoint, _ in found:
+            self._note_restored(checkpoint)
+            log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
+        checkpoint, loaded = found[0]
+        return replace(checkpoint, metadata=loaded.manifest.metadata)
+
+    def _restore_rng(self, found: Sequence[tuple[CheckpointMetadata, Loaded]]) -> None:
+        for checkpoint, loaded in found:
+            if loaded.saved.rng is None or not self.config.capture_rng:
+                continue
             if loaded.own:
                 rng.restore(loaded.saved.value(loaded.saved.rng))
-            else:
-                log.warning("step %d has no random state for rank %d", checkpoint.step, self._catalog.rank)
-        self._note_restored(checkpoint)
-        log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
-        return replace(checkpoint, metadata=loaded.manifest.metadata)
+                return
+            log.warning("step %d has no random state for rank %d", checkpoint.step, self._catalog.rank)
 
     def load_bytes(self, step: int | None = None) -> bytes:
         """Return what `save` was given; `CheckpointNotFound` when there is none."""
@@ -292,6 +295,14 @@ class CheckpointManager:
             raise CheckpointError(f"the ranks saved different bytes, none for rank {self._catalog.rank}")
         self._note_restored(checkpoint)
         return bytes(loaded.saved.value(tree))
+
+    def _load_each(self, step: int | Sequence[int] | None) -> list[tuple[CheckpointMetadata, Loaded]]:
+        if isinstance(step, Sequence):
+            if not step:
+                raise InvalidArgument("restore() takes a step or several, not none")
+            return [found for one in step if (found := self._load(one)) is not None]
+        found = self._load(step)
+        return [found] if found is not None else []
 
     def _load(self, step: int | None) -> tuple[CheckpointMetadata, Loaded] | None:
         if step is not None:
@@ -309,6 +320,8 @@ class CheckpointManager:
         """Return the newest checkpoint whose every byte is as saved, saying which are not."""
         corrupt: CheckpointCorrupt | None = None
         for checkpoint in reversed(catalog.all()):
+            if checkpoint.checkpoint_type not in RESTORABLE_TYPES:
+                continue
             try:
                 if checkpoint.state is CheckpointState.CORRUPT:
                     raise CheckpointCorrupt(checkpoint.reason)

@@ -59,6 +59,9 @@ class RankCatalog:
                     path="memory:///",
                     state=CheckpointState.OPEN,
                     ranks=shared.world_size,
+                    checkpoint_type=request.type,
+                    base_step=request.base_step,
+                    base_attempt=request.base_attempt,
                 )
             return held
 

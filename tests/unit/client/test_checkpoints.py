@@ -291,17 +291,6 @@ def test_settings_may_come_as_a_config_and_be_overridden(tmp_path: Path) -> None
         assert manager.config == CheckpointManagerConfig(storage_path=tmp_path, keep_count=3, save_wait_s=5)
 
 
-@pytest.mark.parametrize(
-    "kind", [CheckpointType.INCREMENTAL, CheckpointType.MODEL_ONLY, CheckpointType.OPTIMIZER_ONLY]
-)
-def test_no_other_type_is_saved_under_a_fulls_name(manager: CheckpointManager, kind: CheckpointType) -> None:
-    with pytest.raises(CheckpointError, match=f"FULL checkpoints only, not {kind.name}"):
-        manager.save_state({"a": 1}, 1, checkpoint_type=kind)
-    with pytest.raises(CheckpointError):
-        manager.save(b"", 1, 0, kind)
-    assert manager.all_steps() == []
-
-
 def test_arguments_of_the_wrong_kind_are_refused(manager: CheckpointManager) -> None:
     with pytest.raises(InvalidArgument, match="epoch"):
         manager.save(b"", 1, epoch="x")  # type: ignore[arg-type]  # on purpose

@@ -1,0 +1,126 @@
+"""Choosing what an Incremental builds on: the newest checkpoint, as this rank saved it.
+
+An Incremental is asked for, and a Full comes of it where it must or where it pays: there is no
+checkpoint yet, its manifest or an image that would be used is damaged, most has changed, or the
+chunks lie in too many attempts already. The log says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata, SaveRequest
+from strata.checkpoint.chunk_map import known_places, object_name
+from strata.checkpoint.digest import chunks
+from strata.checkpoint.incremental import Delta, Digests, compare
+from strata.checkpoint.manifest import RankManifest
+from strata.checkpoint.marker import read_manifest, read_rank_manifest
+from strata.checkpoint.pipeline import DEFAULT_THREADS, digests
+from strata.checkpoint.sink import Storage
+from strata.checkpoint.snapshot import Snapshot
+from strata.core.records import CheckpointType
+from strata.errors import CheckpointError, StorageError
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to ask the catalog for, and how to write it: whole, unless there is a `delta`.
+
+    `beside` is the folder that the base's folder lies in.
+    """
+
+    request: SaveRequest
+    digests: Digests | None = None
+    delta: Delta | None = None
+    beside: str = ""
+
+    def whole(self) -> Plan:
+        """Return the plan that writes everything, and builds on nothing."""
+        request = dataclasses.replace(
+            self.request, type=CheckpointType.FULL, base_step=None, base_attempt="", uses=frozenset()
+        )
+        return Plan(request=request)
+
+    def for_record(self, record: CheckpointMetadata, folder: str) -> Plan:
+        """Return the plan for the attempt that this rank found, which goes to `folder`.
+
+        Another rank may have chosen otherwise for all; and a manifest names only what lies beside.
+        """
+        if record.base_attempt != self.request.base_attempt or self.beside != folder.rpartition("/")[0]:
+            return Plan(request=self.request)
+        return self
+
+
+def choose(
+    snapshot: Snapshot,
+    request: SaveRequest,
+    *,
+    storage: Storage,
+    catalog: Catalog,
+    threads: int = DEFAULT_THREADS,
+) -> Plan:
+    """Return how the snapshot is to be saved; only an Incremental is looked into."""
+    asked = Plan(request=request)
+    if request.type is not CheckpointType.INCREMENTAL:
+        return asked
+    base = catalog.latest()
+    if base is None:
+        return _whole(asked, "there is no checkpoint yet")
+    folder = catalog.folder(base)
+    try:
+        manifest = _manifest_of(storage, folder, base, catalog.rank)
+    except (CheckpointError, StorageError) as error:
+        return _whole(asked, error.message)
+    request = dataclasses.replace(request, base_step=base.step, base_attempt=base.id)
+    if manifest is None:  # this rank has no part in it; the others have
+        return Plan(request=request)
+    found = _digests_of(snapshot, threads)
+    specs = {name: place.spec for name, place in snapshot.places.items()}
+    delta = compare(specs, found, known_places(folder, manifest))
+    if not delta.worth_it:
+        return _whole(asked, delta.told)
+    try:
+        _check_images(storage, folder, delta)
+    except StorageError as error:
+        return _whole(asked, error.message)
+    return Plan(
+        request=dataclasses.replace(request, uses=delta.uses),
+        digests=found,
+        delta=delta,
+        beside=folder.rpartition("/")[0],
+    )
+
+
+def _whole(asked: Plan, reason: str) -> Plan:
+    log.info("step %d is saved whole: %s", asked.request.step, reason)
+    return asked.whole()
+
+
+def _manifest_of(storage: Storage, folder: str, base: CheckpointMetadata, rank: int) -> RankManifest | None:
+    manifest = read_manifest(storage, folder, base.manifest_digest)
+    if rank >= len(manifest.parts):
+        return None
+    return read_rank_manifest(storage, folder, manifest.parts[rank])
+
+
+def _digests_of(snapshot: Snapshot, threads: int) -> dict[str, tuple[str, ...]]:
+    parts = {name: list(chunks(view)) for name, view in snapshot.views.items()}
+    found = iter(digests([chunk for part in parts.values() for chunk in part], threads=threads))
+    return {name: tuple(next(found) for _ in part) for name, part in parts.items()}
+
+
+def _check_images(storage: Storage, folder: str, delta: Delta) -> None:
+    """Raise `StorageError` unless every image is there that the delta would use, as long as it was.
+
+    Their bytes are not read again: a restore proves them.
+    """
+    for image in sorted(delta.images, key=lambda image: (image.folder, image.image)):
+        name = object_name(folder, image)
+        found = storage.size(name)
+        if found != image.size_bytes:
+            raise StorageError(f"{name} has {found} bytes instead of {image.size_bytes}")

@@ -1,0 +1,163 @@
+"""Incrementals of several ranks, over the catalog's real decisions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
+from strata.checkpoint.marker import committed
+from strata.checkpoint.reader import load
+from strata.checkpoint.saving import Saver
+from strata.client.checkpoint_catalog import CoordinatedCatalog
+from strata.client.checkpoint_retention import retain
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import CheckpointAborted, Conflict, StrataError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ports import Cluster
+from tests.unit.checkpoint.saves import snapshot_of
+
+LIMIT_S = 20
+INCREMENTAL = CheckpointType.INCREMENTAL
+
+
+class World:
+    """Two ranks that share a storage, and a catalog of each over the same job."""
+
+    def __init__(self) -> None:
+        self.storage = MemoryStorage()
+        self.cluster = Cluster(a=1, b=1)
+        self.names: Iterator[int] = iter(range(1000))
+        self.catalogs = [
+            CoordinatedCatalog(
+                self.cluster.port(rank),
+                root_uri="file:///data",
+                new_id=lambda: f"x{next(self.names)}",
+                save_wait_s=LIMIT_S,
+            )
+            for rank in (0, 1)
+        ]
+
+    def save(self, step: int, states: list[Any], *kinds: CheckpointType) -> list[Any]:
+        """Save a state for each rank, of its type; return each rank's record, or its error."""
+        found: list[Any] = [None, None]
+
+        def run(rank: int) -> None:
+            saver = Saver(storage=self.storage, catalog=self.catalogs[rank], commit_timeout_s=LIMIT_S)
+            kind = kinds[rank % len(kinds)] if kinds else INCREMENTAL
+            info = CheckpointInfo(step=step, epoch=0, checkpoint_type=kind, metadata={})
+            try:
+                found[rank] = saver.save(snapshot_of(states[rank]), SaveRequest(step=step, type=kind), info)
+            except StrataError as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        return found
+
+    def load(self, record: CheckpointMetadata, rank: int) -> Any:
+        folder = self.catalogs[rank].folder(record)
+        loaded = load(self.storage, folder, manifest_digest=record.manifest_digest, rank=rank)
+        return loaded.saved.value(loaded.saved.tree)
+
+    def manifest(self, record: CheckpointMetadata) -> Manifest:
+        name = f"{self.catalogs[0].folder(record)}/{GLOBAL_NAME}"
+        return Manifest.from_bytes(self.storage.objects[name], what=name)
+
+    def part(self, record: CheckpointMetadata, rank: int) -> RankManifest:
+        name = f"{self.catalogs[0].folder(record)}/rank-0000{rank}.json"
+        return RankManifest.from_bytes(self.storage.objects[name], what=name)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def states(fill: int = 0) -> list[dict[str, Any]]:
+    """For each rank two chunks that stay, and a few bytes that do not."""
+    return [
+        {"frozen": np.full(2 * CHUNK_BYTES, rank, np.uint8), "hot": np.full(9, fill, np.uint8)}
+        for rank in (0, 1)
+    ]
+
+
+def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base(world: World) -> None:
+    full, _ = world.save(1, states(1))
+    one, other = world.save(2, states(2))
+    assert (full.checkpoint_type, one.checkpoint_type) == (CheckpointType.FULL, INCREMENTAL)
+    assert (one.base_step, one.base_attempt) == (1, full.id)
+    assert one.id == other.id
+    assert one.size_bytes == 2 * (4096 + 9)
+    assert world.manifest(one).uses == (world.catalogs[0].folder(full).rpartition("/")[2],)
+    for rank in (0, 1):
+        back = world.load(one, rank)
+        assert (back["frozen"] == rank).all()
+        assert back["hot"].tolist() == [2] * 9
+    latest = world.catalogs[0].latest()
+    assert latest is not None
+    assert latest.id == one.id
+    assert committed(world.storage, world.catalogs[0].folder(one)) is not None
+
+
+def test_what_an_incremental_uses_is_not_deleted_with_the_older_ones(world: World) -> None:
+    for step in range(1, 4):
+        world.save(step, states(step))
+    retain(world.catalogs[0], world.storage, 1)
+    kept = {c.step: c.state for c in world.catalogs[0].all()}
+    assert kept.keys() == {1, 2, 3}, "the third refers to all that the second may use"
+    assert set(kept.values()) == {CheckpointState.COMMITTED}
+    (whole, _) = world.save(4, states(4), CheckpointType.FULL)
+    retain(world.catalogs[0], world.storage, 1)
+    assert [c.id for c in world.catalogs[0].all()] == [whole.id]
+
+
+def test_a_base_that_goes_before_the_begin_is_not_built_on(world: World) -> None:
+    """Retention against a begin: the catalog refuses the base, and everything is written."""
+    full, _ = world.save(1, states(1))
+    world.save(2, states(2), CheckpointType.FULL)
+    stale = [StaleCatalog(catalog, full) for catalog in world.catalogs]
+    world.catalogs[0].delete(full)
+    world.catalogs[:] = stale  # type: ignore[assignment]  # all that a save asks of it
+    record, _ = world.save(3, states(3))
+    assert record.checkpoint_type is CheckpointType.FULL
+    assert world.part(record, 0).files == ()
+
+
+class StaleCatalog:
+    """A rank's catalog whose `latest` was true a while ago."""
+
+    def __init__(self, catalog: CoordinatedCatalog, latest: CheckpointMetadata) -> None:
+        self._catalog = catalog
+        self.latest: Callable[[], CheckpointMetadata] = lambda: latest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+
+def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) -> None:
+    """Either may come first: a Full of all, or an Incremental of which one rank wrote everything."""
+    world.save(1, states(1))
+    changed = [states(2)[0], {"frozen": np.full(2 * CHUNK_BYTES, 77, np.uint8), "hot": states(2)[1]["hot"]}]
+    one, other = world.save(2, changed)
+    assert one.checkpoint_type is other.checkpoint_type
+    assert world.part(one, 1).files == ()
+    assert (world.load(one, 1)["frozen"] == 77).all()
+    assert not world.load(one, 0)["frozen"].any()
+
+
+def test_a_rank_that_saves_a_part_where_the_others_save_all_ends_the_attempt(world: World) -> None:
+    one, other = world.save(1, states(1), CheckpointType.FULL, CheckpointType.MODEL_ONLY)
+    kinds = {type(one), type(other)}
+    assert kinds == {Conflict, CheckpointAborted}
+    assert [c.state for c in world.catalogs[0].all()] == [CheckpointState.ABORTED]
