@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import mmap
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from strata.checkpoint.digest import Bytes
@@ -110,22 +110,39 @@ def populate(block: memoryview) -> None:
     _libc.madvise(begin, end - begin, _MADV_POPULATE_WRITE)  # advice: what it fails of comes later
 
 
+Pin = Callable[[memoryview], Callable[[], None] | None]
+"""Makes memory known to a device; returns how to undo that, or None when it is refused."""
+
+
 class Arena:
     """One block of memory that grows to the largest snapshot it had to hold."""
 
     def __init__(self) -> None:
         self._block: memoryview | None = None
+        self._pinned = False
+        self._unpin: Callable[[], None] | None = None
 
     def take(self, size_bytes: int) -> memoryview:
         """Return that much memory; what was taken before must not be used any more."""
         if self._block is None or len(self._block) < size_bytes:
-            self._block = None  # given back before more is asked for
+            self.release()  # given back before more is asked for
             self._block = allocate(size_bytes, inherited=False)
         return self._block[:size_bytes]
 
     def prepare(self, size_bytes: int) -> None:
         """Have pages behind that much memory now."""
         populate(self.take(size_bytes))
+
+    def pin(self, pin: Pin) -> None:
+        """Make what was taken known to a device, unless it is already, or that was refused."""
+        if self._block is not None and not self._pinned:
+            self._pinned, self._unpin = True, pin(self._block)
+
+    def release(self) -> None:
+        """Give the memory back, as soon as nobody uses it any more."""
+        if self._unpin is not None:
+            self._unpin()
+        self._block, self._pinned, self._unpin = None, False, None
 
 
 class Rooms:

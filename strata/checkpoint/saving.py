@@ -73,6 +73,7 @@ class Saver:
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
+        snapshot.wait()
         asked = choose(snapshot, request, storage=self.storage, catalog=self.catalog, threads=self.threads)
         self.on_step("begin")
         record, chosen = self._begin(asked)

@@ -11,9 +11,10 @@ on a device) by their own library.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, is_on_device, pin
 from strata.checkpoint.digest import CHUNK_BYTES, chunks
 from strata.checkpoint.image import Layout, Place, lay_out
 from strata.checkpoint.memory import Arena, allocate, copy
@@ -31,8 +32,8 @@ COPY_THREADS: Final = 2
 class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
-    `pieces` are the bytes of the image, one after the other; `views` those of each tensor. `kept`
-    is what they lie in, where that is not an arena.
+    `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They
+    may be read after `wait`. `kept` is what they lie in, where that is not an arena.
     """
 
     tree: Json
@@ -41,6 +42,11 @@ class Snapshot:
     pieces: Sequence[memoryview]
     views: Mapping[str, memoryview]
     kept: object = None
+    pending: Pending = field(default_factory=Pending)
+
+    def wait(self) -> None:
+        """Return once every byte is there: copies from devices go on after the snapshot was taken."""
+        self.pending.wait()
 
     @property
     def places(self) -> Mapping[str, Place]:
@@ -71,22 +77,45 @@ def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
 
 
 def take_snapshot(
-    flat: Flat, *, tree: Json, rng: Json, arena: Arena, threads: int = COPY_THREADS
+    flat: Flat,
+    *,
+    tree: Json,
+    rng: Json,
+    arena: Arena,
+    threads: int = COPY_THREADS,
+    cuda: CudaCopies | None = None,
+    optimizers: Sequence[Any] = (),
 ) -> Snapshot:
-    """Copy every tensor of `flat` into the arena; return once the state may be changed."""
+    """Copy every tensor of `flat` into the arena; return once the state may be changed.
+
+    With `cuda`, copies from CUDA devices go on behind that, and `optimizers` know when to wait.
+    """
     layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
     image = arena.take(layout.size_bytes)
     image[: len(layout.header)] = layout.header
     plain: list[tuple[memoryview, memoryview]] = []
+    on_device: list[Copy] = []
+    others: list[Copy] = []
     for name, place in layout.places.items():
         spec, value = flat.tensors[name]
         into = image[place.start : place.end]
-        source = in_place(value, spec)
-        if source is None:
-            copy_out(value, spec, into)
+        if cuda is not None and spec.size_bytes and is_on_device(value):
+            on_device.append(Copy(value, spec, into))
+        elif (source := in_place(value, spec)) is None:
+            others.append(Copy(value, spec, into))
         else:
             plain.extend(zip(chunks(into), chunks(source), strict=True))
-    _copy_all(plain, threads)
+    pending = Pending()
+    if cuda is not None and on_device:
+        arena.pin(pin)
+        pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
+    try:
+        for one in others:
+            copy_out(one.value, one.spec, one.into)
+        _copy_all(plain, threads)
+    except BaseException:
+        pending.wait()  # the arena is used again
+        raise
     image = image.toreadonly()
     return Snapshot(
         tree=tree,
@@ -94,6 +123,7 @@ def take_snapshot(
         layout=layout,
         pieces=(image,),
         views={name: image[place.start : place.end] for name, place in layout.places.items()},
+        pending=pending,
     )
 
 

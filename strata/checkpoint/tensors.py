@@ -139,7 +139,7 @@ def copy_out(value: Any, spec: TensorSpec, into: memoryview) -> None:
     elif spec.kind == "torch":
         torch = sys.modules["torch"]
         with torch.no_grad():
-            _torch_view(torch, spec, into).copy_(value.detach())
+            torch_view(torch, spec, into).copy_(value.detach())
     else:
         numpy = sys.modules["numpy"]
         numpy.copyto(_numpy_view(numpy, spec, into, value.dtype), value)
@@ -154,7 +154,7 @@ def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
         torch = sys.modules["torch"]
         try:
             with torch.no_grad():
-                target.copy_(_torch_view(torch, spec, data))
+                target.copy_(torch_view(torch, spec, data))
         except RuntimeError as error:  # an expanded tensor, whose elements share memory
             raise CheckpointError(f"{key} cannot be written: {error}") from error
     else:
@@ -185,7 +185,7 @@ def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) 
     if torch is not None and (spec.kind == "torch" or numpy is None):
         if not spec.size_bytes:
             return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-        tensor = _torch_view(torch, spec, data)
+        tensor = torch_view(torch, spec, data)
         return tensor.clone() if copied else tensor
     if numpy is None:
         raise CheckpointError(f"{key} is a tensor, and neither numpy nor torch is imported here")
@@ -222,7 +222,8 @@ def _torch_spec(key: str, value: Any) -> TensorSpec:
     return TensorSpec(kind="torch", dtype=dtype, shape=tuple(int(n) for n in value.shape))
 
 
-def _torch_view(torch: Any, spec: TensorSpec, data: memoryview) -> Any:
+def torch_view(torch: Any, spec: TensorSpec, data: memoryview) -> Any:
+    """Return bytes as the tensor they are, without a copy."""
     if data.readonly:
         # frombuffer warns of a buffer that it could write to; nothing here writes to it
         data = memoryview(bytearray(data))

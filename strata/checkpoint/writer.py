@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
@@ -79,6 +80,7 @@ class AsyncCheckpointWriter:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         """Of the five below: what is free, what waits, and how much is in flight."""
+        self._cuda = CudaCopies()
         self._arenas = [Arena() for _ in range(MAX_IN_FLIGHT)]
         self._waiting: deque[_Job] = deque()
         self._in_flight = 0
@@ -90,7 +92,7 @@ class AsyncCheckpointWriter:
         self._closed = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
-        """Have the memory ready for states like this one, so that the first saves cost no more than later ones."""
+        """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
         self._check_process()
         if self._low_memory:
             return
@@ -134,7 +136,14 @@ class AsyncCheckpointWriter:
             if self._low_memory:
                 snapshot = look_at(flat, tree=tree, rng=generators)
             else:
-                snapshot = take_snapshot(flat, tree=tree, rng=generators, arena=arena)
+                snapshot = take_snapshot(
+                    flat,
+                    tree=tree,
+                    rng=generators,
+                    arena=arena,
+                    cuda=self._cuda,
+                    optimizers=optimizers_in(state),
+                )
         except BaseException:
             self._give_back(arena)
             raise
@@ -184,6 +193,7 @@ class AsyncCheckpointWriter:
         if job is None:
             return None
         try:
+            job.snapshot.wait()
             record = self._saver.give_up(job.request, reason)
         except BaseException as error:
             with self._changed:
@@ -266,6 +276,8 @@ class AsyncCheckpointWriter:
                 self._ending = True
                 self._changed.notify_all()
             self._thread.join()
+        for arena in self._arenas:
+            arena.release()
         self.check_for_errors()
 
     # -- the thread
@@ -300,6 +312,7 @@ class AsyncCheckpointWriter:
         info, step = job.info, job.request.step
         request = dataclasses.replace(job.request, replaces=self._failed_attempts.get(step, ""))
         try:
+            job.snapshot.wait()  # whatever becomes of the save, nothing is copied to the arena after it
             record = self._saver.save(job.snapshot, request, info)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
