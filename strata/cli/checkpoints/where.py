@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from strata.checkpoint import marks, root
+from strata.checkpoint import marks, opening, root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.place import parse_place
 from strata.checkpoint.sink import Storage
 from strata.cli.output import message_as_dict
-from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.config import Credentials
 from strata.core.checkpoints import folder_name
 from strata.core.records import CheckpointState
@@ -99,10 +98,9 @@ def opened(
         yield ClusterShelf(client)
 
 
-def open_storage(where: str) -> LocalStorage:
+def open_storage(where: str) -> Storage:
     """Return the storage at a path or URI; `ConfigError` when it is none."""
-    folder = CheckpointManagerConfig(storage_path=where).folder()
-    return LocalStorage(folder, nonce=lambda: uuid.uuid4().hex)
+    return opening.open_storage(parse_place(where), nonce=lambda: uuid.uuid4().hex)
 
 
 def storage_shelf(where: str, job: str) -> StorageShelf:
