@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from strata.checkpoint.chunk_map import object_name
 from strata.checkpoint.digest import CHUNK_BYTES, digest
@@ -27,12 +27,13 @@ from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
 from strata.checkpoint.sink import ObjectMissing, Storage, put
-from strata.errors import CheckpointCorrupt, StorageError, StrataError
+from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, StrataError
 
 RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
 """How long to wait after each failure in a row; the last one from then on."""
 LOOK_S: Final = 2.0
 """How often to look whether the other ranks are done."""
+CLOSE_S: Final = 5.0
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -47,6 +48,22 @@ class Replica:
     step: int
 
 
+class Reports(Protocol):
+    """Who is told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more."""
+
+    def begun(self, replica: Replica) -> None:
+        """Something of it may lie there from now on."""
+        ...
+
+    def part(self, replica: Replica, digest: str) -> None:
+        """This rank's part lies there; `digest` names its manifest."""
+        ...
+
+    def sealed(self, replica: Replica) -> None:
+        """All of it does, and the marker."""
+        ...
+
+
 class Replicator:
     """Copies rank `rank`'s part of each checkpoint from `near` to `far`, in the order they come.
 
@@ -59,6 +76,7 @@ class Replicator:
         far: Storage,
         *,
         rank: int,
+        reports: Reports | None = None,
         missing: Callable[[], list[Replica]] = list,
         retry_s: tuple[float, ...] = RETRY_S,
         look_s: float = LOOK_S,
@@ -66,6 +84,7 @@ class Replicator:
         self._near = near
         self._far = far
         self._rank = rank
+        self._reports = reports
         self._missing = missing
         self._retry_s = retry_s
         self._look_s = look_s
@@ -122,7 +141,7 @@ class Replicator:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_S)  # a request that hangs is left to the end of the process
 
     # -- the thread
 
@@ -195,12 +214,20 @@ class Replicator:
         folder = replica.folder
         try:
             manifest = read_manifest(self._near, folder, replica.manifest_digest)
+            if self._reports is not None:
+                self._reports.begun(replica)
             if self._rank < len(manifest.parts):
-                self._copy_part(folder, manifest.parts[self._rank].manifest)
+                part = manifest.parts[self._rank]
+                self._copy_part(folder, part.manifest)
+                if self._reports is not None:
+                    self._reports.part(replica, part.digest)
             if self._rank == 0:
                 for name in self._near.list(folder):
                     if not name.startswith("rank-") and name != MARKER:
                         self._copy_small(folder, name)
+        except (Refused, CheckpointNotFound) as error:
+            log.info("step %d is not copied any more: %s", replica.step, error.message)
+            return False
         except (CheckpointCorrupt, ObjectMissing) as error:
             if not self._near.exists(f"{folder}/{MARKER}"):
                 return False  # retention was faster
@@ -256,6 +283,11 @@ class Replicator:
         except CheckpointCorrupt:
             return False  # other ranks are not done
         write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
+        if self._reports is not None:
+            with contextlib.suppress(
+                Refused, CheckpointNotFound
+            ):  # it is to go; whoever removes it finds all
+                self._reports.sealed(replica)
         return True
 
 

@@ -16,7 +16,7 @@ from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import FarAway, TieredStorage
+from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, StorageError, Unavailable
@@ -63,7 +63,9 @@ def newest_afar(catalog: Catalog, storage: Storage) -> str:
     """
     if isinstance(storage, TieredStorage):
         for checkpoint in reversed(catalog.all()):
-            if storage.far.exists(f"{catalog.folder(checkpoint)}/{MARKER}"):
+            with from_afar():
+                there = storage.far.exists(f"{catalog.folder(checkpoint)}/{MARKER}")
+            if there:
                 return checkpoint.id
     return ""
 

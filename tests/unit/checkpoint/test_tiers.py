@@ -18,7 +18,7 @@ from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import ObjectMissing, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.client.checkpoint_retention import retain
-from strata.core.records import CheckpointState
+from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
@@ -175,6 +175,23 @@ def test_what_an_earlier_process_left_is_carried_on_with_the_first_save(pair: Pa
     replicator.close()
     assert committed(pair.far, earlier.folder) is not None
     assert committed(pair.far, now.folder) is not None
+
+
+def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
+    state = {"frozen": bytes(CHUNK_BYTES), "step": b"1"}
+    base = save(pair.both, pair.catalog, state, 1)
+    saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
+    request = SaveRequest(step=2, type=CheckpointType.INCREMENTAL)
+    saved = saver.save(snapshot_of({**state, "step": b"2"}), request, an_info(2))
+    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+    replica = replica_of(pair.catalog, saved)
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    images = [name for name in pair.far.objects if name.endswith(".safetensors")]
+    assert sorted(images) == sorted(n for n in pair.near.objects if n.endswith(".safetensors"))
+    found = load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
+    assert {name: bytes(data) for name, data in found.saved.data.items()} == {**state, "step": b"2"}
+    assert not pair.far.exists(f"{pair.catalog.folder(base)}/{MARKER}"), "the base itself was not asked for"
 
 
 def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
