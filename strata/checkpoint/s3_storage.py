@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import obstore
 import obstore.store
 
+from strata.checkpoint.memory import copy
 from strata.checkpoint.place import S3Place
 from strata.checkpoint.s3_control import S3Control, S3Options
 from strata.checkpoint.s3_errors import S3Error, as_storage_error
@@ -55,7 +56,7 @@ class S3Source:
             return 0
         piece = memoryview(self._get(offset, end))
         count = min(len(piece), len(buffer))
-        buffer[:count] = piece[:count]
+        copy(buffer[:count], piece[:count])
         return count
 
     def _get(self, start: int, end: int) -> Any:
