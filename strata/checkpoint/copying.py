@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from strata.checkpoint.chunk_map import object_name
 from strata.checkpoint.digest import CHUNK_BYTES, named_digest
+from strata.checkpoint.local_catalog import USES
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
 from strata.checkpoint.marker import write_marker
 from strata.checkpoint.memory import allocate
@@ -34,6 +35,8 @@ def copy_checkpoint(
     """
     images = {f"{folder}/{part.image}" for part in manifest.parts}
     images.update(object_name(folder, image) for each in manifests for image in each.files)
+    if source.exists(f"{folder}/{USES}"):  # before what it speaks of, which nobody may collect then
+        _put_anew(target, f"{folder}/{USES}", source.read(f"{folder}/{USES}"))
     for name in sorted(images):
         _copy(source, target, name, on_bytes)
     for part in manifest.parts:

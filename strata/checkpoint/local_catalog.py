@@ -25,7 +25,6 @@ from strata.checkpoint.manifest import Manifest, as_corrupt, read_document
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.sink import ObjectMissing, Storage, put
-from strata.checkpoint.tiers import FarAway, copies
 from strata.core.checkpoints import RESTORABLE_TYPES, folder_name
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
@@ -142,16 +141,6 @@ class LocalCatalog:
         return _marked_latest(sorted(self._with_marks(found), key=lambda c: c.order))
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest one; what this process saved is newer than anything a far storage has."""
-        try:
-            return self._newest()
-        except FarAway:
-            own = [c for c in self._slots.values() if _is_whole(c)]
-            if not own or not self._generation:
-                raise
-            return max(own, key=lambda c: c.order)
-
-    def _newest(self) -> CheckpointMetadata | None:
         matches = [m for name in self._storage.list() if (m := _FOLDER.match(name))]
         for match in sorted(matches, key=lambda m: (int(m[2]), int(m[1])), reverse=True):
             found = self._examine(match[0], int(match[1]), int(match[2]), match[3])
@@ -189,15 +178,19 @@ class LocalCatalog:
         """
         newest = self._generation or self._newest_generation()
         open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
-        return [
+        names = [name for name in self._storage.list() if _FOLDER.match(name) is not None]
+        left = [
             name
-            for name in self._storage.list()
+            for name in names
             if (match := _FOLDER.match(name)) is not None
             and int(match[2]) <= newest
             and match[3] not in open_ids
             and (int(match[2]) == self._generation or not self._storage.is_held(_claim(int(match[2]))))
             and not self._storage.exists(f"{name}/{MARKER}")
         ]
+        # a fork has of an earlier attempt the image alone: that is in use, though no checkpoint
+        used = frozenset[str]().union(*(self._uses_of(name) for name in names)) if left else frozenset()
+        return [name for name in left if name not in used]
 
     # -- inside
 
@@ -252,15 +245,10 @@ class LocalCatalog:
             path=f"{self._storage.uri}/{folder}",
             state=CheckpointState.CORRUPT,
         )
-        proof, reason = None, ""
-        for storage in copies(self._storage):
-            try:
-                proof = committed(storage, folder)
-                break
-            except CheckpointCorrupt as error:
-                reason = reason or error.message
-        else:
-            return dataclasses.replace(corrupt, reason=reason)
+        try:
+            proof = committed(self._storage, folder)
+        except CheckpointCorrupt as error:
+            return dataclasses.replace(corrupt, reason=error.message)
         if proof is None:
             return None
         manifest, manifest_digest = proof

@@ -2,17 +2,18 @@
 
 A file is written under a temporary name in its final folder, synced, renamed, and its folder is
 synced: after a crash at any point the name shows the whole file or none. Folders are synced into
-their parents when they are made. `create_once` links the synced temporary file to the name,
-because a link, unlike a rename, does not replace. A hold is the kernel's lock on the file (flock),
+their parents when they are made. `create_once` links a synced file that has no name yet to the name,
+because a link, unlike a rename, does not replace; of a file without a name a crash leaves nothing. A hold is the kernel's lock on the file (flock),
 which ends with the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from strata.checkpoint.sink import OnStep, checked_name, unobserved
 from strata.errors import StorageError
 
 _TEMPORARY = ".tmp"
+_DESCRIPTORS = "/proc/self/fd"
+_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+"""How file systems, and old kernels, say that they have no files without a name."""
 
 
 class LocalStorage:
@@ -49,23 +53,20 @@ class LocalStorage:
 
     def create_once(self, name: str, data: bytes) -> bool:
         path = self._path(name)
-        temporary = self._temporary(path)
         with as_storage_error("create", path):
             self._ensure_folder(path.parent)
-            try:
-                with temporary.open("xb") as file:
+            with _nameless(path.parent, self._temporary(path)) as (fd, source):
+                with open(fd, "wb", closefd=False) as file:  # a descriptor, not a path
                     file.write(data)
-                    file.flush()
-                    self._on_step(f"sync {path.name}")
-                    os.fsync(file.fileno())
+                self._on_step(f"sync {path.name}")
+                os.fsync(fd)
                 self._on_step(f"link {path.name}")
                 try:
-                    path.hardlink_to(temporary)
+                    # with a folder's descriptor, which it does not need, it follows the link in /proc
+                    os.link(source, path, src_dir_fd=fd, follow_symlinks=True)
                     made = True
                 except FileExistsError:
                     made = False
-            finally:
-                temporary.unlink(missing_ok=True)
             # also when another made it, who may have died before this
             self._on_step(f"sync folder of {path.name}")
             sync_folder(path.parent)
@@ -200,3 +201,28 @@ def _make_folders(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir()
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _nameless(folder: Path, temporary: Path) -> Iterator[tuple[int, str]]:
+    """Yield a new file in the folder, open for writing, and the path to link it by.
+
+    It is called `temporary` where the file system has no files without a name, and no longer than this.
+    """
+    named = not os.path.isdir(_DESCRIPTORS)  # noqa: PTH112  # a link to a folder is one
+    fd = -1
+    if not named:
+        try:
+            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in _NO_NAMELESS:
+                raise
+            named = True
+    if named:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        yield fd, str(temporary) if named else f"{_DESCRIPTORS}/{fd}"
+    finally:
+        os.close(fd)
+        if named:
+            temporary.unlink(missing_ok=True)

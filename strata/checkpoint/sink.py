@@ -49,11 +49,7 @@ class Sink(Protocol):
         ...
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
-        """Take bytes for their place; in any order, each place once.
-
-        A read-only view may be borrowed until `finish` or `abort` returns, and must not change
-        meanwhile; what is writable is the caller's own again at once.
-        """
+        """Take bytes for their place; in any order, each place once."""
         ...
 
     def finish(self) -> None:

@@ -37,7 +37,7 @@ def complaints(root: Path, said: Sequence[str], size_bytes: int) -> Iterator[str
         return
     if len(left := sorted(path.name for path in root.glob("step-*"))) != 1:
         yield f"the next process left {left}"
-    if left := sorted(str(path.relative_to(root)) for path in root.glob("step-*/.*")):
+    if left := sorted(str(path.relative_to(root)) for path in root.rglob(".*")):
         yield f"the next process left the temporary files {left}"
 
 

@@ -1,4 +1,4 @@
-"""A process that saves three steps, keeping one, and dies by SIGKILL where it is told to.
+"""A process that saves four steps, two of them as Incrementals, keeping one, and dies by SIGKILL where it is told to.
 
 It is forked from the process that judges it, says each step that it takes and each commit that it
 was told of through a pipe, and takes its way with the same parts that a `CheckpointManager` has.
@@ -23,8 +23,16 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.client.checkpoint_retention import retain
+from strata.core.records import CheckpointType
 
-STEPS = (20, 40, 60)
+TYPES = {
+    20: CheckpointType.FULL,
+    40: CheckpointType.INCREMENTAL,
+    60: CheckpointType.INCREMENTAL,
+    80: CheckpointType.FULL,
+}
+"""The second and the third use what the first has written; the last lets all three go."""
+STEPS = tuple(TYPES)
 KEPT = 1
 
 
@@ -71,7 +79,7 @@ def save_and_die(root: Path, kill: Kill | None, size_bytes: int, said: int) -> N
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=20, on_step=on_step)
     writer = AsyncCheckpointWriter(saver, after_save=lambda saved: retain(catalog, storage, KEPT))
     for step in STEPS:
-        writer.write(state_of(step, size_bytes), SaveRequest(step=step)).wait()
+        writer.write(state_of(step, size_bytes), SaveRequest(step=step, type=TYPES[step])).wait()
         say(f"committed {step}")
         writer.wait_until_finished()
     writer.close()

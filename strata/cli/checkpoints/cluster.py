@@ -1,24 +1,45 @@
-"""The shelf of a job, whose catalog the coordinators keep."""
+"""The shelf of a job, whose catalog the coordinators keep.
+
+They know what is there and what may go; the objects lie where this host, perhaps, can reach them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
 
+from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
-from strata.cli.checkpoints.where import place_of, whoever
+from strata.cli.checkpoints.garbage import Garbage
+from strata.cli.checkpoints.root_shelf import open_storage
 from strata.cli.output import message_as_dict
 from strata.client import CoordinatorClient
 from strata.client.checkpoint_catalog import metadata_of
+from strata.errors import CheckpointError, InvalidArgument, Refused, StorageError
 from strata.v1.checkpoints_pb2 import (
+    CHORE_KIND_CLEAR,
+    CHORE_KIND_REMOVE,
     Checkpoint,
+    Chore,
     DeleteCheckpointRequest,
     ForkCheckpointRequest,
+    ListChoresRequest,
     PinCheckpointRequest,
     TagCheckpointRequest,
     UnpinCheckpointRequest,
     UntagCheckpointRequest,
 )
+
+_WHY: Final[dict[int, str]] = {
+    CHORE_KIND_REMOVE: "it is to be deleted",
+    CHORE_KIND_CLEAR: "its save was given up",
+}
 
 
 class ClusterShelf:
@@ -40,10 +61,22 @@ class ClusterShelf:
         return sorted(map(metadata_of, listed), key=lambda c: c.order)
 
     def place(self, checkpoint: CheckpointMetadata) -> tuple[Storage, str]:
-        return place_of(checkpoint)
+        """Return the first copy that this host can reach."""
+        message = self._messages.get(checkpoint.id)
+        tiers = [tier.path for tier in message.tiers] if message is not None else []
+        unreached: StorageError | None = None
+        for path in dict.fromkeys([checkpoint.path, *tiers]):
+            try:
+                return place_of(path, checkpoint.id)
+            except StorageError as error:
+                unreached = unreached or error
+        assert unreached is not None
+        raise unreached
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
         return message_as_dict(self._messages[checkpoint.id])
+
+    # -- what stays
 
     def pin(self, checkpoint: CheckpointMetadata, *, who: str, why: str) -> None:
         self.client.call(
@@ -57,10 +90,10 @@ class ClusterShelf:
             UnpinCheckpointRequest(job=self.client.job, step=checkpoint.step, attempt=checkpoint.id)
         )
 
-    def tag(self, checkpoint: CheckpointMetadata, name: str) -> None:
+    def tag(self, checkpoint: CheckpointMetadata, name: str, *, who: str) -> None:
         self.client.call(
             TagCheckpointRequest(
-                job=self.client.job, tag=name, step=checkpoint.step, attempt=checkpoint.id, who=whoever()
+                job=self.client.job, tag=name, step=checkpoint.step, attempt=checkpoint.id, who=who
             )
         )
 
@@ -75,15 +108,75 @@ class ClusterShelf:
         path: str = self.client.call(request).checkpoint.path
         return path
 
-    def delete(self, checkpoint: CheckpointMetadata) -> None:
-        self._delete(checkpoint, finished=False)
+    # -- what goes
 
-    def deleted(self, checkpoint: CheckpointMetadata) -> None:
-        self._delete(checkpoint, finished=True)
+    def remove(self, checkpoint: CheckpointMetadata) -> None:
+        """Forbid its use, and remove the copies that this host can reach; others remove theirs."""
+        self.client.call(
+            DeleteCheckpointRequest(job=self.client.job, step=checkpoint.step, attempt=checkpoint.id)
+        )
+        for chore in self._chores():
+            if chore.attempt == checkpoint.id:
+                self._do(chore)
 
-    def _delete(self, checkpoint: CheckpointMetadata, *, finished: bool) -> None:
+    def garbage(self, keep_count: int | None) -> Iterator[Garbage]:
+        if keep_count is not None:
+            raise InvalidArgument(
+                "what a job keeps is told by its managers, and the leader sees to it",
+                hint="give keep_count to CheckpointManager, or --storage here",
+            )
+        for chore in self._chores():
+            try:
+                place_of(chore.path, chore.attempt)
+            except StorageError as error:
+                sys.stderr.write(f"step {chore.step} is left to others: {error.message}\n")
+                continue
+            if chore.kind not in _WHY:
+                continue  # to read a copy that is in doubt is for the job's members
+            yield Garbage(
+                what=f"step {chore.step}, generation {chore.generation}, attempt {chore.attempt} at {chore.path}",
+                why=_WHY[chore.kind],
+                remove=partial(self._do, chore),
+            )
+
+    def _chores(self) -> list[Chore]:
+        request = ListChoresRequest(job=self.client.job, host=socket.gethostname())
+        return list(self.client.call(request).chores)
+
+    def _do(self, chore: Chore) -> None:
+        """Remove a copy's objects and say so; a save that was given up must not be marked in storage."""
+        storage, folder = place_of(chore.path, chore.attempt)
+        if chore.kind == CHORE_KIND_CLEAR:
+            if storage.exists(f"{folder}/{MARKER}"):
+                raise Refused(f"it was given up, and storage has it as committed: {chore.path}")
+            self._delete(chore, finished=False)
+        remove_objects(storage, folder)
+        self._delete(chore, finished=True)
+
+    def _delete(self, chore: Chore, *, finished: bool) -> None:
         self.client.call(
             DeleteCheckpointRequest(
-                job=self.client.job, step=checkpoint.step, attempt=checkpoint.id, finished=finished
+                job=self.client.job,
+                step=chore.step,
+                attempt=chore.attempt,
+                finished=finished,
+                tier=chore.tier if finished else "",
+                host=socket.gethostname() if finished else "",
             )
         )
+
+
+def place_of(path: str, attempt: str) -> tuple[Storage, str]:
+    """Return the storage and the folder that a record's path names; `StorageError` if not from here.
+
+    Where the root is, and the folder in it is not, its objects are gone: that is no error here.
+    """
+    above, _, folder = path.rpartition("/")
+    if not folder.startswith("step-") or not folder.endswith(f"-{attempt}"):
+        raise CheckpointError(f"attempt {attempt} is recorded at {path}, which is no place of it")
+    storage = open_storage(above)
+    if root.owner_of(storage) is None:
+        raise StorageError(
+            f"this host has nothing at {above}", hint="run it where that path is mounted, or say --storage"
+        )
+    return storage, folder

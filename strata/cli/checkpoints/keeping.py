@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.removal import remove_objects
-from strata.cli.checkpoints.where import Shelf, StorageRoot, StorageShelf, Which, chosen, opened, whoever
+from strata.cli.checkpoints.where import StorageRoot, Which, chosen, opened
 from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
@@ -24,10 +21,8 @@ from strata.cli.output import (
     printable,
     size,
 )
-from strata.client.checkpoint_retention import excess
 from strata.config import Credentials
-from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound
+from strata.errors import CheckpointNotFound, Refused
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
 Why = Annotated[str, typer.Option("--why", help="Why it is to stay; whoever lists it sees that.")]
@@ -58,7 +53,7 @@ def pin(
     """
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
         checkpoint = chosen(shelf.all(), which)
-        shelf.pin(checkpoint, who=whoever(), why=why)
+        shelf.pin(checkpoint, who=_whoever(), why=why)
     _say(f"step {checkpoint.step} is pinned")
 
 
@@ -99,7 +94,7 @@ def tag(
     """
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
         checkpoint = chosen(shelf.all(), which)
-        shelf.tag(checkpoint, name)
+        shelf.tag(checkpoint, name, who=_whoever())
     _say(f"step {checkpoint.step} is {name}")
 
 
@@ -146,16 +141,8 @@ def delete(
         what = f"step {checkpoint.step}, generation {checkpoint.generation}, {size(checkpoint.size_bytes)}"
         if not yes:
             typer.confirm(f"Delete {what} at {printable(checkpoint.path)}?", abort=True, err=True)
-        _remove(shelf, checkpoint)
+        shelf.remove(checkpoint)
     _say(f"deleted: {what}")
-
-
-def _remove(shelf: Shelf, checkpoint: CheckpointMetadata) -> None:
-    """Forbid its use, remove the objects, forget it: what is interrupted may be repeated."""
-    storage, folder = shelf.place(checkpoint)
-    shelf.delete(checkpoint)
-    remove_objects(storage, folder)
-    shelf.deleted(checkpoint)
 
 
 @connecting
@@ -178,37 +165,25 @@ def collect(
     """
     gone: list[dict[str, Any]] = []
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
-        for what, why, remove in _garbage(shelf, keep_count):
-            if not dry_run:
-                remove()
-            gone.append({"what": what, "why": why, "removed": not dry_run})
+        for each in shelf.garbage(keep_count):
+            try:
+                if not dry_run:
+                    each.remove()
+            except Refused as error:
+                sys.stderr.write(f"{printable(each.what)} stays: {printable(error.message)}\n")
+                continue
+            gone.append({"what": each.what, "why": each.why, "removed": not dry_run})
             if not as_json:
-                _say(f"{'would remove' if dry_run else 'removed'} {what}: {why}")
+                _say(f"{'would remove' if dry_run else 'removed'} {each.what}: {each.why}")
     if as_json:
         print_values(gone)
     elif not gone:
         _say("there is nothing to remove")
 
 
-def _garbage(shelf: Shelf, keep_count: int | None) -> Iterator[tuple[str, str, Any]]:
-    """Yield what may go, why, and what removes it."""
-    for checkpoint in excess(shelf.all(), keep_count):
-        storage, folder = shelf.place(checkpoint)
-        if checkpoint.state is CheckpointState.ABORTED and storage.exists(f"{folder}/{MARKER}"):
-            sys.stderr.write(
-                f"step {checkpoint.step} was given up, and storage has it as committed: it stays, {folder}\n"
-            )
-            continue
-        state = checkpoint.state
-        why = "older than those to keep" if state is CheckpointState.COMMITTED else state.value
-        yield (
-            f"step {checkpoint.step}, generation {checkpoint.generation}, attempt {checkpoint.id}",
-            checkpoint.reason or why,
-            lambda checkpoint=checkpoint: _remove(shelf, checkpoint),
-        )
-    if isinstance(shelf, StorageShelf):
-        for folder in shelf.leftovers():
-            yield folder, "its save never ended", lambda folder=folder: remove_objects(shelf.storage, folder)
+def _whoever() -> str:
+    """Return the name of the person at the terminal, as far as the environment knows it."""
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 
 
 def _say(text: str) -> None:

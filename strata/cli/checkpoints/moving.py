@@ -12,18 +12,11 @@ from strata.checkpoint import file_export, file_import, root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.copying import copy_checkpoint
 from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.removal import remove_objects
-from strata.checkpoint.sink import Storage
 from strata.cli.checkpoints.listing import manifests_of
-from strata.cli.checkpoints.where import (
-    StorageRoot,
-    StorageShelf,
-    Which,
-    chosen,
-    open_storage,
-    opened,
-    storage_shelf,
-)
+from strata.cli.checkpoints.root_shelf import StorageShelf, open_storage, storage_shelf
+from strata.cli.checkpoints.where import StorageRoot, Which, chosen, opened
 from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
@@ -188,7 +181,7 @@ def _fork_root(shelf: StorageShelf, checkpoint: CheckpointMetadata, to: str) -> 
     return f"{target.uri}/{folder}"
 
 
-def _empty_root(to: str, *, folder: str) -> Storage:
+def _empty_root(to: str, *, folder: str) -> LocalStorage:
     """Return the storage at `to`, which has no checkpoint yet, but perhaps what a fork left of `folder`."""
     storage = open_storage(to)
     root.claim(storage, root.STANDALONE)

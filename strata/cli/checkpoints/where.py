@@ -8,29 +8,22 @@ belongs to coordinators is only looked at in this way: what changes it goes thro
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import time
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from strata.checkpoint import marks, opening, root
 from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.place import parse_place
 from strata.checkpoint.sink import Storage
-from strata.cli.output import message_as_dict
+from strata.cli.checkpoints.garbage import Garbage
+from strata.cli.checkpoints.root_shelf import StorageShelf, storage_shelf
 from strata.config import Credentials
-from strata.core.checkpoints import folder_name
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointError, CheckpointNotFound, InvalidArgument, Refused, StorageError
+from strata.errors import CheckpointNotFound, InvalidArgument
 
 if TYPE_CHECKING:
     from strata.cli.checkpoints.cluster import ClusterShelf
-    from strata.v1.checkpoints_pb2 import Checkpoint
 
 StorageRoot = Annotated[
     str | None,
@@ -68,16 +61,19 @@ class Shelf(Protocol):
 
     def unpin(self, checkpoint: CheckpointMetadata) -> None: ...
 
-    def tag(self, checkpoint: CheckpointMetadata, name: str) -> None: ...
+    def tag(self, checkpoint: CheckpointMetadata, name: str, *, who: str) -> None: ...
 
     def untag(self, name: str) -> None: ...
 
-    def delete(self, checkpoint: CheckpointMetadata) -> None:
-        """Forbid its use, so that its objects may be removed; `Refused` while it is needed."""
+    def remove(self, checkpoint: CheckpointMetadata) -> None:
+        """Forbid its use, remove its objects, forget it; `Refused` while it is needed.
+
+        What was interrupted anywhere may be repeated.
+        """
         ...
 
-    def deleted(self, checkpoint: CheckpointMetadata) -> None:
-        """Forget it: its objects are removed."""
+    def garbage(self, keep_count: int | None) -> Iterator[Garbage]:
+        """Yield what may go: what ended badly, and what is older than so many of the newest."""
         ...
 
 
@@ -96,110 +92,6 @@ def opened(
         endpoints, job=job, timeout_s=timeout_s, credentials=credentials
     ) as client:
         yield ClusterShelf(client)
-
-
-def open_storage(where: str) -> Storage:
-    """Return the storage at a path or URI; `ConfigError` when it is none."""
-    return opening.open_storage(parse_place(where), nonce=lambda: uuid.uuid4().hex)
-
-
-def storage_shelf(where: str, job: str) -> StorageShelf:
-    """Return the shelf of a root, of a job's folder in one, or of that of `job` in it."""
-    storage = open_storage(where)
-    owner = root.owner_of(storage)
-    if owner is None:
-        raise CheckpointNotFound(
-            f"{storage.uri} is no storage root: it has no {root.NAME}",
-            hint="check the path; a save makes one",
-        )
-    if owner == root.COORDINATED:
-        held = [name for name in storage.list() if root.owner_of(storage, folder=name) is not None]
-        if job not in held:
-            raise CheckpointNotFound(
-                f"{storage.uri} has nothing of job {job}, only of {', '.join(held) or 'none'}",
-                hint="say --job",
-            )
-        storage = open_storage(f"{storage.uri}/{job}")
-    return StorageShelf(storage, standalone=owner == root.STANDALONE)
-
-
-class StorageShelf:
-    """What lies in a root. `standalone`: no coordinator has a say in it."""
-
-    def __init__(self, storage: Storage, *, standalone: bool) -> None:
-        self.storage = storage
-        self._standalone = standalone
-        self._catalog = LocalCatalog(
-            storage, new_id=lambda: uuid.uuid4().hex, now_unix_ms=lambda: time.time_ns() // 1_000_000
-        )
-
-    @property
-    def title(self) -> str:
-        return self.storage.uri
-
-    def all(self) -> list[CheckpointMetadata]:
-        return self._catalog.all()
-
-    def place(self, checkpoint: CheckpointMetadata) -> tuple[Storage, str]:
-        return self.storage, self._catalog.folder(checkpoint)
-
-    def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
-        return message_as_dict(_message(checkpoint))
-
-    def pin(self, checkpoint: CheckpointMetadata, *, who: str, why: str) -> None:
-        self._check_owner()
-        marks.pin(self.storage, checkpoint, who=who, why=why)
-
-    def unpin(self, checkpoint: CheckpointMetadata) -> None:
-        self._check_owner()
-        marks.unpin(self.storage, checkpoint)
-
-    def tag(self, checkpoint: CheckpointMetadata, name: str) -> None:
-        self._check_owner()
-        marks.tag(self.storage, checkpoint, name)
-
-    def untag(self, name: str) -> None:
-        self._check_owner()
-        marks.untag(self.storage, name)
-
-    def delete(self, checkpoint: CheckpointMetadata) -> None:
-        self._check_owner()
-        self._catalog.delete(checkpoint)
-
-    def deleted(self, checkpoint: CheckpointMetadata) -> None:
-        marks.forget(self.storage, checkpoint)
-        self._catalog.deleted(checkpoint)
-
-    def leftovers(self) -> list[str]:
-        """Return the folders of saves that a process left unfinished, and nobody is at any more."""
-        self._check_owner()
-        return self._catalog.leftovers()
-
-    def _check_owner(self) -> None:
-        if not self._standalone:
-            raise Refused(
-                f"{self.storage.uri} belongs to coordinators, who must know of a change",
-                hint="leave --storage out, and say --endpoints and --job",
-            )
-
-
-def place_of(checkpoint: CheckpointMetadata) -> tuple[Storage, str]:
-    """Return the storage and the folder that a record's path names; `StorageError` if not from here.
-
-    Where the root is, and the folder in it is not, its objects are gone: that is no error here.
-    """
-    folder = folder_name(checkpoint.step, checkpoint.generation, checkpoint.id)
-    above = checkpoint.path.removesuffix(f"/{folder}")
-    if above == checkpoint.path:
-        raise CheckpointError(
-            f"step {checkpoint.step} is recorded at {checkpoint.path}, which is no place of it"
-        )
-    storage = open_storage(above)
-    if root.owner_of(storage) is None:
-        raise StorageError(
-            f"this host has nothing at {above}", hint="run it where that path is mounted, or say --storage"
-        )
-    return storage, folder
 
 
 def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = False) -> CheckpointMetadata:
@@ -235,35 +127,3 @@ def _told(known: Sequence[CheckpointMetadata]) -> str:
     steps = [str(c.step) for c in known]
     few = ", ".join(steps[-8:])
     return f"the steps {'…, ' if len(steps) > 8 else ''}{few}" if steps else "none"
-
-
-def whoever() -> str:
-    """Return the name of the person at the terminal, as far as the environment knows it."""
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
-
-
-def _message(c: CheckpointMetadata) -> Checkpoint:
-    from strata.v1.checkpoints_pb2 import Checkpoint  # noqa: PLC0415  # protobuf only when needed
-    from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES  # noqa: PLC0415  # as above
-
-    return Checkpoint(
-        attempt=c.id,
-        step=c.step,
-        generation=c.generation,
-        type=CHECKPOINT_TYPES[c.checkpoint_type],
-        state=CHECKPOINT_STATES[c.state],
-        ranks=c.ranks,
-        acked=sorted(c.acked),
-        sealed=c.sealed,
-        path=c.path,
-        epoch=c.epoch,
-        size_bytes=c.size_bytes,
-        model_hash=c.model_hash,
-        manifest_digest=c.manifest_digest,
-        created_unix_ms=c.created_unix_ms,
-        metadata=c.metadata,
-        reason=c.reason,
-        latest=c.latest,
-        pinned=c.pinned,
-        tags=c.tags,
-    )

@@ -30,10 +30,7 @@ class MemoryStorage:
     def create_once(self, name: str, data: bytes) -> bool:
         self.fault("create", checked_name(name))
         with self._lock:
-            if name in self.objects:
-                return False
-            self.objects[name] = data
-            return True
+            return self.objects.setdefault(name, data) is data
 
     def hold(self, name: str) -> None:
         if name not in self.objects:

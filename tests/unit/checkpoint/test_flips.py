@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.verifying import ignored, verify
 from strata.client.checkpoints import CheckpointManager
+from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt
 
 FLIPS = 1000
@@ -87,6 +89,33 @@ def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
     assert restored is not None
     assert restored.step == 40, "with every bit back in its place it is good again"
     assert same(state, a_state(40))
+
+
+def test_a_flip_in_what_an_incremental_uses_is_found_in_it_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="strata.checkpoint")
+    seeded = random.Random(6)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state(a_state(10), 10).wait()
+        manager.save_state(a_state(20), 20).wait()
+        newer = {**a_state(20), "optim": a_state(30)["optim"], "step": 30}
+        manager.save_state(newer, 30, checkpoint_type=CheckpointType.INCREMENTAL).wait()
+    base = next(tmp_path.glob("step-*20-gen*")) / "rank-00000.safetensors"
+    folder = next(tmp_path.glob("step-*30-gen*")).name
+    storage, manager = LocalStorage(tmp_path, nonce=lambda: ""), CheckpointManager(tmp_path)
+    found = Counter[int]()
+    for _ in range(100):
+        bit = seeded.randrange(8 * base.stat().st_size)
+        with flipped(base, bit):
+            state = an_empty_state()
+            restored = manager.restore(state)
+            assert restored is not None
+            good = verify(storage, folder, manifest_digest=None, on_bytes=ignored).good
+            assert restored.step == (30 if good else 10), "20 has lost the bit in any case"
+            assert same(state, newer if good else a_state(10)), bit
+            found[restored.step] += 1
+    assert min(found[10], found[30]) > 10, "the model is used, the header and the optimizer are not"
 
 
 def test_with_nothing_good_before_it_nothing_is_restored(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from strata.cli.app import app
 from strata.cli.checkpoints.where import chosen
 from strata.cli.exits import exit_code
 from strata.client.checkpoints import CheckpointManager
-from strata.core.records import CheckpointState
+from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointNotFound, InvalidArgument, StrataError
 
 
@@ -319,3 +319,30 @@ def test_a_fork_is_a_root_of_its_own(where: Path, tmp_path: Path) -> None:
     damage(image(where, 10), -1)
     run("fork", 10, "--to", tmp_path / "third", "-s", where, code=1)
     assert values("list", "-s", tmp_path / "third") == []
+
+
+def test_a_fork_of_an_incremental_has_what_it_uses(tmp_path: Path) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    with CheckpointManager(source) as manager:
+        manager.save_state(a_state(10), 10).wait()
+        changed = {
+            **a_state(10),
+            "lr": 0.2,
+            "model": {**a_state(10)["model"], "frozen": np.zeros(5, np.int16)},
+        }
+        manager.save_state(changed, 20, checkpoint_type=CheckpointType.INCREMENTAL).wait()
+    assert values("show", 20, "-s", source)["type"] == "incremental"
+    assert "is used by" in run("delete", 10, "--yes", "-s", source, code=4)
+    run("fork", 20, "--to", other, "-s", source)
+    run("gc", "-s", other)
+    assert "good" in run("verify", 20, "-s", other)
+    assert restored(other)["model"]["w"][0, 0] == 10
+    with CheckpointManager(other, keep_count=1) as manager:
+        manager.save_state(a_state(30), 30)
+        manager.wait_until_finished()
+        manager.save_state(a_state(40), 40)
+        manager.wait_until_finished()
+    assert len(list(other.glob("step-*"))) == 1, "and it goes when nobody uses it"
+    run("export", 20, tmp_path / "whole.safetensors", "-s", source)
+    run("import", tmp_path / "whole.safetensors", "-s", tmp_path / "third")
+    assert restored(tmp_path / "third")["model"]["frozen"].tolist() == [0] * 5
