@@ -81,7 +81,7 @@ def choose(
         return Plan(request=request)
     found = _digests_of(snapshot, threads)
     specs = {name: place.spec for name, place in snapshot.places.items()}
-    delta = compare(specs, found, known_places(folder, manifest))
+    delta = compare(specs, found, known_places(folder, manifest), snapshot.shares)
     if not delta.worth_it:
         return _whole(asked, delta.told)
     try:

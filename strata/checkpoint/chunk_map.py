@@ -86,7 +86,12 @@ def _add_shares(
             continue
         for tensor, found in known_places(folder, manifest).items():
             entry, theirs = mine.get(tensor), manifest.tensors[tensor]
-            if entry is not None and entry.replicated and theirs.replicated:
+            if (
+                entry is not None
+                and entry.replicated
+                and theirs.replicated
+                and (entry.shard, entry.spec.shape) == (theirs.shard, theirs.spec.shape)
+            ):
                 _check_same(folder, tensor, entry, theirs)
                 places[tensor] = found | places[tensor]
 

@@ -27,10 +27,14 @@ OWN: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Where a tensor lies in the larger one that it is a part of."""
+    """Where a tensor lies in the larger one that it is a part of.
+
+    That one is called `tensor`, or like the part where this is empty: a rank may hold several parts.
+    """
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
+    tensor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,7 @@ class TensorEntry:
             body["shard"] = {
                 "global_shape": list(self.shard.global_shape),
                 "offsets": list(self.shard.offsets),
+                **({"tensor": self.shard.tensor} if self.shard.tensor else {}),
             }
         body["chunks"] = list(self.chunks)
         return body
@@ -126,7 +131,11 @@ class TensorEntry:
             replicated=bool(body.get("replicated", False)),
             shard=None
             if shard is None
-            else Shard(global_shape=tuple(shard["global_shape"]), offsets=tuple(shard["offsets"])),
+            else Shard(
+                global_shape=tuple(shard["global_shape"]),
+                offsets=tuple(shard["offsets"]),
+                tensor=str(shard.get("tensor", "")),
+            ),
         )
         entry._check(sizes)
         return entry

@@ -68,18 +68,28 @@ class Delta:
 
 
 def compare(
-    specs: Mapping[str, TensorSpec], digests: Digests, base: Mapping[str, Mapping[int, ChunkPlace]]
+    specs: Mapping[str, TensorSpec],
+    digests: Digests,
+    base: Mapping[str, Mapping[int, ChunkPlace]],
+    shares: Mapping[str, range] | None = None,
 ) -> Delta:
-    """Return what has changed since `base`, the places of the chunks of an earlier checkpoint."""
+    """Return what has changed since `base`, the places of the chunks of an earlier checkpoint.
+
+    Of the tensors in `shares`, which other ranks hold as well, only these chunks are this rank's.
+    """
+    shares = shares or {}
     kept: dict[str, dict[int, ChunkPlace]] = {}
     partly: dict[str, tuple[range, ...]] = {}
-    changed_bytes = 0
+    changed_bytes = total_bytes = 0
     for tensor, spec in specs.items():
         changed = []
         same: dict[int, ChunkPlace] = {}
         known = base.get(tensor, {})
-        for number, digest in enumerate(digests[tensor]):
+        mine = shares.get(tensor, range(len(digests[tensor])))
+        for number in mine:
+            digest = digests[tensor][number]
             size_bytes = min(CHUNK_BYTES, spec.size_bytes - number * CHUNK_BYTES)
+            total_bytes += size_bytes
             before = known.get(number)
             if before is not None and (before.digest, before.size_bytes) == (digest, size_bytes):
                 same[number] = before
@@ -88,13 +98,9 @@ def compare(
                 changed_bytes += size_bytes
         if same:
             kept[tensor] = same
+        if same or len(mine) < len(digests[tensor]):
             partly[tensor] = tuple(rows(changed))
-    return Delta(
-        kept=kept,
-        partly=partly,
-        changed_bytes=changed_bytes,
-        total_bytes=sum(spec.size_bytes for spec in specs.values()),
-    )
+    return Delta(kept=kept, partly=partly, changed_bytes=changed_bytes, total_bytes=total_bytes)
 
 
 def rows(numbers: Iterable[int]) -> Iterator[range]:

@@ -37,15 +37,21 @@ USES = "uses.json"
 class LocalCatalog:
     """The checkpoints in the root of `storage`, as the only rank of a world of one.
 
+    With a larger `world_size` it is that of rank 0, who acks for all when each has told it so.
     `new_id` returns a new random attempt id, `now_unix_ms` the time.
     """
 
     rank = 0
-    world_size = 1
 
     def __init__(
-        self, storage: Storage, *, new_id: Callable[[], str], now_unix_ms: Callable[[], int]
+        self,
+        storage: Storage,
+        *,
+        new_id: Callable[[], str],
+        now_unix_ms: Callable[[], int],
+        world_size: int = 1,
     ) -> None:
+        self.world_size = world_size
         self._storage = storage
         self._new_id = new_id
         self._now_unix_ms = now_unix_ms
@@ -81,11 +87,12 @@ class LocalCatalog:
             created_unix_ms=self._now_unix_ms(),
             base_step=request.base_step,
             base_attempt=request.base_attempt,
+            ranks=self.world_size,
         )
         return self._slots[slot]
 
     def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
-        return self._change(checkpoint, acked=frozenset({0}))
+        return self._change(checkpoint, acked=frozenset(range(self.world_size)))
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
         return self._change(

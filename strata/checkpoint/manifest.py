@@ -223,14 +223,21 @@ class Manifest:
             )
 
 
-def model_hash(manifest: RankManifest) -> str:
+def model_hash(manifests: Sequence[RankManifest]) -> str:
     """Return a fingerprint of the weights: equal for equal tensors, whenever they were saved.
 
-    It covers the tensors below the key `model`; when there is none, every tensor of the state.
+    It covers the tensors below the key `model`; when there is none, every tensor of the state. Of
+    the tensors that each rank has to itself those of rank 0 count; of sharded ones every part does,
+    so that another partitioning has another fingerprint.
     """
-    chosen = {n: e for n, e in manifest.tensors.items() if n == "model" or n.startswith("model.")}
+    found = {name: entry for name, entry in manifests[0].tensors.items() if entry.shard is None}
+    for manifest in manifests:
+        for name, entry in manifest.tensors.items():
+            if entry.shard is not None:
+                found[f"{entry.shard.tensor or name}\0{list(entry.shard.offsets)}"] = entry
+    chosen = {n: e for n, e in found.items() if n == "model" or n.startswith(("model.", "model\0"))}
     if not chosen:
-        chosen = {n: e for n, e in manifest.tensors.items() if not n.startswith("__rng__")}
+        chosen = {n: e for n, e in found.items() if not n.startswith("__rng__")}
     lines = [
         f"{name}\0{entry.spec.dtype}\0{list(entry.spec.shape)}\0{','.join(entry.chunks)}"
         for name, entry in sorted(chosen.items())

@@ -1,4 +1,5 @@
-"""Writing one rank's image: all of its snapshot, or what has changed since the base.
+"""Writing one rank's image: all of its snapshot, its share of what others hold as well, or what has
+changed since the base.
 
 A whole one is hashed while it is written, as it lies in memory. Of an Incremental the digests are
 known, because it was compared by them, and the chunks to be written are put together from where
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.checkpoint.bases import Plan
 from strata.checkpoint.digest import chunks
@@ -33,9 +34,8 @@ class WrittenPart:
 
 def layout_of(snapshot: Snapshot, plan: Plan) -> Layout:
     """Return the image that the plan makes of the snapshot."""
-    if plan.delta is None:
-        return snapshot.layout
-    return lay_out(_specs(snapshot), partly=plan.delta.partly)
+    partly = plan.delta.partly if plan.delta is not None else _shared(snapshot)
+    return lay_out(_specs(snapshot), partly=partly) if partly else snapshot.layout
 
 
 def write_part(
@@ -43,7 +43,7 @@ def write_part(
 ) -> WrittenPart:
     """Write the image as object `name`; return once it is durable."""
     layout = layout_of(snapshot, plan)
-    whole = plan.delta is None
+    whole = layout is snapshot.layout
     parts = {tensor: list(chunks(view)) for tensor, view in snapshot.views.items()}
     sink = storage.sink(name)
     try:
@@ -51,27 +51,31 @@ def write_part(
         found = write_image(
             sink,
             snapshot.pieces if whole else image_pieces(layout, snapshot.views),
-            [chunk for part in parts.values() for chunk in part] if whole else (),
+            [chunk for part in parts.values() for chunk in part] if plan.digests is None else (),
             threads=threads,
             on_block=on_block,
         )
         sink.finish()
     finally:
         sink.abort()
-    if plan.delta is not None and plan.digests is not None:
-        tensors, files = entries(layout, _specs(snapshot), plan.digests, plan.delta.kept)
-        return WrittenPart(layout=layout, tensors=tensors, files=files)
     left = iter(found)
-    tensors = {
-        tensor: TensorEntry(
-            spec=place.spec,
-            start=place.start,
-            end=place.end,
-            chunks=tuple(itertools.islice(left, len(parts[tensor]))),
-        )
-        for tensor, place in layout.places.items()
+    digests = plan.digests or {name: tuple(itertools.islice(left, len(part))) for name, part in parts.items()}
+    kept = plan.delta.kept if plan.delta is not None else {}
+    tensors, files = entries(layout, _specs(snapshot), digests, kept)
+    for tensor in snapshot.shares:
+        tensors[tensor] = replace(tensors[tensor], replicated=True)
+    for tensor, shard in snapshot.shards.items():
+        tensors[tensor] = replace(tensors[tensor], shard=shard)
+    return WrittenPart(layout=layout, tensors=tensors, files=files)
+
+
+def _shared(snapshot: Snapshot) -> dict[str, tuple[range, ...]]:
+    """Return which chunks are written of the tensors that are not written whole."""
+    return {
+        name: (mine,) if mine else ()
+        for name, mine in snapshot.shares.items()
+        if len(mine) < len(list(chunks(snapshot.views[name])))
     }
-    return WrittenPart(layout=layout, tensors=tensors)
 
 
 def _specs(snapshot: Snapshot) -> dict[str, TensorSpec]:

@@ -11,18 +11,24 @@ rank 0's, as far as all ranks had saved the same there.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from strata.checkpoint.assembling import Assembler, wish
 from strata.checkpoint.chunk_map import ChunkPlace, chunk_places, object_name
 from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.global_tensors import GlobalTensor, global_tensors, wholes
 from strata.checkpoint.image import ALIGNMENT
 from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.memory import allocate
+from strata.checkpoint.parts import distributed_of
 from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
+from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children, join
+from strata.checkpoint.wanted import wanted
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 
@@ -51,19 +57,30 @@ class Loaded:
 
 
 def load(
-    storage: Storage, folder: str, *, manifest_digest: str, rank: int, threads: int = DEFAULT_THREADS
+    storage: Storage,
+    folder: str,
+    *,
+    manifest_digest: str,
+    rank: int,
+    threads: int = DEFAULT_THREADS,
+    state: Mapping[Any, Any] | None = None,
 ) -> Loaded:
     """Return the part of the checkpoint in `folder` for `rank`.
 
-    `CheckpointCorrupt`, naming the file and the tensor, when a byte differs from what was saved.
+    Of the tensors that ranks have saved parts of, what `state` wants is read, whoever wrote it; all
+    of each when no state is given. `CheckpointCorrupt`, naming the file and the tensor, when a byte
+    differs from what was saved.
     """
     manifest = read_manifest(storage, folder, manifest_digest)
     manifests = read_rank_manifests(storage, folder, manifest)
     own = rank < len(manifests)
     index = rank if own else 0
+    saved = _read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index), threads)
+    assembler = Assembler(storage, folder, manifests, threads=threads)
+    saved = _with_parts(saved, assembler, global_tensors(manifests), state)
     return Loaded(
         manifest=manifest,
-        saved=_read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index), threads),
+        saved=saved,
         own=own,
         differing=() if own else tuple(differing(manifests)),
     )
@@ -80,7 +97,7 @@ def _read_image(
     offsets, size_bytes = _in_memory(name, manifest, places)
     # inherited: an object may keep a tensor that lies here, and be used in a forked worker
     memory = allocate(size_bytes, inherited=True)[:size_bytes]
-    wanted = [
+    chunks = [
         Stored(
             name=name,
             offset=0,
@@ -91,12 +108,13 @@ def _read_image(
         )
     ]
     data: dict[str, memoryview] = {}
-    for tensor, entry in manifest.tensors.items():
+    specs = {tensor: entry.spec for tensor, entry in wholes(manifest)}
+    for tensor, entry in wholes(manifest):
         begin = offsets[tensor]
         data[tensor] = memory[begin : begin + entry.spec.size_bytes]
         for number, place in enumerate(places[tensor]):
             lies_in = object_name(folder, place.image)
-            wanted.append(
+            chunks.append(
                 Stored(
                     name=lies_in,
                     offset=place.offset,
@@ -106,9 +124,39 @@ def _read_image(
                     complaint=f"{lies_in}: tensor {tensor} differs from what was saved (chunk {number})",
                 )
             )
-    read_chunks(storage, memory, wanted, threads=threads)
-    specs = {tensor: entry.spec for tensor, entry in manifest.tensors.items()}
+    read_chunks(storage, memory, chunks, threads=threads)
     return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
+
+
+def _with_parts(
+    saved: Saved, assembler: Assembler, tensors: Mapping[str, GlobalTensor], state: Mapping[Any, Any] | None
+) -> Saved:
+    """Return what was saved with the tensors that were put together from the parts of all ranks."""
+    specs = {**saved.specs, **{name: tensor.spec for name, tensor in tensors.items()}}
+    examples = wanted(saved.tree, state, specs) if state is not None else dict.fromkeys(specs)
+    boxes: dict[str, tuple[Box, ...]] = {}
+    for name, example in examples.items():
+        if name not in tensors:
+            continue
+        here = distributed_of(name, example)
+        boxes[name] = (
+            (Box.whole(specs[name].shape),) if here is None else tuple(part.box for part in here.parts)
+        )
+    wishes = {
+        (name, box): wish(name, tensors[name], box) for name, several in boxes.items() for box in several
+    }
+    found = assembler.read(wishes)
+    parts = {name: {box: found[name, box] for box in several} for name, several in boxes.items()}
+    return replace(
+        saved,
+        specs=specs,
+        data={
+            **saved.data,
+            **{name: next(iter(parts[name].values())) for name in parts if examples[name] is None},
+        },
+        boxes={name: parts[name] for name in parts if examples[name] is not None},
+        examples={name: example for name, example in examples.items() if example is not None},
+    )
 
 
 def _in_memory(
@@ -123,7 +171,7 @@ def _in_memory(
     end = manifest.header_bytes
     offsets: dict[str, int] = {}
     scattered = []
-    for tensor, entry in manifest.tensors.items():
+    for tensor, entry in wholes(manifest):
         if entry.runs is None:
             offsets[tensor] = entry.start
             end = max(end, entry.end)
@@ -160,7 +208,9 @@ def _leaves(manifest: RankManifest, tree: Json, path: str) -> Iterator[tuple[str
         for name, part in parts:
             yield from _leaves(manifest, part, join(path, name))
     elif isinstance(tree, dict) and ("t" in tree or "b" in tree):
-        entry = manifest.tensors[tree.get("t") or tree["b"]]
-        yield path, (entry.spec, entry.chunks)
+        name = tree.get("t") or tree["b"]
+        entry = manifest.tensors.get(name)
+        # what is put together of the parts of all ranks is the same for each
+        yield path, name if entry is None or entry.shard is not None else (entry.spec, entry.chunks)
     else:
         yield path, repr(tree)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from strata.checkpoint.parts import copy_of, distributed_of, is_distributed, is_in_place, like, part_spec
+from strata.checkpoint.sharding import Box
 from strata.checkpoint.state import Json, children, has_state, join, unflatten
 from strata.checkpoint.tensors import TensorSpec, build, check_fits, copy_in, spec_of
 from strata.errors import CheckpointError
@@ -19,16 +21,37 @@ from strata.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """One rank's part of a checkpoint, read and verified."""
+    """One rank's part of a checkpoint, read and verified.
+
+    `examples` has, for tensors that are to lie on several processes, one that lies so. Of those in
+    `boxes` only what this process holds of them was read.
+    """
 
     tree: Json
     rng: Json
     specs: Mapping[str, TensorSpec]
     data: Mapping[str, memoryview]
+    boxes: Mapping[str, Mapping[Box, memoryview]] = field(default_factory=dict)
+    examples: Mapping[str, Any] = field(default_factory=dict)
 
     def value(self, tree: Json, *, copied: bool = True) -> Any:
         """Return what `tree`, a part of this checkpoint's, describes."""
-        return unflatten(tree, lambda name: build(name, self.specs[name], self.data[name], copied=copied))
+        return unflatten(tree, lambda name: self._tensor(name, copied=copied))
+
+    def _tensor(self, name: str, *, copied: bool) -> Any:
+        spec, example = self.specs[name], self.examples.get(name)
+        if example is None:
+            return build(name, spec, self.data[name], copied=copied)
+        if name in self.boxes:
+            parts = {
+                box: build(name, part_spec(spec, box), data, copied=copied)
+                for box, data in self.boxes[name].items()
+            }
+        else:
+            whole, here = build(name, spec, self.data[name], copied=False), distributed_of(name, example)
+            assert here is not None, "it lies on several processes"
+            parts = {part.box: copy_of(whole[part.box.slices()]) for part in here.parts}
+        return like(example, parts)
 
 
 def restore_into(saved: Saved, state: MutableMapping[str, Any], *others: Saved) -> None:
@@ -66,7 +89,7 @@ def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
     if target is None:
         return
     if _is_tensor(tree):
-        check_fits(key, target, saved.specs[tree["t"]])
+        _check_tensor(key, target, saved.specs[tree["t"]])
     elif spec_of(key, target) is not None:
         raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
     elif isinstance(target, MutableMapping):
@@ -96,10 +119,10 @@ def _check_sequence(saved: Saved, key: str, target: list[Any] | tuple[Any, ...],
 
 def _check_state(saved: Saved, key: str, here: Any, tree: Json) -> None:
     """Compare tensors that an object has already with those it shall load; the rest is its own."""
-    if spec_of(key, here) is not None:
+    if is_distributed(here) or spec_of(key, here) is not None:
         if not _is_tensor(tree):
             raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
-        check_fits(key, here, saved.specs[tree["t"]])
+        _check_tensor(key, here, saved.specs[tree["t"]], written=False)
         return
     parts = dict(children(tree) or ())
     items: Any = ()
@@ -112,6 +135,14 @@ def _check_state(saved: Saved, key: str, here: Any, tree: Json) -> None:
             _check_state(saved, join(key, name), item, parts[name])
 
 
+def _check_tensor(key: str, target: Any, spec: TensorSpec, *, written: bool = True) -> None:
+    here = distributed_of(key, target)
+    if here is None:
+        check_fits(key, target, spec, written=written)
+    elif (here.spec.dtype, here.spec.shape) != (spec.dtype, spec.shape):
+        raise CheckpointError(f"{key} was saved as {spec}, and is {here.spec} here")
+
+
 # -- then: change it --------------------------------------------------------------------------
 
 
@@ -120,9 +151,7 @@ def _merge(saved: Saved, key: str, target: Any, tree: Json) -> Any:
     if target is None:
         return saved.value(tree)
     if _is_tensor(tree):
-        name = tree["t"]
-        copy_in(key, target, saved.specs[name], saved.data[name])
-        return target
+        return _merge_tensor(saved, key, target, tree["t"])
     if isinstance(target, MutableMapping):
         for name, item in children(tree) or ():
             target[name] = _merge(saved, join(key, name), target.get(name), item)
@@ -139,6 +168,24 @@ def _merge(saved: Saved, key: str, target: Any, tree: Json) -> Any:
         _load(key, target, saved.value(tree, copied=not _copies(target)))
         return target
     return saved.value(tree)
+
+
+def _merge_tensor(saved: Saved, key: str, target: Any, name: str) -> Any:
+    spec, here = saved.specs[name], distributed_of(key, target)
+    if here is None:
+        copy_in(key, target, spec, saved.data[name])
+        return target
+    if not is_in_place(target):
+        return saved.value({"t": name})
+    boxes = saved.boxes.get(name)
+    for part in here.parts:
+        own = part_spec(spec, part.box)
+        if boxes is not None:
+            copy_in(key, part.value, own, boxes[part.box])
+        else:  # the whole was read, for another place that it stands in as well
+            whole = build(key, spec, saved.data[name], copied=False)
+            part.value.copy_(whole[part.box.slices()])
+    return target
 
 
 def _copies(target: object) -> bool:

@@ -23,32 +23,28 @@ from strata.checkpoint.catalog import (
     CheckpointSeal,
     SaveRequest,
 )
+from strata.checkpoint.composing import compose, identity_of
 from strata.checkpoint.digest import digest, named_digest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
-    Identity,
     Manifest,
-    Part,
     RankManifest,
     image_name,
-    model_hash,
     rank_manifest_name,
 )
 from strata.checkpoint.marker import read_manifest, write_marker
 from strata.checkpoint.part import layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
-from strata.checkpoint.sink import ObjectMissing, OnStep, Storage, put, unobserved
+from strata.checkpoint.sink import OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
     CheckpointAborted,
-    CheckpointError,
     CheckpointNotFound,
     Conflict,
     Refused,
-    StorageError,
     StrataError,
 )
 
@@ -148,7 +144,7 @@ class Saver:
         manifest = None
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
-            manifest = self._compose(record, folder)
+            manifest = compose(self.storage, record, folder, predecessor=self.catalog.latest())
             data = manifest.to_bytes()
             put(self.storage, f"{folder}/{GLOBAL_NAME}", data)
             self.on_step("seal")
@@ -176,7 +172,7 @@ class Saver:
         part = write_part(self.storage, name, snapshot, plan, threads=self.threads, on_block=on_block)
         info.stage()
         return RankManifest(
-            identity=_identity(record),
+            identity=identity_of(record),
             rank=rank,
             image=image_name(rank),
             image_bytes=part.layout.size_bytes,
@@ -186,48 +182,8 @@ class Saver:
             tree=snapshot.tree,
             rng=snapshot.rng,
             files=part.files,
+            mesh=snapshot.mesh,
         )
-
-    def _compose(self, record: CheckpointMetadata, folder: str) -> Manifest:
-        """Return the global manifest of the parts that all ranks have acked."""
-        parts, fingerprint, uses = [], "", set[str]()
-        for rank in range(record.ranks):
-            name = rank_manifest_name(rank)
-            data = self._read_part(f"{folder}/{name}", rank)
-            manifest = RankManifest.from_bytes(data, what=f"{folder}/{name}")
-            if manifest.identity != _identity(record) or manifest.rank != rank:
-                raise CheckpointError(f"{folder}/{name} belongs to another save")
-            if rank == 0:
-                fingerprint = model_hash(manifest)
-            uses |= {image.folder for image in manifest.files}
-            parts.append(
-                Part(
-                    rank=rank,
-                    manifest=name,
-                    digest=named_digest(data),
-                    image=manifest.image,
-                    image_bytes=manifest.image_bytes,
-                )
-            )
-        before = self.catalog.latest()
-        return Manifest(
-            identity=_identity(record),
-            parts=tuple(parts),
-            model_hash=fingerprint,
-            created_unix_ms=record.created_unix_ms,
-            metadata=record.metadata,
-            predecessor=(before.step, before.generation, before.id) if before is not None else None,
-            uses=tuple(sorted(uses)),
-        )
-
-    def _read_part(self, name: str, rank: int) -> bytes:
-        try:
-            return self.storage.read(name)
-        except ObjectMissing as error:
-            raise StorageError(
-                f"rank {rank} has saved its part, and {name} is not in the storage of rank 0",
-                hint="ranks on several hosts need one storage root that they share",
-            ) from error
 
     def _wait(
         self,
@@ -256,14 +212,3 @@ def _check_type(record: CheckpointMetadata, asked: CheckpointType, fit: Collecti
             f"step {record.step} is saved already, as {record.checkpoint_type.value}, not {asked.value}",
             hint="a step is saved once in a generation: save the whole state, or another step",
         )
-
-
-def _identity(record: CheckpointMetadata) -> Identity:
-    return Identity(
-        step=record.step,
-        generation=record.generation,
-        attempt=record.id,
-        world_size=record.ranks,
-        epoch=record.epoch,
-        type=record.checkpoint_type.value,
-    )

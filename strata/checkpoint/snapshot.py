@@ -16,9 +16,12 @@ from typing import Any, Final
 
 from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, is_on_device, pin
 from strata.checkpoint.digest import CHUNK_BYTES, chunks
+from strata.checkpoint.entries import Shard
 from strata.checkpoint.image import Layout, Place, lay_out
 from strata.checkpoint.memory import Arena, allocate, copy
 from strata.checkpoint.pipeline import spread
+from strata.checkpoint.replication import Replica
+from strata.checkpoint.sharding import share
 from strata.checkpoint.state import Flat, Json
 from strata.checkpoint.tensors import copy_out, in_place
 
@@ -33,7 +36,9 @@ class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
     `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They
-    may be read after `wait`. `kept` is what they lie in, where that is not an arena.
+    may be read after `wait`. `kept` is what they lie in, where that is not an arena. `shards` says of
+    which larger tensor one is a part, and `shares` which chunks fall to this rank of those that others
+    hold as well; `mesh` is the rank's place in the partitioning.
     """
 
     tree: Json
@@ -43,6 +48,9 @@ class Snapshot:
     views: Mapping[str, memoryview]
     kept: object = None
     pending: Pending = field(default_factory=Pending)
+    shards: Mapping[str, Shard] = field(default_factory=dict)
+    shares: Mapping[str, range] = field(default_factory=dict)
+    mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def wait(self) -> None:
         """Return once every byte is there: copies from devices go on after the snapshot was taken."""
@@ -73,7 +81,17 @@ def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
             copy_out(value, spec, source)
         views[name] = source.toreadonly()
     pieces = (memoryview(layout.header), *views.values())
-    return Snapshot(tree=tree, rng=rng, layout=layout, pieces=pieces, views=views, kept=flat)
+    return Snapshot(
+        tree=tree,
+        rng=rng,
+        layout=layout,
+        pieces=pieces,
+        views=views,
+        kept=flat,
+        shards=flat.shards,
+        mesh=flat.mesh,
+        shares=shares_of(flat),
+    )
 
 
 def take_snapshot(
@@ -124,7 +142,21 @@ def take_snapshot(
         pieces=(image,),
         views={name: image[place.start : place.end] for name, place in layout.places.items()},
         pending=pending,
+        shards=flat.shards,
+        mesh=flat.mesh,
+        shares=shares_of(flat),
     )
+
+
+def shares_of(flat: Flat) -> dict[str, range]:
+    """Return which chunks this process writes of each tensor that others hold as well."""
+    groups: dict[Replica, dict[str, int]] = {}
+    for name, replica in flat.replicas.items():
+        groups.setdefault(replica, {})[name] = flat.tensors[name][0].size_bytes
+    found: dict[str, range] = {}
+    for replica, sizes in groups.items():
+        found |= share(sizes, replica=replica.number, replicas=replica.count)
+    return found
 
 
 def _copy_all(pairs: Sequence[tuple[memoryview, memoryview]], threads: int) -> None:

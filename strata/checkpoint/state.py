@@ -8,8 +8,10 @@ text); everything else is an object with one letter for its kind:
     {"f": text}  nan or inf      {"s": [dtype, hex]}  NumPy scalar
 
 `name` is the tensor's name in the image: its path in the state, joined by dots. An object with
-`state_dict()` stands as what that returns. A tensor that is reached twice is written once. Nothing
-is pickled: a value of another kind is an error that names its key.
+`state_dict()` stands as what that returns. A tensor that is reached twice is written once. Of a
+tensor that lies on several processes (a DTensor, say) the tree has the name of the whole, and the
+image the parts that lie here. Nothing is pickled: a value of another kind is an error that names
+its key.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from strata.checkpoint.entries import Shard
+from strata.checkpoint.parts import Distributed, distributed_of
+from strata.checkpoint.replication import Replica, Replication
 from strata.checkpoint.tensors import TensorSpec, bytes_spec, identity, spec_of
 from strata.errors import CheckpointCorrupt, CheckpointError
 
@@ -43,9 +48,19 @@ _CONTAINERS: Final[dict[str, Callable[[list[tuple[Any, Any]]], Any]]] = {
 
 @dataclass(slots=True)
 class Flat:
-    """Trees of one state, and the tensors they name; these still lie in the trainer's memory."""
+    """Trees of one state, and the tensors they name; these still lie in the trainer's memory.
+
+    `shards` says of tensors that are parts which part, `replicas` of what others hold as well who
+    this one is among them; `replication` knows that of plain tensors. `mesh` is this process's place,
+    (index, size), in each dimension of a partitioning that tensors tell of.
+    """
 
     tensors: dict[str, tuple[TensorSpec, Any]] = field(default_factory=dict)
+    replication: Replication | None = None
+    shards: dict[str, Shard] = field(default_factory=dict)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    mesh: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _wholes: set[str] = field(default_factory=set)
     _seen: dict[object, str] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
 
@@ -57,6 +72,9 @@ class Flat:
         plain = _plain(key, value)
         if plain is not _OTHER:
             return plain
+        distributed = distributed_of(key, value)
+        if distributed is not None:
+            return {"t": self._add_parts(key, distributed)}
         spec = spec_of(key, value)
         if spec is not None:
             kind = "b" if spec.kind == "bytes" else "t"  # bytes that lie in a file
@@ -85,6 +103,8 @@ class Flat:
         if type(value) is tuple:
             return {"u": [self.add(join(key, i), item) for i, item in enumerate(value)]}
         if has_state(value):
+            if self.replication is not None:
+                self.replication.look_at(key, value)
             return self.add(key, value.state_dict())
         raise CheckpointError(
             f"{key or 'the state'} is a {type(value).__module__}.{type(value).__qualname__},"
@@ -112,22 +132,55 @@ class Flat:
             return self._name(key, spec, value)
         same = identity(value)
         if same not in self._seen:
-            self._seen[same] = self._name(key, spec, value)
+            self._seen[same] = self._shared(key, self._name(key, spec, value))
         return self._seen[same]
+
+    def _shared(self, key: str, name: str) -> str:
+        """Take note of who else holds what was just taken up under `name`; return the name."""
+        replica = self.replication.of(key) if self.replication is not None else None
+        if replica is not None:
+            self.replicas[name] = replica
+        return name
+
+    def _add_parts(self, key: str, distributed: Distributed) -> str:
+        """Take up what lies here of a tensor; return the name of the whole, alike on every rank."""
+        name = self._free(key)
+        self._wholes.add(name)
+        self.mesh |= distributed.mesh
+        alone = len(distributed.parts) == 1 and distributed.parts[0].replicas == 1
+        for part in distributed.parts:
+            # those who hold the same part call it the same, whatever else each of them holds
+            own = name if alone else self._free(f"{name}@{','.join(map(str, part.box.offsets))}")
+            spec = TensorSpec(kind=distributed.spec.kind, dtype=distributed.spec.dtype, shape=part.box.shape)
+            self.tensors[own] = spec, part.value
+            self.shards[own] = Shard(
+                global_shape=distributed.spec.shape,
+                offsets=part.box.offsets,
+                tensor="" if own == name else name,
+            )
+            if part.replicas > 1:
+                self.replicas[own] = Replica(number=part.replica, count=part.replicas, group=part.group)
+        return name
 
     def _add_bytes(self, key: str, value: bytes | bytearray | memoryview) -> str:
         if isinstance(value, memoryview) and not value.c_contiguous:
             value = value.tobytes()
-        return self._name(key or "bytes", bytes_spec(memoryview(value).nbytes), value)
+        size_bytes = memoryview(value).nbytes
+        name = self._name(key or "bytes", bytes_spec(size_bytes), value)
+        return self._shared(key, name) if size_bytes else name
 
     def _name(self, key: str, spec: TensorSpec, value: object) -> str:
         """Take `value` up under its key, or a variation when two paths read alike."""
+        name = self._free(key)
+        self.tensors[name] = (spec, value)
+        return name
+
+    def _free(self, key: str) -> str:
         key = key.encode("utf-8", "replace").decode()
         name, count = key, 1
-        while name in self.tensors or name in RESERVED_NAMES or not name:
+        while name in self.tensors or name in self._wholes or name in RESERVED_NAMES or not name:
             count += 1
             name = f"{key}~{count}"
-        self.tensors[name] = (spec, value)
         return name
 
 

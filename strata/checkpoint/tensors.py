@@ -162,14 +162,17 @@ def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
         numpy.copyto(target, _numpy_view(numpy, spec, data, target.dtype))
 
 
-def check_fits(key: str, target: object, spec: TensorSpec) -> None:
-    """Raise `CheckpointError`, naming `key`, unless the saved tensor can be copied into `target`."""
+def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = True) -> None:
+    """Raise `CheckpointError`, naming `key`, unless the saved tensor can be copied into `target`.
+
+    Unless it is to be `written` itself, it need only be alike.
+    """
     here = spec_of(key, target)
     if here is None:
         raise CheckpointError(f"{key} was saved as a tensor {spec}, and is a {type(target).__name__} here")
     if (here.dtype, here.shape) != (spec.dtype, spec.shape):
         raise CheckpointError(f"{key} was saved as {spec}, and is {here} here")
-    if _is_numpy(target) and not target.flags.writeable:  # type: ignore[attr-defined]  # an ndarray
+    if written and _is_numpy(target) and not target.flags.writeable:  # type: ignore[attr-defined]  # an ndarray
         raise CheckpointError(f"{key} is a read-only array")
 
 

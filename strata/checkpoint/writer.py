@@ -30,6 +30,7 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
+from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
@@ -111,17 +112,19 @@ class AsyncCheckpointWriter:
         *,
         capture_rng: bool = True,
         progress: Progress | None = None,
+        replication: Replication | None = None,
     ) -> CheckpointInfo:
         """Copy `state` and return at once; raise the error of an earlier save first.
 
-        `state` is a mapping of what is to be saved, or bytes. While two saves are in flight it does
-        what `when_full` says. `CheckpointError`, naming the key, for what cannot be saved.
+        `state` is a mapping of what is to be saved, or bytes; `replication` says what of it the
+        other ranks have as well. While two saves are in flight it does what `when_full` says.
+        `CheckpointError`, naming the key, for what cannot be saved.
         """
         self._check_process()
         if self._closed:
             raise ConfigError("the checkpoint manager is closed")
         self.check_for_errors()
-        flat = Flat()
+        flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
         tree = flat.add("", state)
         generators = flat.add(RNG_KEY, rng.capture()) if capture_rng else None
         info = CheckpointInfo(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from strata.checkpoint.pipeline import DEFAULT_THREADS
+from strata.checkpoint.replication import EVERYTHING
 from strata.checkpoint.writer import WhenFull
 from strata.core.records import CheckpointType
 from strata.core.spans import seconds
@@ -33,7 +34,11 @@ class CheckpointManagerConfig:
     `when_full` is what a save does that finds two in flight: "block", "drop" the one that has not
     begun, or "fail". `low_memory`: no copy of the state is made, and a save returns when it is
     written. `io_threads` hash and write, or read and prove, together. A key of a state
-    belongs to the model, or to the optimizer, if one of these patterns matches it.
+    belongs to the model, or to the optimizer, if one of these patterns matches it. `replicated` are
+    the paths of a state whose tensors all ranks hold alike (True: all), so that each writes only its
+    share of them; of a module in DistributedDataParallel that is known. `mesh` is this rank's place,
+    (index, size), in each dimension of the partitioning ({"pp": (0, 2)}), kept in its manifest; named
+    dimensions of DTensors' meshes are added.
     """
 
     storage_path: str | Path | None = None
@@ -48,6 +53,8 @@ class CheckpointManagerConfig:
     bucket: str | None = None
     model_keys: Collection[str] = MODEL_KEYS
     optimizer_keys: Collection[str] = OPTIMIZER_KEYS
+    replicated: Collection[str] | bool = ()
+    mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = self.keep_count
@@ -69,6 +76,8 @@ class CheckpointManagerConfig:
             patterns = getattr(self, name)
             if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
                 raise ConfigError(f"{name} must be a list of patterns, not {patterns!r}", hint='["model*"]')
+        paths_of(self.replicated)
+        _check_mesh(self.mesh)
         if self.storage_path is not None and not isinstance(self.storage_path, str | Path):
             raise ConfigError(
                 f"storage_path is a {type(self.storage_path).__name__}, not text or a Path", hint=_HINT
@@ -126,6 +135,23 @@ def type_named(value: CheckpointType | str) -> CheckpointType:
     except ValueError:
         names = ", ".join(kind.value for kind in CheckpointType)
         raise InvalidArgument(f"{value!r} is no type of a checkpoint", hint=f"one of {names}") from None
+
+
+def paths_of(replicated: Collection[str] | bool) -> frozenset[str]:
+    """Return the paths that are declared replicated; `ConfigError` for anything else."""
+    if isinstance(replicated, bool):
+        return frozenset({EVERYTHING}) if replicated else frozenset()
+    if isinstance(replicated, str) or not all(isinstance(path, str) for path in replicated):
+        raise ConfigError(
+            f"replicated must be a list of paths, or True, not {replicated!r}", hint='["model", "optim"]'
+        )
+    return frozenset(replicated)
+
+
+def _check_mesh(mesh: Mapping[str, tuple[int, int]]) -> None:
+    for name, place in mesh.items():
+        if len(place) != 2 or not all(type(n) is int for n in place) or not 0 <= place[0] < place[1]:
+            raise ConfigError(f"mesh has {name}: {place!r}, not (index, size)", hint='{"pp": (0, 2)}')
 
 
 def _path_of_uri(uri: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 import uuid
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
@@ -26,13 +25,15 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
 from strata.checkpoint.reader import Loaded, load
+from strata.checkpoint.replication import Replication
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
-from strata.client.checkpoint_config import CheckpointManagerConfig, type_named
+from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
 from strata.client.checkpoint_retention import retain
+from strata.client.surroundings import session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
@@ -90,7 +91,7 @@ class CheckpointManager:
         self._storage = LocalStorage(self.config.folder(), nonce=_random_id)
         self._owned: Any = None
         if client is None and os.environ.get("STRATA_SOCKET"):
-            client = self._owned = _connect()
+            client = self._owned = session_of_rank()
         self._coordinated: CoordinatedCatalog | None = None
         self._local: LocalCatalog | None = None
         if client is not None:
@@ -137,7 +138,7 @@ class CheckpointManager:
         return self._coordinated
 
     def _stand_alone(self) -> LocalCatalog:
-        world_size = _world_size_elsewhere()
+        world_size = world_size_elsewhere()
         if world_size > 1:
             raise ConfigError(
                 f"{world_size} processes train together, and no coordinator is known to their manager",
@@ -179,6 +180,7 @@ class CheckpointManager:
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
         sync: bool = False,
+        replicated: Collection[str] | bool = (),
     ) -> CheckpointInfo:
         """Save modules, optimizers, tensors, arrays and plain values; return when they are copied.
 
@@ -186,8 +188,10 @@ class CheckpointManager:
 
         An Incremental writes what has changed since the newest checkpoint, and is a Full when most
         has, or there is none. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
-        `model_keys` and `optimizer_keys`; no world begins from them. `CheckpointError`, naming the
-        key, for what cannot be saved.
+        `model_keys` and `optimizer_keys`; no world begins from them. What stands under the paths in
+        `replicated`, or in the configuration's, all ranks have alike and write once between them;
+        the save fails, naming the tensor, if they have not. `CheckpointError`, naming the key, for
+        what cannot be saved.
         """
         if not isinstance(state, Mapping):
             raise InvalidArgument(
@@ -198,7 +202,9 @@ class CheckpointManager:
         request = self._request(step, epoch, kind, metadata)
         # random generators belong to the whole of a training, not to a part of its state
         capture_rng = self.config.capture_rng and kind in RESTORABLE_TYPES
-        return self._save(chosen, request, capture_rng=capture_rng, progress=progress, sync=sync)
+        return self._save(
+            chosen, request, capture_rng=capture_rng, progress=progress, sync=sync, replicated=replicated
+        )
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Have the memory ready for saves of `state`, so that the first ones block no longer than later ones.
@@ -208,13 +214,29 @@ class CheckpointManager:
         self._writer.prepare(dict(state), capture_rng=self.config.capture_rng)
 
     def _save(
-        self, state: Any, request: SaveRequest, *, capture_rng: bool, progress: Progress | None, sync: bool
+        self,
+        state: Any,
+        request: SaveRequest,
+        *,
+        capture_rng: bool,
+        progress: Progress | None,
+        sync: bool,
+        replicated: Collection[str] | bool = (),
     ) -> CheckpointInfo:
-        if not sync:
-            return self._writer.write(state, request, capture_rng=capture_rng, progress=progress)
-        self._meet()
-        info = self._writer.write(state, request, capture_rng=capture_rng, progress=progress).wait()
-        self._meet()
+        replication = Replication(
+            rank=self._catalog.rank,
+            ranks=self._catalog.world_size,
+            paths=paths_of(self.config.replicated) | paths_of(replicated),
+            mesh=self.config.mesh,
+        )
+        if sync:
+            self._meet()
+        info = self._writer.write(
+            state, request, capture_rng=capture_rng, progress=progress, replication=replication
+        )
+        if sync:
+            info.wait()
+            self._meet()
         return info
 
     def _meet(self) -> None:
@@ -259,7 +281,7 @@ class CheckpointManager:
         A rank that the saving world did not have takes what all ranks had alike, and of the paths in
         `of_rank_0`, at which ranks may differ, what rank 0 had.
         """
-        found = self._load_each(step)
+        found = self._load_each(step, state)
         if not found:
             log.info("nothing to restore: %s", self._beginning())
             return None
@@ -296,27 +318,33 @@ class CheckpointManager:
         self._note_restored(checkpoint)
         return bytes(loaded.saved.value(tree))
 
-    def _load_each(self, step: int | Sequence[int] | None) -> list[tuple[CheckpointMetadata, Loaded]]:
+    def _load_each(
+        self, step: int | Sequence[int] | None, state: Mapping[str, Any]
+    ) -> list[tuple[CheckpointMetadata, Loaded]]:
         if isinstance(step, Sequence):
             if not step:
                 raise InvalidArgument("restore() takes a step or several, not none")
-            return [found for one in step if (found := self._load(one)) is not None]
-        found = self._load(step)
+            return [found for one in step if (found := self._load(one, state)) is not None]
+        found = self._load(step, state)
         return [found] if found is not None else []
 
-    def _load(self, step: int | None) -> tuple[CheckpointMetadata, Loaded] | None:
+    def _load(
+        self, step: int | None, state: Mapping[str, Any] | None = None
+    ) -> tuple[CheckpointMetadata, Loaded] | None:
         if step is not None:
             step = integer("step", step, below=MAX_STEP)
         self._writer.settle()
         if step is not None:
             checkpoint = self._find(step)
-            return checkpoint, self._read(checkpoint)
+            return checkpoint, self._read(checkpoint, state)
         if self._local is None:
             point = self._catalog.restore_point()
-            return (point, self._read(point)) if point is not None else None
-        return self._newest_good(self._local)
+            return (point, self._read(point, state)) if point is not None else None
+        return self._newest_good(self._local, state)
 
-    def _newest_good(self, catalog: LocalCatalog) -> tuple[CheckpointMetadata, Loaded] | None:
+    def _newest_good(
+        self, catalog: LocalCatalog, state: Mapping[str, Any] | None
+    ) -> tuple[CheckpointMetadata, Loaded] | None:
         """Return the newest checkpoint whose every byte is as saved, saying which are not."""
         corrupt: CheckpointCorrupt | None = None
         for checkpoint in reversed(catalog.all()):
@@ -325,7 +353,7 @@ class CheckpointManager:
             try:
                 if checkpoint.state is CheckpointState.CORRUPT:
                     raise CheckpointCorrupt(checkpoint.reason)
-                return checkpoint, self._read(checkpoint)
+                return checkpoint, self._read(checkpoint, state)
             except CheckpointCorrupt as error:
                 log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
                 corrupt = corrupt or error
@@ -348,7 +376,7 @@ class CheckpointManager:
             )
         raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {_steps(known)}")
 
-    def _read(self, checkpoint: CheckpointMetadata) -> Loaded:
+    def _read(self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None) -> Loaded:
         folder = self._catalog.folder(checkpoint)
         if not self._storage.exists(folder):
             raise CheckpointNotFound(
@@ -363,6 +391,7 @@ class CheckpointManager:
                 manifest_digest=checkpoint.manifest_digest,
                 rank=self._catalog.rank,
                 threads=self.config.io_threads,
+                state=state,
             )
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
@@ -456,21 +485,6 @@ class CheckpointManager:
 
 def _steps(checkpoints: list[CheckpointMetadata]) -> list[int]:
     return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})
-
-
-def _connect() -> Any:
-    from strata.client.joining import connect  # noqa: PLC0415  # imports grpc
-
-    return connect()
-
-
-def _world_size_elsewhere() -> int:
-    """Return how many processes train together as far as torch or the environment know."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_world_size())
-    text = os.environ.get("WORLD_SIZE", "1")
-    return int(text) if text.isdigit() else 1
 
 
 def _random_id() -> str:

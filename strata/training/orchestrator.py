@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from typing import Any, Final, TypeVar
 
 from strata.client.checkpoints import CheckpointManager
@@ -28,7 +28,7 @@ from strata.training.group import end_group
 from strata.training.peers import Alone, Peers
 from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.run import Run
-from strata.training.state import on_optimizer_steps, state_of
+from strata.training.state import on_optimizer_steps, replicated_in, state_of
 from strata.training.world import enter_place
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class TrainingOrchestrator:
         global_batch: int | None = None,
         uneven: bool = False,
         seed: int = 0,
+        replicated: Collection[str] | bool | None = None,
     ) -> Run:
         """Join the world, initialise torch's process group if there is none, restore, return the run.
 
@@ -109,6 +110,10 @@ class TrainingOrchestrator:
         holds under names of its own. `data` is the loader for `run.steps`; its samples are ordered by
         `seed`. A step has `global_batch` samples (by default those that it has in the first world),
         whichever world trains; `uneven` allows ranks to have shares that differ.
+
+        What is `replicated` is saved once, each rank its share: by default the parameters of modules in
+        DistributedDataParallel and the state of their optimizers; else these paths of the state
+        ("model", "optim.state"), True for everything, False for nothing.
 
         `ConfigError` when several processes train together without a coordinator; else what
         `strata.connect` and `CheckpointManager.restore` raise.
@@ -125,6 +130,7 @@ class TrainingOrchestrator:
                 data=data,
                 sampling=Sampling(global_batch=global_batch, uneven=uneven, seed=seed),
                 ledger=ledger,
+                replicated=replicated_in(model=model, optim=optim) if replicated is None else replicated,
             )
         except StaleGeneration as error:
             ending.over(error)
@@ -176,12 +182,14 @@ class TrainingOrchestrator:
         data: Loader | None,
         sampling: Sampling,
         ledger: Ledger,
+        replicated: Collection[str] | bool,
     ) -> Run:
         checkpoints = CheckpointManager(
             self.config.storage,
             client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
             keep_count=self.config.keep_count or None,
             save_wait_s=self.config.save_wait_s,
+            replicated=replicated,
         )
 
         def beginning() -> Beginning:

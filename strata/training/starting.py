@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from strata.config import Credentials
@@ -32,6 +32,7 @@ def init(
     global_batch: int | None = None,
     uneven: bool = False,
     seed: int = 0,
+    replicated: Collection[str] | bool | None = None,
     preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
     preempt: str | None = None,
     preempt_grace_s: float | None = None,
@@ -66,4 +67,5 @@ def init(
         global_batch=global_batch,
         uneven=uneven,
         seed=seed,
+        replicated=replicated,
     )

@@ -32,7 +32,7 @@ def names(requirements: list[str]) -> set[str]:
 
 BASE = names(PROJECT["dependencies"])
 EXTRAS = set().union(
-    *(names(PROJECT["optional-dependencies"][e]) for e in ("server", "s3", "torch", "embedded"))
+    *(names(PROJECT["optional-dependencies"][e]) for e in ("server", "s3", "torch", "jax", "embedded"))
 )
 
 

@@ -10,6 +10,7 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import OnStep, Storage, unobserved
 from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
@@ -17,8 +18,8 @@ from strata.checkpoint.state import Flat
 from strata.core.records import CheckpointType
 
 
-def snapshot_of(state: Any, *, with_rng: bool = False) -> Snapshot:
-    flat = Flat()
+def snapshot_of(state: Any, *, with_rng: bool = False, replication: Replication | None = None) -> Snapshot:
+    flat = Flat(replication=replication)
     tree = flat.add("", state)
     generators = flat.add("__rng__", rng.capture()) if with_rng else None
     return take_snapshot(flat, tree=tree, rng=generators, arena=Arena())

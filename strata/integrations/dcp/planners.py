@@ -1,0 +1,72 @@
+"""Planners that save plain values as JSON: nothing is pickled, and nothing unpickled.
+
+torch's own planners hand everything that is no tensor to `torch.save`, and call
+`torch.load(weights_only=False)` on what a checkpoint holds, which runs whatever it says.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
+
+from strata.checkpoint.state import Flat, unflatten
+from strata.errors import CheckpointCorrupt, CheckpointError
+
+
+class JsonSavePlanner(DefaultSavePlanner):
+    """torch's planner, for states whose values are tensors and what Strata saves without pickling.
+
+    `CheckpointError`, naming the key, for any other value.
+    """
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  # torch's name
+        """Return the bytes of a plain value, or the tensor itself."""
+        if write_item.type != WriteItemType.BYTE_IO:
+            return super().transform_object(write_item, object)
+        return io.BytesIO(to_json(write_item.index.fqn, object))
+
+
+class JsonLoadPlanner(DefaultLoadPlanner):
+    """torch's planner, for checkpoints that `JsonSavePlanner` planned."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a plain value where it was in the state."""
+        key = read_item.dest_index.fqn
+        found = from_json(key, value.getvalue())
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[key], found)
+        else:
+            self.state_dict[key] = found
+
+
+def to_json(key: str, value: object) -> bytes:
+    """Return the JSON of a value without tensors."""
+    flat = Flat()
+    tree = flat.add(key, value)
+    if flat.tensors:
+        raise CheckpointError(
+            f"{next(iter(flat.tensors))} is a tensor or bytes within a plain value of DCP",
+            hint="keep tensors in dictionaries, or in lists of tensors",
+        )
+    return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(key: str, data: bytes) -> Any:
+    """Return the value that `to_json` was given."""
+    try:
+        tree = json.loads(data)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{key} was not saved as JSON",
+            hint="load it with the planner that belongs to the one it was saved with",
+        ) from error
+
+    def refuse(name: str) -> Any:
+        raise CheckpointCorrupt(f"{key} refers to {name}, which JSON cannot hold")
+
+    return unflatten(tree, refuse)

@@ -1,0 +1,255 @@
+"""`StrataReader`: DCP loads what Strata saved, every byte proven.
+
+It reads what `StrataWriter` wrote, by any number of ranks, and what a `CheckpointManager` saved.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import distributed
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from strata.checkpoint.assembling import Assembler, Take, Wish
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.global_tensors import GlobalTensor, Piece, global_tensors
+from strata.checkpoint.manifest import RankManifest
+from strata.checkpoint.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.sharding import Box
+from strata.checkpoint.state import Json, children
+from strata.checkpoint.tensors import DTYPES
+from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_port import SessionPort
+from strata.errors import CheckpointError
+from strata.integrations.dcp.room import configured, open_room, session_of, step_of
+
+BATCH_BYTES: Final = 512 << 20
+"""About how much is read before it is handed on: what a load takes beside the state."""
+
+
+class StrataReader(StorageReader):
+    """Loads the checkpoint of `step`, else the one that this world begins from, else the newest."""
+
+    def __init__(
+        self,
+        storage_path: str | Path | None = None,
+        *,
+        step: int | None = None,
+        client: SessionPort | None = None,
+        config: CheckpointManagerConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        """Take the arguments of a `CheckpointManager`; nothing is read yet."""
+        self._config = configured(storage_path, config, settings)
+        self._port = session_of(client)
+        self._step = step
+        self.checkpoint: CheckpointMetadata | None = None
+        """What is loaded, once that is known."""
+        self._found: _Found | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin anew; `checkpoint_id` is a step as text."""
+        if checkpoint_id is not None:
+            self._step = step_of(checkpoint_id)
+        self._found = None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Never by itself: a step alone does not say where."""
+        return False
+
+    def read_metadata(self) -> Metadata:
+        """Return what the checkpoint holds; its manifests are proven."""
+        room = open_room(self._config, self._port, ranks=1, writing=False)
+        try:
+            checkpoint = room.find(self._step)
+            folder = room.catalog.folder(checkpoint)
+        finally:
+            room.close()
+        manifest = read_manifest(room.storage, folder, checkpoint.manifest_digest)
+        manifests = read_rank_manifests(room.storage, folder, manifest)
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
+        items = items_of(manifests, rank if rank < len(manifests) else 0)
+        self.checkpoint = checkpoint
+        self._found = _Found(
+            assembler=Assembler(room.storage, folder, manifests),
+            items={item.fqn: item for item in items},
+        )
+        return Metadata(
+            state_dict_metadata={fqn: item.metadata for fqn, item in self._found.items.items()},
+            planner_data={fqn: item.path for fqn, item in self._found.items.items()},
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        """Nothing is to be set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is: who reads what is the planner's matter."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read, prove and hand over all that the plan asks for."""
+        assert self._found is not None, "read_metadata comes first"
+        found = self._found
+        for batch in _batches(plan.items, found):
+            wishes = {
+                number: found.items[item.storage_index.fqn].wish(item)
+                for number, item in enumerate(batch)
+                if not found.items[item.storage_index.fqn].is_plain
+            }
+            data = found.assembler.read(wishes)
+            for number, item in enumerate(batch):
+                _hand_over(planner, item, found.items[item.storage_index.fqn], data.get(number))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A value of the state as DCP sees it: a tensor, bytes, or a `plain` value of the tree."""
+
+    fqn: str
+    path: tuple[str | int, ...]
+    tensor: GlobalTensor | None = None
+    plain: Json = None
+    is_bytes: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return self.tensor is None
+
+    @property
+    def metadata(self) -> BytesStorageMetadata | TensorStorageMetadata:
+        """What DCP's planners are told of it."""
+        if self.tensor is None or self.is_bytes:
+            return BytesStorageMetadata()
+        chunks = [
+            ChunkStorageMetadata(offsets=torch.Size(p.box.offsets), sizes=torch.Size(p.box.shape))
+            for p in self.tensor.pieces
+        ]
+        dtype = getattr(torch, self.tensor.spec.dtype)
+        return TensorStorageMetadata(
+            properties=TensorProperties(dtype=dtype), size=torch.Size(self.tensor.shape), chunks=chunks
+        )
+
+    def wish(self, item: ReadItem) -> Wish:
+        """Return what a planner asks for, of one saved chunk."""
+        tensor = self.tensor
+        assert tensor is not None, "not plain"
+        if self.is_bytes:
+            piece, box = tensor.pieces[0], tensor.pieces[0].box
+        else:
+            piece = self._piece(item)
+            box = Box(tuple(item.storage_offsets), tuple(item.lengths))
+        take = Take(rank=piece.rank, name=piece.name, source=box, into=Box.whole(box.shape))
+        return Wish(shape=box.shape, item_bytes=DTYPES[tensor.spec.dtype].item_bytes, takes=(take,))
+
+    def _piece(self, item: ReadItem) -> Piece:
+        assert self.tensor is not None, "not plain"
+        offsets, hint = item.storage_index.offset, item.storage_index.index
+        pieces = self.tensor.pieces
+        if offsets is None:
+            return pieces[hint or 0]
+        if hint is not None and hint < len(pieces) and pieces[hint].box.offsets == tuple(offsets):
+            return pieces[hint]
+        for piece in pieces:
+            if piece.box.offsets == tuple(offsets):
+                return piece
+        raise CheckpointError(f"{self.fqn} was saved in no part that begins at {list(offsets)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    assembler: Assembler
+    items: dict[str, Item]
+
+
+def items_of(manifests: Sequence[RankManifest], rank: int) -> Iterator[Item]:
+    """Yield the values of the checkpoint, as rank number `rank` sees them; then those of the others."""
+    tensors = global_tensors(manifests)
+    seen: set[str] = set()
+    for number in (rank, *(n for n in range(len(manifests)) if n != rank)):
+        for path, tree in leaves(manifests[number].tree):
+            fqn = ".".join(map(str, path))
+            if fqn in seen:
+                continue
+            seen.add(fqn)
+            if not (isinstance(tree, dict) and ("t" in tree or "b" in tree)):
+                yield Item(fqn=fqn, path=path, plain=tree)
+                continue
+            name = tree.get("t") or tree["b"]
+            tensor = tensors.get(name)
+            entry = manifests[number].tensors.get(name)
+            if entry is not None and entry.shard is None:
+                piece = Piece(box=Box.whole(entry.spec.shape), rank=number, name=name)
+                tensor = GlobalTensor(spec=entry.spec, pieces=(piece,))
+            if tensor is None:
+                raise CheckpointError(f"the checkpoint names {name}, and no rank has saved it")
+            yield Item(fqn=fqn, path=path, tensor=tensor, is_bytes="b" in tree)
+
+
+def leaves(tree: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Json]]:
+    """Yield what DCP takes for values: lists without tensors and mappings are values themselves."""
+    parts = children(tree)
+    if parts is None or ("d" not in tree and not _holds_tensors(tree)):
+        yield path, tree
+        return
+    for key, part in parts:
+        yield from leaves(part, (*path, str(key) if "d" in tree else key))
+
+
+def _holds_tensors(tree: Json) -> bool:
+    parts = children(tree)
+    if parts is None:
+        return isinstance(tree, dict) and "t" in tree
+    return "d" in tree or any(_holds_tensors(part) for _, part in parts)
+
+
+def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem]]:
+    batch: list[ReadItem] = []
+    size_bytes = 0
+    for item in items:
+        batch.append(item)
+        known = found.items[item.storage_index.fqn]
+        size_bytes += 0 if known.is_plain else known.wish(item).size_bytes
+        if size_bytes >= BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    yield batch
+
+
+def _hand_over(planner: LoadPlanner, item: ReadItem, known: Item, data: memoryview | None) -> None:
+    if data is None:
+        text = json.dumps(known.plain, separators=(",", ":")).encode()
+        planner.load_bytes(item, io.BytesIO(text))
+    elif item.type == LoadItemType.BYTE_IO:
+        planner.load_bytes(item, io.BytesIO(data))
+    else:
+        assert known.tensor is not None, "a tensor"
+        target = planner.resolve_tensor(item).detach()
+        dtype = getattr(torch, known.tensor.spec.dtype)
+        if data.nbytes:
+            saved = torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(tuple(item.lengths))
+            target.copy_(saved)
+        planner.commit_tensor(item, target)

@@ -1,0 +1,236 @@
+"""Worlds of several sizes, one after the other, that save and load one state in different parts.
+
+    python -m tests.ranks.partitions <storage> <folder for the ranks to meet in>
+
+Ranks are forked from one process that has imported torch already. Each says what it did, and the
+digest of the whole state as it has it then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from strata.client.checkpoints import CheckpointManager
+from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
+from strata.integrations.dcp.relay import Address, BorrowedPort, Lender
+from tests.ranks.saying import say
+from tests.unit.checkpoint.ports import Cluster
+
+warnings.filterwarnings("ignore", module="torch")
+
+
+def network(seed: int) -> nn.Sequential:
+    """Return a network whose sizes no number of ranks divides."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, 5))
+
+
+def trained(seed: int, *, steps: int, sharded: bool = True) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a network and its optimizer after that many steps."""
+    model = network(seed)
+    if sharded:
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        model(torch.full((4, 33), step + 1.0)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of every bit of a state, its tensors put together of all ranks' parts."""
+    found = hashlib.sha256()
+
+    def walk(path: str, item: Any) -> None:
+        if isinstance(item, dict):
+            for key in sorted(item, key=str):
+                walk(f"{path}.{key}", item[key])
+        elif isinstance(item, torch.Tensor):
+            whole = item.full_tensor() if isinstance(item, DTensor) else item
+            found.update(path.encode() + whole.detach().contiguous().numpy().tobytes())
+        else:
+            found.update(f"{path}{item!r}".encode())
+
+    walk("", value)
+    return found.hexdigest()
+
+
+def torch_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state as DCP's users have it."""
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optim": moments, "note": {"lr": [0.1, None], "name": "run"}}
+
+
+def save(storage: str) -> None:
+    """Save an FSDP2 training, and a network that all ranks have alike."""
+    writer = StrataWriter(f"{storage}/dcp", keep_count=2)
+    state = torch_state(*trained(0, steps=3))
+    dcp_save(state, checkpoint_id="3", storage_writer=writer, planner=JsonSavePlanner())
+    say("saved", digest=digest_of(state), committed=writer.last.step if writer.last is not None else None)
+    ddp = DistributedDataParallel(network(5))
+    writer = StrataWriter(f"{storage}/ddp")
+    dcp_save({"model": ddp.state_dict()}, checkpoint_id="1", storage_writer=writer)
+    writer.close()
+
+
+def load(storage: str, *, sharded: bool) -> None:
+    """Load what `save` saved, into a training that had gone elsewhere."""
+    state = torch_state(*trained(1, steps=1, sharded=sharded))
+    state["note"] = {"lr": [], "name": ""}
+    before = digest_of(state)
+    reader = StrataReader(f"{storage}/dcp")
+    dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner(), no_dist=not sharded)
+    say("loaded", digest=digest_of(state), before=before, note=state["note"])
+
+
+def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer, ddp: nn.Module) -> dict[str, Any]:
+    """Return the state as the users of a `CheckpointManager` have it."""
+    return {"fsdp": model, "optim": optimizer, "ddp": ddp, "same": torch.zeros(3)}
+
+
+def native_digest(state: dict[str, Any]) -> str:
+    """Return a digest of what `whole_state` holds."""
+    return digest_of(
+        {key: value.state_dict() if hasattr(value, "state_dict") else value for key, value in state.items()}
+    )
+
+
+def native_save(storage: str, addresses: list[Address]) -> None:
+    """Save with a `CheckpointManager` below coordinators: sharded, replicated, twice replicated halves."""
+    rank = distributed.get_rank()
+    model, optimizer = trained(0, steps=3)
+    state = whole_state(model, optimizer, DistributedDataParallel(network(5)))
+    state["same"] += 7
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "halves"))
+    state["halves"] = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Replicate(), Shard(0)])
+    with CheckpointManager(f"{storage}/native", client=BorrowedPort(addresses[rank])) as manager:
+        manager.save_state(state, step=3, replicated=["same"])
+        manager.wait_until_finished(60)
+    say("natively saved", digest=native_digest({k: v for k, v in state.items() if k != "halves"}))
+
+
+def native_load(storage: str, addresses: list[Address], *, sharded: bool) -> None:
+    """Restore it into a training that has not made a step yet."""
+    rank = distributed.get_rank() if sharded else 0
+    model, optimizer = trained(1, steps=0, sharded=sharded)
+    ddp = DistributedDataParallel(network(6)) if sharded else Wrapped(network(6))
+    state = whole_state(model, optimizer, ddp)
+    state["halves"] = torch.zeros(4, 3)
+    size = distributed.get_world_size() if sharded else 1
+    port = BorrowedPort(replace(addresses[rank], world_size=size))
+    with CheckpointManager(f"{storage}/native", client=port) as manager:
+        manager.restore(state)
+    halves = state.pop("halves")
+    say("natively loaded", digest=native_digest(state), halves=halves.flatten().tolist())
+
+
+def alone_save(storage: str, address: Address) -> None:
+    """Save a training that is not sharded."""
+    model, optimizer = trained(0, steps=3, sharded=False)
+    with CheckpointManager(f"{storage}/alone", client=BorrowedPort(address)) as manager:
+        manager.save_state({"fsdp": model, "optim": optimizer}, step=3)
+        manager.wait_until_finished(60)
+    say("saved alone", digest=native_digest({"fsdp": model, "optim": optimizer}))
+
+
+def alone_load(storage: str, address: Address) -> None:
+    """Restore it into one that is."""
+    model, optimizer = trained(1, steps=0)
+    size, rank = distributed.get_world_size(), distributed.get_rank()
+    port = BorrowedPort(replace(address, rank=rank, world_size=size))
+    state = {"fsdp": model, "optim": optimizer}
+    with CheckpointManager(f"{storage}/alone", client=port) as manager:
+        manager.restore(state)
+    say("sharded", digest=native_digest(state))
+
+
+class Wrapped(nn.Module):
+    """What has a network under the name that DistributedDataParallel has it under."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def world(size: int, folder: Path, work: Callable[[], None]) -> None:
+    """Fork `size` ranks that meet in a process group, and wait until all have done their work."""
+    store = folder / f"store-{size}-{work.__name__}"
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.environ["RANK"] = str(rank)
+                os.environ["WORLD_SIZE"] = str(size)
+                torch.set_num_threads(1)
+                distributed.init_process_group(
+                    "gloo", init_method=f"file://{store}", rank=rank, world_size=size
+                )
+                work()
+                distributed.destroy_process_group()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    say("world", size=size, codes=codes)
+
+
+def point_of(cluster: Cluster) -> bytes:
+    """Return where the next world begins."""
+    point = cluster.restore_point()
+    assert point is not None, "committed"
+    return point.SerializeToString()
+
+
+def main() -> int:
+    storage, folder = sys.argv[1], Path(sys.argv[2])
+    cluster = Cluster(n1=4)
+    lenders = [Lender(cluster.port(rank)) for rank in range(4)]
+    addresses = [lender.address for lender in lenders]
+
+    one = Cluster(n1=1)
+    lenders.append(Lender(one.port(0)))
+    alone_save(storage, lenders[-1].address)
+    alone = replace(lenders[-1].address, restore_point=point_of(one))
+
+    def saving() -> None:
+        save(storage)
+        native_save(storage, addresses)
+
+    def loading() -> None:
+        load(storage, sharded=True)
+        native_load(storage, addresses, sharded=True)
+        alone_load(storage, alone)
+
+    world(4, folder, saving)
+    addresses = [replace(each, restore_point=point_of(cluster)) for each in addresses]
+    world(2, folder, loading)
+    load(storage, sharded=False)
+    native_load(storage, addresses, sharded=False)
+    for lender in lenders:
+        lender.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

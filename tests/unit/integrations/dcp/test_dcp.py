@@ -1,0 +1,148 @@
+"""DCP in one process: what is refused, what is committed, what other readers find."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from strata.client.checkpoints import CheckpointManager
+from strata.errors import CheckpointError, ConfigError, InvalidArgument
+from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
+from strata.integrations.dcp.planners import from_json, to_json
+from tests.unit.checkpoint.ports import Cluster, state_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def a_state(value: float = 1.0) -> dict[str, Any]:
+    return {
+        "model": {
+            "w": torch.full((3, 5), float(value)),
+            "empty": torch.zeros(0, 4),
+            "scalar": torch.tensor(float(value)),
+        },
+        "list": [torch.ones(2) * value, {"deep": torch.ones(1) * value}],
+        "plain": {"lr": [value, None], "name": "x"},
+    }
+
+
+def flat(state: dict[str, Any]) -> str:
+    return repr(state)
+
+
+def save(path: Path, state: dict[str, Any], step: int, **settings: Any) -> StrataWriter:
+    writer = StrataWriter(path, **settings)
+    dcp_save(state, checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
+    writer.close()
+    return writer
+
+
+def load(path: Path, state: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    dcp_load(state, storage_reader=StrataReader(path, **settings), planner=JsonLoadPlanner())
+    return state
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    writer = save(tmp_path, a_state(2.5), 7, metadata={"note": "n"})
+    assert writer.last is not None
+    assert (writer.last.step, writer.last.metadata) == (7, {"note": "n"})
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(2.5))
+
+
+def test_a_manager_restores_what_dcp_saved(tmp_path: Path) -> None:
+    save(tmp_path, a_state(2.5), 7)
+    here = {"model": a_state(0)["model"], "list": a_state(0)["list"], "plain": {"lr": b"", "name": b""}}
+    with CheckpointManager(tmp_path) as manager:
+        restored = manager.restore(here)
+    assert restored is not None
+    plain = here.pop("plain")
+    assert flat(here) == flat({key: a_state(2.5)[key] for key in here})
+    assert plain == {"lr": to_json("lr", [2.5, None]), "name": b'"x"'}
+
+
+def test_dcp_loads_what_a_manager_saved(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state(a_state(2.5), step=4)
+    assert flat(load(tmp_path, a_state(0), step=4)) == flat(a_state(2.5))
+
+
+def test_old_ones_go_and_a_step_is_chosen(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, a_state(step), step, keep_count=2)
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(3))
+    assert flat(load(tmp_path, a_state(0), step=2)) == flat(a_state(2))
+    with pytest.raises(CheckpointException, match="no checkpoint of step 1"):
+        load(tmp_path, a_state(0), step=1)
+
+
+def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
+    save(tmp_path, a_state(2.5), 7)
+    (image,) = tmp_path.glob("step-*/*.safetensors")
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+    with pytest.raises(CheckpointException, match="differs from what was saved"):
+        load(tmp_path, a_state(0))
+
+
+def test_coordinators_commit(tmp_path: Path) -> None:
+    cluster = Cluster(n1=1)
+    save(tmp_path, a_state(), 9, client=cluster.port(0))
+    assert state_of(cluster, 9).value == "committed"
+    save(tmp_path, a_state(5), 9, client=cluster.port(0))  # a step is saved once: nothing changes
+    here = load(tmp_path, a_state(0), client=cluster.port(0), step=9)
+    assert flat(here) == flat(a_state())
+
+
+def test_a_failed_save_is_given_up_and_made_again(tmp_path: Path) -> None:
+    cluster = Cluster(n1=1)
+    writer = StrataWriter(tmp_path, client=cluster.port(0))
+    with pytest.raises(CheckpointException, match="cannot be saved"):
+        dcp_save({"x": object()}, checkpoint_id="3", storage_writer=writer, planner=JsonSavePlanner())
+    assert state_of(cluster, 3).value == "aborted"
+    dcp_save({"x": 1}, checkpoint_id="3", storage_writer=writer, planner=JsonSavePlanner())
+    assert state_of(cluster, 3).value == "committed"
+    writer.close()
+
+
+def test_a_group_that_is_not_the_whole_world_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match="group of all ranks"):
+        save(tmp_path, a_state(), 1, client=Cluster(n1=2).port(0))
+
+
+def test_what_dcp_is_told_wrongly(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="names no step"):
+        dcp_save(a_state(), checkpoint_id="newest", storage_writer=StrataWriter(tmp_path))
+    with pytest.raises(CheckpointException, match="no step is given"):
+        dcp_save(a_state(), storage_writer=StrataWriter(tmp_path))
+    with pytest.raises(ConfigError, match="unexpected keyword"):
+        StrataWriter(tmp_path, colour="blue")
+    with pytest.raises(ConfigError, match="connect"):
+        StrataWriter(tmp_path, client=object())  # type: ignore[arg-type]  # no session
+
+
+def test_plain_values_are_json() -> None:
+    value = {"a": [1, 2.5, None, float("inf")], "t": (True, "x")}
+    assert from_json("k", to_json("k", value)) == value
+    with pytest.raises(CheckpointError, match="a tensor or bytes"):
+        to_json("k", {"w": b"x"})
+    with pytest.raises(CheckpointError, match="not saved as JSON"):
+        from_json("k", b"\x80pickle")
+
+
+def test_torchs_own_planners_work_too(tmp_path: Path) -> None:
+    writer = StrataWriter(tmp_path)
+    dcp_save(a_state(2.5), checkpoint_id="1", storage_writer=writer)
+    writer.close()
+    here = a_state(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_load(here, storage_reader=StrataReader(tmp_path))
+    assert flat(here) == flat(a_state(2.5))
