@@ -18,7 +18,8 @@ class CheckpointInfo:
     """One save on its way to `committed`. May be used from any thread.
 
     `staged`: the state was copied, the trainer may change it. `committed`: the checkpoint is
-    durable, complete, in the catalog, and marked in storage.
+    durable, complete, in the catalog, and marked in storage. `replicated`: so is a copy of it in the
+    second storage.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class CheckpointInfo:
         self.staged = False
         self.dropped = False
         """Whether it was given up to make room for a newer one; that is no failure."""
+        self.replicated = False
+        """Whether the second storage has it too, whole and marked; always False without one."""
         self.bytes_total = 0
         self.bytes_written = 0
         self.cancelled = threading.Event()

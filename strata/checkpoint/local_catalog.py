@@ -25,6 +25,7 @@ from strata.checkpoint.manifest import Manifest, as_corrupt, read_document
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.checkpoint.tiers import FarAway, copies
 from strata.core.checkpoints import RESTORABLE_TYPES, folder_name
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
@@ -148,6 +149,16 @@ class LocalCatalog:
         return _marked_latest(sorted(self._with_marks(found), key=lambda c: c.order))
 
     def latest(self) -> CheckpointMetadata | None:
+        """Return the newest one; what this process saved is newer than anything a far storage has."""
+        try:
+            return self._newest()
+        except FarAway:
+            own = [c for c in self._slots.values() if _is_whole(c)]
+            if not own or not self._generation:
+                raise
+            return max(own, key=lambda c: c.order)
+
+    def _newest(self) -> CheckpointMetadata | None:
         matches = [m for name in self._storage.list() if (m := _FOLDER.match(name))]
         for match in sorted(matches, key=lambda m: (int(m[2]), int(m[1])), reverse=True):
             found = self._examine(match[0], int(match[1]), int(match[2]), match[3])
@@ -252,10 +263,15 @@ class LocalCatalog:
             path=f"{self._storage.uri}/{folder}",
             state=CheckpointState.CORRUPT,
         )
-        try:
-            proof = committed(self._storage, folder)
-        except CheckpointCorrupt as error:
-            return dataclasses.replace(corrupt, reason=error.message)
+        proof, reason = None, ""
+        for storage in copies(self._storage):
+            try:
+                proof = committed(storage, folder)
+                break
+            except CheckpointCorrupt as error:
+                reason = reason or error.message
+        else:
+            return dataclasses.replace(corrupt, reason=reason)
         if proof is None:
             return None
         manifest, manifest_digest = proof

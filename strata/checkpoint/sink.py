@@ -49,7 +49,11 @@ class Sink(Protocol):
         ...
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
-        """Take bytes for their place; in any order, each place once."""
+        """Take bytes for their place; in any order, each place once.
+
+        A read-only view may be borrowed until `finish` or `abort` returns, and must not change
+        meanwhile; what is writable is the caller's own again at once.
+        """
         ...
 
     def finish(self) -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from strata.checkpoint.pipeline import DEFAULT_THREADS
+from strata.checkpoint.place import Place, S3Place, parse_place, scheme_of
 from strata.checkpoint.replication import EVERYTHING
 from strata.checkpoint.writer import WhenFull
 from strata.core.records import CheckpointType
 from strata.core.spans import seconds
 from strata.errors import CheckpointError, ConfigError, InvalidArgument
 
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
-"""A URI: also one with too few slashes, which would otherwise name a folder below this one."""
 MAX_THREADS: Final = 64
 MODEL_KEYS: Final = ("model*",)
 OPTIMIZER_KEYS: Final = ("optim*", "*scheduler*", "*scaler*")
+_TYPES: Final = ("local", "s3")
 _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints"'
 
 
@@ -39,6 +37,10 @@ class CheckpointManagerConfig:
     share of them; of a module in DistributedDataParallel that is known. `mesh` is this rank's place,
     (index, size), in each dimension of the partitioning ({"pp": (0, 2)}), kept in its manifest; named
     dimensions of DTensors' meshes are added.
+
+    The storage is `storage_path`: a folder, or `s3://bucket/prefix`. Or `bucket` with
+    `storage_type="s3"`, where `storage_path` is the prefix. `endpoint_url` and `region` are for S3.
+    `replica_path` is a second storage, which gets each checkpoint after it is committed.
     """
 
     storage_path: str | Path | None = None
@@ -49,8 +51,11 @@ class CheckpointManagerConfig:
     when_full: str = "block"
     low_memory: bool = False
     io_threads: int = DEFAULT_THREADS
-    storage_type: str = "local"
+    storage_type: str | None = None
     bucket: str | None = None
+    endpoint_url: str | None = None
+    region: str | None = None
+    replica_path: str | Path | None = None
     model_keys: Collection[str] = MODEL_KEYS
     optimizer_keys: Collection[str] = OPTIMIZER_KEYS
     replicated: Collection[str] | bool = ()
@@ -78,9 +83,17 @@ class CheckpointManagerConfig:
                 raise ConfigError(f"{name} must be a list of patterns, not {patterns!r}", hint='["model*"]')
         paths_of(self.replicated)
         _check_mesh(self.mesh)
-        if self.storage_path is not None and not isinstance(self.storage_path, str | Path):
+        for name in ("storage_path", "replica_path"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | Path):
+                raise ConfigError(f"{name} is a {type(value).__name__}, not text or a Path", hint=_HINT)
+        for name in ("storage_type", "bucket", "endpoint_url", "region"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} is a {type(value).__name__}, not text")
+        if self.storage_type is not None and self.storage_type not in _TYPES:
             raise ConfigError(
-                f"storage_path is a {type(self.storage_path).__name__}, not text or a Path", hint=_HINT
+                f"storage_type is {self.storage_type!r}", hint=f"it may be {' or '.join(_TYPES)}, or left out"
             )
 
     def selected(self, state: Mapping[str, Any], kind: CheckpointType) -> dict[str, Any]:
@@ -101,31 +114,50 @@ class CheckpointManagerConfig:
             )
         return chosen
 
-    def folder(self) -> Path:
-        """Return the storage root; `ConfigError` unless it is a local or shared path."""
-        text = str(self.storage_path) if self.storage_path is not None else ""
-        scheme = (found[1] or found[2]).lower() if (found := _SCHEME.match(text)) is not None else ""
-        if self.bucket is not None or self.storage_type != "local" or scheme not in {"", "file"}:
+    def place(self) -> Place:
+        """Return the storage root; `ConfigError` when the settings name none, or contradict each other."""
+        text = _text(self.storage_path)
+        scheme = scheme_of(text)
+        if self.bucket is None and scheme != "s3":
+            if self.storage_type == "s3":
+                raise ConfigError(
+                    "storage_type is 's3', and no bucket is named", hint="bucket=…, or s3://bucket"
+                )
+            self._refuse_s3_settings(text)
+            return parse_place(text)
+        if self.storage_type == "local":
+            raise ConfigError(f"storage_type is 'local', and {self.bucket or text!r} is in an object store")
+        if self.bucket is None:
+            return parse_place(text, endpoint_url=self.endpoint_url, region=self.region)
+        if scheme or text.startswith("/"):
             raise ConfigError(
-                f"this release stores checkpoints on local or shared paths only,"
-                f" not on {self.bucket or text or self.storage_type!r}",
-                hint="give storage_path a folder; object stores come in a later release",
+                f"bucket is {self.bucket!r}, and the storage path {text!r} names a place of its own",
+                hint=f"with bucket= the storage path is the prefix in it, or leave bucket out: s3://{self.bucket}/…",
             )
-        if not text:
-            raise ConfigError("no storage path is given", hint="CheckpointManager(storage_path=…)")
-        path = _path_of_uri(text) if scheme else text
-        if "\0" in path:
-            raise ConfigError(f"the storage path {text!r} has a NUL character in it", hint=_HINT)
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(
-                f"the storage path {text!r} is no Unicode text", hint="rename the folder, or link to it"
-            ) from None
-        try:
-            return Path(path).expanduser().absolute()
-        except RuntimeError as error:  # ~name, and nobody has that name
-            raise ConfigError(f"the storage path {text!r}: {error}", hint=_HINT) from None
+        return S3Place(
+            bucket=self.bucket,
+            prefix=text.removesuffix("/"),
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+        )
+
+    def replica(self) -> Place | None:
+        """Return the second storage; None when there is none."""
+        if self.replica_path is None:
+            return None
+        place = parse_place(_text(self.replica_path), endpoint_url=self.endpoint_url, region=self.region)
+        if place == self.place():
+            raise ConfigError("replica_path is the storage path itself", hint="choose another place")
+        return place
+
+    def _refuse_s3_settings(self, text: str) -> None:
+        replica = scheme_of(_text(self.replica_path))
+        for name in ("endpoint_url", "region"):
+            if getattr(self, name) is not None and replica != "s3":
+                raise ConfigError(
+                    f"{name} is for S3, and {text or 'the storage path'!r} is not in S3",
+                    hint="s3://bucket/prefix",
+                )
 
 
 def type_named(value: CheckpointType | str) -> CheckpointType:
@@ -154,21 +186,5 @@ def _check_mesh(mesh: Mapping[str, tuple[int, int]]) -> None:
             raise ConfigError(f"mesh has {name}: {place!r}, not (index, size)", hint='{"pp": (0, 2)}')
 
 
-def _path_of_uri(uri: str) -> str:
-    """Return the path of a file: URI; `ConfigError` for parts that would be dropped silently."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise ConfigError(f"the storage path {uri!r} is no URI: {error}", hint=_HINT) from None
-    if parts.netloc.lower() not in {"", "localhost"}:
-        raise ConfigError(
-            f"the storage path {uri!r} names the host {parts.netloc!r}",
-            hint=f"mount that host's folder here and give its path, or write file:///{parts.netloc}{parts.path}"
-            f" for the local folder /{parts.netloc}{parts.path}",
-        )
-    if not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise ConfigError(
-            f"the storage path {uri!r} is not file:// and a path alone",
-            hint="write ? as %3F and # as %23, or give the folder without file://",
-        )
-    return unquote(parts.path)
+def _text(path: str | Path | None) -> str:
+    return str(path) if path is not None else ""

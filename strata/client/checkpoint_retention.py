@@ -16,6 +16,7 @@ from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
+from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, StorageError, Unavailable
@@ -55,6 +56,20 @@ def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) ->
     ]
 
 
+def newest_afar(catalog: Catalog, storage: Storage) -> str:
+    """Return the attempt that the far storage has as its newest; nothing without a far one.
+
+    It is what is left if this host is lost, so it stays until a newer one is there.
+    """
+    if isinstance(storage, TieredStorage):
+        for checkpoint in reversed(catalog.all()):
+            with from_afar():
+                there = storage.far.exists(f"{catalog.folder(checkpoint)}/{MARKER}")
+            if there:
+                return checkpoint.id
+    return ""
+
+
 def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
     """Remove what `keep_count` leaves over; to be called by one rank.
 
@@ -68,7 +83,11 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
             for folder in catalog.leftovers():
                 remove_objects(storage, folder)
         # the newest of them first: an Incremental goes before what it uses
-        for checkpoint in reversed(excess(catalog.all(), keep_count)):
+        going = excess(catalog.all(), keep_count)
+        spared = newest_afar(catalog, storage) if going else ""
+        for checkpoint in reversed(going):
+            if checkpoint.id == spared:
+                continue
             folder = catalog.folder(checkpoint)
             if checkpoint.state is CheckpointState.ABORTED and storage.exists(f"{folder}/{MARKER}"):
                 log.error(
@@ -77,10 +96,12 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
                 continue
             try:
                 _remove(catalog, storage, checkpoint, folder)
+            except FarAway:
+                raise
             except StorageError as error:
                 log.warning("step %d cannot be removed: %s", checkpoint.step, error.message)
                 trouble = trouble or error
-    except (Unavailable, QuotaExceeded) as error:
+    except (FarAway, Unavailable, QuotaExceeded) as error:
         # no coordinator just now, or more checkpoints than one answer holds: the pass after the next commit does the same work
         log.warning("old checkpoints stay for now: %s", error.message)
     if trouble is not None:

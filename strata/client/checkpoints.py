@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-import uuid
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +19,9 @@ from strata.checkpoint import rng, root
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
-from strata.checkpoint.reader import Loaded, load
+from strata.checkpoint.reader import Loaded
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
@@ -33,7 +30,8 @@ from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
 from strata.client.checkpoint_retention import retain
-from strata.client.surroundings import session_of_rank, world_size_elsewhere
+from strata.client.checkpoint_tiers import Tiers
+from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
@@ -88,7 +86,8 @@ class CheckpointManager:
             self.config = replace(config or CheckpointManagerConfig(), **settings)
         except TypeError as error:
             raise ConfigError(str(error)) from None
-        self._storage = LocalStorage(self.config.folder(), nonce=_random_id)
+        self._tiers = Tiers(self.config, nonce=random_id)
+        self._storage = self._tiers.storage
         self._owned: Any = None
         if client is None and os.environ.get("STRATA_SOCKET"):
             client = self._owned = session_of_rank()
@@ -101,6 +100,7 @@ class CheckpointManager:
         self._claimed = self._coordinated is not None
         self._progressed_to: int | None = None
         self._gone_back: str | None = None
+        self._tiers.start(self._catalog)
         self._writer = AsyncCheckpointWriter(
             Saver(
                 storage=self._storage,
@@ -126,13 +126,12 @@ class CheckpointManager:
             )
         if not client.uid:
             raise ConfigError("the session does not know its cluster yet", hint="connect it first")
-        root.claim(self._storage, root.COORDINATED)
-        owner = f"{root.COORDINATED}:{client.uid}/{client.job}"
-        root.claim(self._storage, owner, folder=client.job)
+        self._tiers.claim(root.COORDINATED)
+        self._tiers.claim(f"{root.COORDINATED}:{client.uid}/{client.job}", folder=client.job)
         self._coordinated = CoordinatedCatalog(
             client,
             root_uri=self._storage.uri,
-            new_id=_random_id,
+            new_id=random_id,
             save_wait_s=self.config.save_wait_s,
         )
         return self._coordinated
@@ -144,9 +143,8 @@ class CheckpointManager:
                 f"{world_size} processes train together, and no coordinator is known to their manager",
                 hint="start them with `strata run`, or pass client=strata.connect()",
             )
-        if root.owner_of(self._storage) is not None:
-            root.claim(self._storage, root.STANDALONE)
-        self._local = LocalCatalog(self._storage, new_id=_random_id, now_unix_ms=_now_unix_ms)
+        self._tiers.claim_again(root.STANDALONE)
+        self._local = LocalCatalog(self._storage, new_id=random_id, now_unix_ms=now_unix_ms)
         return self._local
 
     # -- saving
@@ -234,6 +232,7 @@ class CheckpointManager:
         info = self._writer.write(
             state, request, capture_rng=capture_rng, progress=progress, replication=replication
         )
+        self._tiers.follow(info)
         if sync:
             info.wait()
             self._meet()
@@ -251,12 +250,14 @@ class CheckpointManager:
         if self._gone_back is not None:
             raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
         if not self._claimed:
-            root.claim(self._storage, root.STANDALONE)
+            self._tiers.claim(root.STANDALONE)
             self._claimed = True
         self._progressed_to = step
         return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
 
     def _retain(self, saved: CheckpointMetadata | None) -> None:
+        if saved is not None:
+            self._tiers.committed(saved)
         if self._catalog.rank == 0 and (saved is not None or self._local is not None):
             retain(self._catalog, self._storage, self.config.keep_count)
 
@@ -385,14 +386,7 @@ class CheckpointManager:
                 hint="give every rank, on every host, the storage path it was saved to",
             )
         try:
-            loaded = load(
-                self._storage,
-                folder,
-                manifest_digest=checkpoint.manifest_digest,
-                rank=self._catalog.rank,
-                threads=self.config.io_threads,
-                state=state,
-            )
+            loaded = self._tiers.load(checkpoint, folder, rank=self._catalog.rank, state=state)
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
         if self._coordinated is not None and not self._storage.exists(f"{folder}/{MARKER}"):
@@ -443,17 +437,34 @@ class CheckpointManager:
         """Return once no save is in flight; raise the error of one that failed."""
         self._writer.wait_until_finished(arguments.timeout(timeout_s, zero=True))
 
+    def wait_until_replicated(self, timeout_s: float | None = None) -> None:
+        """Return once every committed checkpoint is in the second storage too.
+
+        `StorageError` after `timeout_s`, naming what it fails of; the copying goes on.
+        """
+        timeout_s = arguments.timeout(timeout_s, zero=True)
+        self._writer.wait_until_finished(timeout_s)
+        self._tiers.wait(timeout_s)
+
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed, unless it was raised before."""
         self._writer.check_for_errors()
 
     def close(self) -> None:
-        """Wait for the saves in flight and raise the error of one that failed."""
+        """Wait for the saves in flight and their copies; raise the error of one that failed."""
         self._close(failing=False)
 
     def _close(self, *, failing: bool) -> None:
+        patience_s = None
         try:
             self._writer.close(failing=failing)
+            patience_s = None if failing else self.config.commit_timeout_s
+        finally:
+            self._let_go(patience_s)
+
+    def _let_go(self, patience_s: float | None) -> None:
+        try:
+            self._tiers.close(patience_s)
         finally:
             if self._coordinated is not None:
                 self._coordinated.close()
@@ -485,11 +496,3 @@ class CheckpointManager:
 
 def _steps(checkpoints: list[CheckpointMetadata]) -> list[int]:
     return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})
-
-
-def _random_id() -> str:
-    return uuid.uuid4().hex
-
-
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000

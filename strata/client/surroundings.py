@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import uuid
 from typing import Any
 
 
@@ -21,3 +23,13 @@ def world_size_elsewhere() -> int:
         return int(distributed.get_world_size())
     text = os.environ.get("WORLD_SIZE", "1")
     return int(text) if text.isdigit() else 1
+
+
+def random_id() -> str:
+    """Return a new id of an attempt, or a part of a temporary file's name."""
+    return uuid.uuid4().hex
+
+
+def now_unix_ms() -> int:
+    """Return the time by this host's clock."""
+    return time.time_ns() // 1_000_000

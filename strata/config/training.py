@@ -25,7 +25,12 @@ class TrainingConfig:
     storage: str = setting(
         "train.storage",
         default=".strata/checkpoints",
-        doc="the folder of the checkpoints, shared by all hosts",
+        doc="where the checkpoints lie: a folder that all hosts share, or s3://bucket/prefix",
+    )
+    replica: str = setting(
+        "train.replica",
+        default="",
+        doc="a second storage, which gets each checkpoint after its commit; empty: none",
     )
     save_every_steps: int = setting(
         "train.save_every_steps", default=0, doc="save after so many steps; 0: another rule decides"

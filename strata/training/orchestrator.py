@@ -43,7 +43,8 @@ class TrainingOrchestrator:
     `endpoints`, STRATA_ENDPOINTS or those of strata.toml, it is a member of its own with one rank, and `job` is created
     with `min_workers` and `max_workers` if it is new. With neither it trains alone.
 
-    The checkpoints lie in `storage_path`, a folder that all hosts share; `keep_count` of them stay.
+    The checkpoints lie in `storage_path`, a folder that all hosts share or `s3://bucket/prefix`; `keep_count`
+    of them stay.
     What is given here wins over STRATA_TRAIN_* and the table [train] of strata.toml. Each of
     `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step, save it
     within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75. With
@@ -188,6 +189,7 @@ class TrainingOrchestrator:
             self.config.storage,
             client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
             keep_count=self.config.keep_count or None,
+            replica_path=self.config.replica or None,
             save_wait_s=self.config.save_wait_s,
             replicated=replicated,
         )

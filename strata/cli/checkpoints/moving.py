@@ -12,8 +12,8 @@ from strata.checkpoint import file_export, file_import, root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.copying import copy_checkpoint
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.removal import remove_objects
+from strata.checkpoint.sink import Storage
 from strata.cli.checkpoints.listing import manifests_of
 from strata.cli.checkpoints.root_shelf import StorageShelf, open_storage, storage_shelf
 from strata.cli.checkpoints.where import StorageRoot, Which, chosen, opened
@@ -181,7 +181,7 @@ def _fork_root(shelf: StorageShelf, checkpoint: CheckpointMetadata, to: str) -> 
     return f"{target.uri}/{folder}"
 
 
-def _empty_root(to: str, *, folder: str) -> LocalStorage:
+def _empty_root(to: str, *, folder: str) -> Storage:
     """Return the storage at `to`, which has no checkpoint yet, but perhaps what a fork left of `folder`."""
     storage = open_storage(to)
     root.claim(storage, root.STANDALONE)

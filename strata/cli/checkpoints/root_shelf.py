@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strata.checkpoint import marks, root
+from strata.checkpoint import marks, opening, root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.place import parse_place
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.cli.checkpoints.garbage import Garbage
 from strata.cli.output import message_as_dict
-from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_retention import excess
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, Refused
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from strata.v1.checkpoints_pb2 import Checkpoint
 
 
-def open_storage(where: str) -> LocalStorage:
+def open_storage(where: str) -> Storage:
     """Return the storage at a path or URI; `ConfigError` when it is none."""
-    folder = CheckpointManagerConfig(storage_path=where).folder()
-    return LocalStorage(folder, nonce=lambda: uuid.uuid4().hex)
+    return opening.open_storage(parse_place(where), nonce=lambda: uuid.uuid4().hex)
 
 
 def storage_shelf(where: str, job: str) -> StorageShelf:

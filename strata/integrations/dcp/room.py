@@ -16,7 +16,7 @@ from typing import Any, Final
 from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.opening import open_storage
 from strata.checkpoint.sink import Storage
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_config import CheckpointManagerConfig
@@ -89,7 +89,7 @@ def open_room(
     config: CheckpointManagerConfig, port: SessionPort | None, *, ranks: int, writing: bool
 ) -> Room:
     """Return the room of one rank of `ranks`; a root that is written to is claimed."""
-    storage = LocalStorage(config.folder(), nonce=_random_id)
+    storage = open_storage(config.place(), nonce=_random_id)
     if port is None:
         if writing or root.owner_of(storage) is not None:
             root.claim(storage, root.STANDALONE)

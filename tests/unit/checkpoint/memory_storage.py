@@ -30,7 +30,10 @@ class MemoryStorage:
     def create_once(self, name: str, data: bytes) -> bool:
         self.fault("create", checked_name(name))
         with self._lock:
-            return self.objects.setdefault(name, data) is data
+            if name in self.objects:
+                return False
+            self.objects[name] = data
+            return True
 
     def hold(self, name: str) -> None:
         if name not in self.objects:

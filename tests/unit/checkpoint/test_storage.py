@@ -1,4 +1,4 @@
-"""One contract for every storage, the one in memory included."""
+"""What is special about files; what every storage does is in `tests/contract/storage`."""
 
 from __future__ import annotations
 
@@ -7,42 +7,20 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from strata.checkpoint import local_storage
 from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.sink import ObjectMissing, Storage, put
-from strata.errors import InvalidArgument, StorageError
-from tests.unit.checkpoint.memory_storage import MemoryStorage
+from strata.checkpoint.sink import put
+from strata.errors import StorageError
 
 _numbers = itertools.count()
 
 
 def local(root: Path) -> LocalStorage:
     return LocalStorage(root, nonce=lambda: f"n{next(_numbers)}")
-
-
-@pytest.fixture(params=["local", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return local(tmp_path / "not" / "yet") if request.param == "local" else MemoryStorage()
-
-
-def test_an_object_appears_whole_when_it_is_finished(storage: Storage) -> None:
-    sink = storage.sink("a/b/c.bin")
-    sink.begin(10)
-    sink.write_at(5, b"world")
-    sink.write_at(0, memoryview(b"hello"))
-    assert not storage.exists("a/b/c.bin")
-    assert storage.list("a/b") == []
-    sink.finish()
-    sink.abort()
-    assert storage.read("a/b/c.bin") == b"helloworld"
-    assert storage.size("a/b/c.bin") == 10
-    assert (storage.list(), storage.list("a"), storage.list("a/b")) == (["a"], ["b"], ["c.bin"])
-    assert storage.exists("a/b")
 
 
 def test_a_link_in_a_folders_place_leads_nowhere_else(tmp_path: Path) -> None:
@@ -76,95 +54,6 @@ def test_a_file_in_a_folders_place_is_no_missing_object(tmp_path: Path) -> None:
         assert "is a file" in error.value.hint
         with pytest.raises(StorageError, match="cannot create"):
             put(local(root), "x", b"")
-
-
-def test_an_aborted_object_never_was(storage: Storage) -> None:
-    sink = storage.sink("a/x")
-    sink.begin(1)
-    sink.abort()
-    sink.abort()
-    assert not storage.exists("a/x")
-    storage.delete_folder("a")
-    assert storage.list() == []
-
-
-def test_bytes_outside_of_the_object_are_refused(storage: Storage) -> None:
-    sink = storage.sink("x")
-    sink.begin(4)
-    with pytest.raises(StorageError):
-        sink.write_at(2, b"abc")
-    sink.abort()
-
-
-def test_a_finished_object_is_not_replaced(storage: Storage) -> None:
-    put(storage, "x", b"1")
-    with pytest.raises(StorageError, match="exists already"):
-        put(storage, "x", b"2")
-    assert storage.read("x") == b"1"
-
-
-def test_an_empty_object_is_an_object(storage: Storage) -> None:
-    put(storage, "x", b"")
-    assert (storage.read("x"), storage.size("x")) == (b"", 0)
-
-
-def test_reading_goes_as_far_as_there_is(storage: Storage) -> None:
-    put(storage, "x", b"0123456789")
-    buffer = memoryview(bytearray(4))
-    source = storage.source("x")
-    assert source.read_into(3, buffer) == 4
-    assert bytes(buffer) == b"3456"
-    assert source.read_into(8, buffer) == 2
-    assert source.read_into(20, buffer) == 0
-    source.close()
-    source.close()
-
-
-def test_of_many_that_create_once_one_is_first(storage: Storage) -> None:
-    together, made = threading.Barrier(8), []
-
-    def create(number: int) -> None:
-        together.wait(10)
-        made.append((storage.create_once("f/once", b"%d" % number), number))
-
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    (winner,) = [number for first, number in made if first]
-    assert storage.read("f/once") == b"%d" % winner
-    assert storage.list("f") == ["once"]
-
-
-def test_what_is_missing_says_so_and_may_be_deleted(storage: Storage) -> None:
-    for read in (storage.read, storage.size):
-        with pytest.raises(ObjectMissing):
-            read("no/such")
-    with pytest.raises(ObjectMissing):
-        storage.source("no/such").read_into(0, memoryview(bytearray(1)))
-    storage.delete("no/such")
-    storage.delete_folder("no")
-    assert storage.list("no") == []
-
-
-def test_a_folder_goes_only_when_its_objects_are_gone(storage: Storage) -> None:
-    put(storage, "f/x", b"1")
-    with pytest.raises(StorageError):
-        storage.delete_folder("f")
-    storage.delete("f/x")
-    storage.delete_folder("f")
-    assert not storage.exists("f")
-
-
-@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a\0b"])
-def test_a_name_never_leaves_the_storage(storage: Storage, name: str) -> None:
-    for use in (storage.read, storage.sink, storage.delete, storage.exists):
-        with pytest.raises(InvalidArgument):
-            use(name)
-
-
-# -- files ------------------------------------------------------------------------------------
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
@@ -236,17 +125,6 @@ def test_who_finds_it_made_syncs_its_folder_too(tmp_path: Path) -> None:
 
 
 # -- holding ----------------------------------------------------------------------------------
-
-
-def test_a_held_object_is_held_until_it_is_let_go(storage: Storage) -> None:
-    storage.create_once("claims/1", b"")
-    assert not storage.is_held("claims/1")
-    assert not storage.is_held("claims/none")
-    storage.hold("claims/1")
-    assert storage.is_held("claims/1")
-    storage.let_go("claims/1")
-    storage.let_go("claims/1")
-    assert not storage.is_held("claims/1")
 
 
 def test_a_hold_is_seen_by_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:

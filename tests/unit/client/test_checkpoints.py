@@ -260,20 +260,6 @@ def test_an_unmarked_folder_of_a_dead_process_is_no_checkpoint_and_goes(tmp_path
 @pytest.mark.parametrize(
     "settings",
     [
-        {"storage_path": "s3://my-bucket/checkpoints", "keep_count": 10},
-        {"bucket": "my-checkpoints", "storage_type": "s3"},
-        {"storage_path": "x", "storage_type": "s3"},
-        {"storage_path": "gs://b/x"},
-    ],
-)
-def test_object_stores_are_a_later_releases(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="local or shared paths only"):
-        CheckpointManager(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
         {},
         {"storage_path": "x", "keep_count": 0},
         {"storage_path": "x", "save_wait_s": 0},

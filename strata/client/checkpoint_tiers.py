@@ -1,0 +1,127 @@
+"""The storages of a `CheckpointManager`: one, or a near one with a far one behind it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from strata.checkpoint import root
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.opening import open_storage
+from strata.checkpoint.reader import Loaded, load
+from strata.checkpoint.replicator import Replica, Replicator
+from strata.checkpoint.sink import Storage
+from strata.checkpoint.tiers import TieredStorage, copies, tiers_of
+from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointCorrupt, ConfigError
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class Tiers:
+    """Opened as `config` says; nothing is written yet. `storage` is all of them as one."""
+
+    def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
+        self.storage: Storage = open_storage(config.place(), nonce=nonce)
+        if (replica := config.replica()) is not None:
+            self.storage = TieredStorage(self.storage, open_storage(replica, nonce=nonce))
+        self._threads = config.io_threads
+        self._replicator: Replicator | None = None
+
+    def claim(self, owner: str, *, folder: str = "") -> None:
+        """Take every root for `owner`; `ConfigError` when one is somebody else's."""
+        for storage in tiers_of(self.storage):
+            root.claim(storage, owner, folder=folder)
+
+    def claim_again(self, owner: str) -> None:
+        """The same for roots that have an owner already."""
+        for storage in tiers_of(self.storage):
+            if root.owner_of(storage) is not None:
+                root.claim(storage, owner)
+
+    def load(
+        self, checkpoint: CheckpointMetadata, folder: str, *, rank: int, state: Mapping[Any, Any] | None
+    ) -> Loaded:
+        """Return what the nearest copy holds that proves to be what was saved.
+
+        `state` is what is wanted of the tensors that ranks have saved parts of.
+        """
+        *others, last = copies(self.storage)
+        read = partial(
+            load,
+            folder=folder,
+            manifest_digest=checkpoint.manifest_digest,
+            rank=rank,
+            threads=self._threads,
+            state=state,
+        )
+        for storage in others:
+            try:
+                return read(storage)
+            except CheckpointCorrupt as error:
+                log.error("step %d is corrupt here, trying %s: %s", checkpoint.step, last.uri, error.message)  # noqa: TRY400  # the reason says it all
+        return read(last)
+
+    # -- copying
+
+    def start(self, catalog: Catalog) -> None:
+        """Copy from now on what `committed` names."""
+        if not isinstance(self.storage, TieredStorage):
+            return
+        near, far = self.storage.near, self.storage.far
+
+        def missing() -> list[Replica]:
+            """What earlier processes left; only who is alone knows whose part it was."""
+            if not isinstance(catalog, LocalCatalog):
+                return []
+            return [
+                _replica(catalog, c)
+                for c in catalog.all()
+                if c.state is CheckpointState.COMMITTED
+                and near.exists(f"{catalog.folder(c)}/{MARKER}")
+                and not far.exists(f"{catalog.folder(c)}/{MARKER}")
+            ]
+
+        self._catalog = catalog
+        self._replicator = Replicator(near, far, rank=catalog.rank, missing=missing)
+
+    def follow(self, info: CheckpointInfo) -> None:
+        """Tell the handle when its copy is whole."""
+        if self._replicator is not None:
+            self._replicator.follow(info)
+
+    def committed(self, checkpoint: CheckpointMetadata) -> None:
+        """Have it copied."""
+        if self._replicator is not None:
+            self._replicator.add(_replica(self._catalog, checkpoint))
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return once all that is committed is copied; `StorageError` after `timeout_s`."""
+        if self._replicator is None:
+            raise ConfigError("there is no second storage", hint="CheckpointManager(replica_path=…)")
+        self._replicator.wait(timeout_s)
+
+    def close(self, timeout_s: float | None) -> None:
+        """Wait for the copies so long, and copy nothing more; None: do not wait."""
+        if self._replicator is None:
+            return
+        try:
+            if timeout_s is not None:
+                self._replicator.wait(timeout_s)
+        finally:
+            self._replicator.close()
+
+
+def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:
+    return Replica(
+        folder=catalog.folder(checkpoint),
+        attempt=checkpoint.id,
+        manifest_digest=checkpoint.manifest_digest,
+        step=checkpoint.step,
+    )

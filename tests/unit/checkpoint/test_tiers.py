@@ -1,0 +1,331 @@
+"""A near storage with a far one behind it, and what carries checkpoints from one to the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed
+from strata.checkpoint.reader import load
+from strata.checkpoint.replicator import Replica, Replicator
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.sink import ObjectMissing, put
+from strata.checkpoint.tiers import TieredStorage
+from strata.client.checkpoint_retention import retain
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import CheckpointCorrupt, StorageError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
+
+LIMIT_S = 20
+STATE = {"weights": bytes(range(256)) * 40_000, "step": 1}
+
+
+class Pair:
+    """Two storages, the catalog over both, and a replicator that waits for nothing."""
+
+    def __init__(self) -> None:
+        self.near, self.far = MemoryStorage(), MemoryStorage()
+        self.both = TieredStorage(self.near, self.far)
+        self.catalog = local_catalog(self.both)
+        self.replicator = self.start(0)
+
+    def start(self, rank: int, missing: Callable[[], list[Replica]] = list) -> Replicator:
+        return Replicator(self.near, self.far, rank=rank, missing=missing, retry_s=(0.001,), look_s=0.001)
+
+    def save(self, step: int) -> Replica:
+        return replica_of(self.catalog, save(self.both, self.catalog, STATE, step))
+
+    def replicate(self, step: int) -> Replica:
+        replica = self.save(step)
+        self.replicator.add(replica)
+        self.replicator.wait(LIMIT_S)
+        return replica
+
+
+def replica_of(catalog: LocalCatalog, saved: CheckpointMetadata) -> Replica:
+    return Replica(
+        folder=catalog.folder(saved), attempt=saved.id, manifest_digest=saved.manifest_digest, step=saved.step
+    )
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.replicator.close()
+
+
+def down(verb: str, name: str) -> None:
+    raise StorageError("away")
+
+
+def loaded(storage: MemoryStorage | TieredStorage, replica: Replica) -> bytes:
+    found = load(storage, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
+    return bytes(next(iter(found.saved.data.values())))
+
+
+def of(storage: MemoryStorage, replica: Replica) -> dict[str, bytes]:
+    return {name: data for name, data in storage.objects.items() if name.startswith(replica.folder)}
+
+
+# -- copying ----------------------------------------------------------------------------------
+
+
+def test_a_copy_is_the_same_and_marked(pair: Pair) -> None:
+    replica = pair.replicate(1)
+    assert of(pair.far, replica) == of(pair.near, replica)
+    assert committed(pair.far, replica.folder) is not None
+
+
+def test_the_handle_tells_when_it_is_there(pair: Pair) -> None:
+    info, late = an_info(1), an_info(1)
+    pair.replicator.follow(info)
+    saved = save(pair.both, pair.catalog, STATE, 1)
+    info.began(saved)
+    late.began(saved)
+    pair.replicator.add(replica_of(pair.catalog, saved))
+    pair.replicator.wait(LIMIT_S)
+    pair.replicator.follow(late)
+    assert (info.replicated, late.replicated) == (True, True)
+
+
+def test_a_far_storage_that_is_away_is_tried_again(pair: Pair) -> None:
+    replica = pair.save(1)
+    failures = iter(range(5))
+
+    def fault(verb: str, name: str) -> None:
+        if verb in {"begin", "finish"} and next(failures, None) is not None:
+            raise StorageError("away")
+
+    pair.far.fault = fault
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == of(pair.near, replica)
+
+
+def test_what_it_fails_of_is_told_to_who_waits(pair: Pair) -> None:
+    first = pair.save(1)
+    pair.far.fault = down
+    pair.replicator.add(first)
+    pair.replicator.add(pair.save(2))
+    with pytest.raises(StorageError, match=r"steps \[1, 2\] .* yet: away"):
+        pair.replicator.wait(0.2)
+    retain(pair.catalog, pair.both, 1)
+    assert committed(pair.near, first.folder) is not None, "nothing goes while nobody can look afar"
+    pair.far.fault = lambda verb, name: None
+    pair.replicator.wait(LIMIT_S)
+    retain(pair.catalog, pair.both, 1)
+    assert [c.step for c in pair.catalog.all()] == [2]
+
+
+def test_the_first_save_of_a_process_needs_the_far_storage(pair: Pair) -> None:
+    class Away(MemoryStorage):
+        def list(self, folder: str = "") -> list[str]:
+            raise StorageError("away")
+
+    with pytest.raises(StorageError, match="away"):
+        save(both := TieredStorage(pair.near, Away()), local_catalog(both), STATE, 1)
+
+
+def test_a_corrupt_image_is_not_spread(pair: Pair) -> None:
+    replica = pair.save(1)
+    name = next(name for name in pair.near.objects if name.endswith(".safetensors"))
+    data = bytearray(pair.near.objects[name])
+    data[CHUNK_BYTES] ^= 1
+    pair.near.objects[name] = bytes(data)
+    pair.replicator.add(replica)
+    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+        pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == {}
+
+
+def test_what_retention_removed_first_is_no_failure(pair: Pair) -> None:
+    replica = pair.save(1)
+    for name in list(of(pair.near, replica)):
+        pair.near.delete(name)
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == {}
+
+
+def test_a_copy_that_a_crash_cut_is_completed(pair: Pair) -> None:
+    replica = pair.save(1)
+    names = sorted(of(pair.near, replica))
+    image = next(name for name in names if name.endswith(".safetensors"))
+    put(pair.far, image, pair.near.objects[image])
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == of(pair.near, replica)
+
+
+def test_what_an_earlier_process_left_is_carried_on_with_the_first_save(pair: Pair) -> None:
+    earlier = pair.save(1)
+    replicator = pair.start(0, missing=lambda: [earlier])
+    now = pair.save(2)
+    replicator.add(now)
+    replicator.wait(LIMIT_S)
+    replicator.close()
+    assert committed(pair.far, earlier.folder) is not None
+    assert committed(pair.far, now.folder) is not None
+
+
+def test_an_incremental_takes_with_it_what_it_uses(pair: Pair) -> None:
+    state = {"frozen": bytes(CHUNK_BYTES), "step": b"1"}
+    base = save(pair.both, pair.catalog, state, 1)
+    saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
+    request = SaveRequest(step=2, type=CheckpointType.INCREMENTAL)
+    saved = saver.save(snapshot_of({**state, "step": b"2"}), request, an_info(2))
+    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+    replica = replica_of(pair.catalog, saved)
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    images = [name for name in pair.far.objects if name.endswith(".safetensors")]
+    assert sorted(images) == sorted(n for n in pair.near.objects if n.endswith(".safetensors"))
+    found = load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
+    assert {name: bytes(data) for name, data in found.saved.data.items()} == {**state, "step": b"2"}
+    assert not pair.far.exists(f"{pair.catalog.folder(base)}/{MARKER}"), "the base itself was not asked for"
+
+
+def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
+    shared, ends = SharedCatalog(2), []
+
+    def one(rank: int) -> None:
+        saver = Saver(storage=pair.near, catalog=shared.of(rank), commit_timeout_s=10)
+        ends.append(saver.save(snapshot_of({"rank": rank, **STATE}), SaveRequest(step=7), an_info(7)))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    saved = ends[0]
+    replica = Replica(
+        folder=shared.of(0).folder(saved), attempt=saved.id, manifest_digest=saved.manifest_digest, step=7
+    )
+    first, second = pair.start(0), pair.start(1)
+    first.add(replica)
+    with pytest.raises(StorageError, match="takes longer"):
+        first.wait(0.3)
+    assert f"{replica.folder}/{MARKER}" not in pair.far.objects
+    second.add(replica)
+    second.wait(LIMIT_S)
+    first.wait(LIMIT_S)
+    first.close()
+    second.close()
+    assert of(pair.far, replica) == of(pair.near, replica)
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def test_a_new_host_finds_everything_afar(pair: Pair) -> None:
+    replica = pair.replicate(1)
+    here = TieredStorage(MemoryStorage(), pair.far)
+    catalog = local_catalog(here, start=5)
+    assert [(c.step, c.latest) for c in catalog.all()] == [(1, True)]
+    assert loaded(here, replica) == STATE["weights"]
+    newer = save(here, catalog, STATE, 2)
+    assert newer.generation == 2, "above what the far storage knows"
+
+
+def test_each_file_comes_from_the_nearest_that_has_it(pair: Pair) -> None:
+    replica = pair.replicate(1)
+    asked: list[str] = []
+    pair.far.fault = lambda verb, name: asked.append(name)
+    assert loaded(pair.both, replica) == STATE["weights"]
+    assert asked == []
+    image = next(name for name in of(pair.near, replica) if name.endswith(".safetensors"))
+    del pair.near.objects[image]
+    assert loaded(pair.both, replica) == STATE["weights"]
+    assert set(asked) == {image}
+
+
+def test_a_near_storage_that_fails_is_read_from_afar(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    replica = pair.replicate(1)
+    pair.near.fault = down
+    assert loaded(pair.both, replica) == STATE["weights"]
+    assert "away" in caplog.text
+
+
+def test_what_both_lack_is_missing(pair: Pair) -> None:
+    for read in (pair.both.read, pair.both.size):
+        with pytest.raises(ObjectMissing):
+            read("no/such")
+    with pytest.raises(ObjectMissing):
+        pair.both.source("no/such").read_into(0, memoryview(bytearray(1)))
+
+
+def test_a_corrupt_near_manifest_is_not_the_end(pair: Pair) -> None:
+    replica = pair.replicate(1)
+    name = f"{replica.folder}/{MARKER}"
+    pair.near.objects[name] = b"{" + pair.near.objects[name][1:-5]
+    assert [c.state for c in pair.catalog.all()] == [CheckpointState.COMMITTED]
+
+
+def test_half_a_list_is_an_error(pair: Pair) -> None:
+    class Away(MemoryStorage):
+        def list(self, folder: str = "") -> list[str]:
+            raise StorageError("away")
+
+    with pytest.raises(StorageError, match="away"):
+        local_catalog(TieredStorage(pair.near, Away())).all()
+
+
+# -- removing and holding ---------------------------------------------------------------------
+
+
+def test_the_newest_afar_stays_until_a_newer_one_is_there(pair: Pair) -> None:
+    kept = pair.replicate(1)
+    pair.save(2)
+    pair.save(3)
+    retain(pair.catalog, pair.both, 1)
+    assert [c.step for c in pair.catalog.all()] == [1, 3]
+    assert committed(pair.far, kept.folder) is not None
+    pair.replicate(4)
+    retain(pair.catalog, pair.both, 1)
+    assert [c.step for c in pair.catalog.all()] == [4]
+    assert of(pair.far, kept) == {}
+
+
+def test_what_is_held_here_is_held_for_other_hosts(pair: Pair) -> None:
+    pair.both.create_once("generations/000001", b"{}")
+    pair.both.hold("generations/000001")
+    elsewhere = TieredStorage(MemoryStorage(), pair.far)
+    assert elsewhere.is_held("generations/000001")
+    assert elsewhere.list("generations") == ["000001"]
+    pair.both.let_go("generations/000001")
+    assert not elsewhere.is_held("generations/000001")
+
+
+def test_a_hold_needs_no_far_storage(pair: Pair) -> None:
+    pair.far.fault = down
+    pair.both.create_once("generations/000001", b"{}")
+    pair.both.hold("generations/000001")
+    assert pair.near.is_held("generations/000001")
+
+
+def test_a_closed_replicator_leaves_the_rest(pair: Pair) -> None:
+    reached, go = threading.Event(), threading.Event()
+
+    def slow(verb: str, name: str) -> None:
+        if verb == "write":
+            reached.set()
+            assert go.wait(LIMIT_S)
+
+    pair.far.fault = slow
+    pair.replicator.add(pair.save(1))
+    assert reached.wait(LIMIT_S)
+    closing = threading.Thread(target=pair.replicator.close)
+    closing.start()
+    go.set()
+    closing.join(LIMIT_S)
+    assert not closing.is_alive()
+    assert not any(name.endswith(MARKER) for name in pair.far.objects)
