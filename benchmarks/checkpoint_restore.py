@@ -3,7 +3,7 @@
     python -m benchmarks.checkpoint_restore [--json FILE] [--megabytes 512] [--rounds 7]
 
 One checkpoint is read again and again. *Views*: every byte read and proven, the tensors lie where
-they were read. *Copied*: into the tensors of the state. *Fresh process*: the same in a process that
+they were read, in the memory of saves. *Copied*: into the tensors of the state. *Fresh process*: the same in a process that
 has done nothing before, from the call of restore on. Ours reads past the page cache, so it is
 always cold; torch.load and DCP read files that were dropped from it, and prove nothing. R_r is a
 raw loop of direct I/O over our image in the same run.
@@ -74,11 +74,15 @@ class Rig:
         self.times.add("raw", raw_read(self.image, self.pages))
 
     def views(self) -> None:
-        storage = self.manager._storage  # what restore() itself calls
-        folder = self.image.parent.name
-        digest = self.checkpoint.manifest_digest
+        manager, folder = self.manager, self.image.parent.name
+        digest, lend = self.checkpoint.manifest_digest, manager._writer.lend  # as restore() itself
         cpu = cpu_s()
-        self.times.add("views", timed(lambda: load(storage, folder, manifest_digest=digest, rank=0)))
+        self.times.add(
+            "views",
+            timed(
+                lambda: load(manager._storage, folder, manifest_digest=digest, rank=0, threads=4, lend=lend)
+            ),
+        )
         self.times.add("cpu", cpu_s() - cpu)
 
     def copied(self) -> None:

@@ -86,7 +86,7 @@ class LocalSink:
         with as_storage_error("write", self._path):
             begin = -offset % PAGE_BYTES
             end = len(view) - (offset + len(view)) % PAGE_BYTES
-            if self._direct < 0 or end - begin < DIRECT_BYTES:
+            if self._direct < 0 or end <= begin:
                 _write(self._fd, offset, view)
                 return
             _write(self._fd, offset, view[:begin])

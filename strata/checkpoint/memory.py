@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -20,8 +21,9 @@ PAGE_BYTES: Final = 4096
 HUGE_PAGE_BYTES: Final = 2 << 20
 _MADV_HUGEPAGE: Final = 14
 _MADV_WIPEONFORK: Final = 18
+_MADV_KEEPONFORK: Final = 19
 _MADV_POPULATE_WRITE: Final = 23
-"""Of Linux, the last two of 4.14 and 5.14: the mmap module has no names for them before Python 3.14."""
+"""Of Linux, the last three of 4.14 and 5.14: the mmap module has no names for them before Python 3.14."""
 _SMALL_BYTES: Final = 64 << 10
 """Below this a plain copy is quicker than leaving the interpreter's lock."""
 
@@ -103,6 +105,15 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
     return view[skip : skip + room]
 
 
+def keep_in_children(block: memoryview) -> None:
+    """Let children that are forked from now on have a copy of a whole block that was not inherited.
+
+    While a device writes into memory, a fork must not share it: the parent's next touch could move
+    its page away from under the device.
+    """
+    _libc.madvise(address_of(block), len(block), _MADV_KEEPONFORK)
+
+
 def populate(block: memoryview) -> None:
     """Have the kernel put pages behind `block` now; a kernel that cannot does so at the first touch."""
     address = address_of(block)
@@ -119,15 +130,31 @@ class Arena:
 
     def __init__(self) -> None:
         self._block: memoryview | None = None
+        self._holders = 0
         self._pinned = False
         self._unpin: Callable[[], None] | None = None
 
     def take(self, size_bytes: int) -> memoryview:
         """Return that much memory; what was taken before must not be used any more."""
+        self.take_back()
         if self._block is None or len(self._block) < size_bytes:
             self.release()  # given back before more is asked for
             self._block = allocate(size_bytes, inherited=False)
+            self._holders = sys.getrefcount(self._block.obj)
         return self._block[:size_bytes]
+
+    def lend(self, size_bytes: int) -> memoryview:
+        """Return that much memory for as long as anybody holds any of it."""
+        block = self.take(size_bytes)
+        whole = memoryview(block.obj)  # it and all that is made of it count as one holder
+        skip = address_of(block) - address_of(whole)
+        return whole[skip : skip + size_bytes]
+
+    def take_back(self) -> None:
+        """Have what was lent for oneself again; leave it to whoever still holds any of it."""
+        if self._block is not None and sys.getrefcount(self._block.obj) > self._holders:
+            keep_in_children(self._block)
+            self.release()
 
     def prepare(self, size_bytes: int) -> None:
         """Have pages behind that much memory now."""

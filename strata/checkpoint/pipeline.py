@@ -25,7 +25,7 @@ from strata.checkpoint.memory import Rooms, copy
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Sink, Source, Storage
 from strata.errors import CheckpointCorrupt
 
-DEFAULT_THREADS: Final = 3
+DEFAULT_THREADS: Final = 4
 
 OnBlock = Callable[[int], None]
 """Called with the size of each block when it is done, by one thread at a time; what it raises ends

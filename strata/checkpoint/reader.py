@@ -10,7 +10,7 @@ rank 0's, as far as all ranks had saved the same there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from strata.checkpoint.global_tensors import GlobalTensor, global_tensors, whole
 from strata.checkpoint.image import ALIGNMENT
 from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
-from strata.checkpoint.memory import allocate
+from strata.checkpoint.memory import allocate, keep_in_children
 from strata.checkpoint.parts import distributed_of
 from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
@@ -30,6 +30,9 @@ from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children, join
 from strata.checkpoint.wanted import wanted
 from strata.errors import CheckpointCorrupt, CheckpointError
+
+Lend = Callable[[int], memoryview]
+"""Gives memory of that size, to be held as long as anything read into it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +67,9 @@ def load(
     rank: int,
     threads: int = DEFAULT_THREADS,
     state: Mapping[Any, Any] | None = None,
+    lend: Lend | None = None,
 ) -> Loaded:
-    """Return the part of the checkpoint in `folder` for `rank`.
+    """Return the part of the checkpoint in `folder` for `rank`, in memory that `lend` has, or in fresh.
 
     Of the tensors that ranks have saved parts of, what `state` wants is read, whoever wrote it; all
     of each when no state is given. `CheckpointCorrupt`, naming the file and the tensor, when a byte
@@ -75,7 +79,8 @@ def load(
     manifests = read_rank_manifests(storage, folder, manifest)
     own = rank < len(manifests)
     index = rank if own else 0
-    saved = _read_image(storage, folder, manifests[index], chunk_places(folder, manifests, index), threads)
+    places = chunk_places(folder, manifests, index)
+    saved = _read_image(storage, folder, manifests[index], places, threads, lend)
     assembler = Assembler(storage, folder, manifests, threads=threads)
     saved = _with_parts(saved, assembler, global_tensors(manifests), state)
     return Loaded(
@@ -92,11 +97,11 @@ def _read_image(
     manifest: RankManifest,
     places: Mapping[str, Sequence[ChunkPlace]],
     threads: int,
+    lend: Lend | None,
 ) -> Saved:
     name = f"{folder}/{manifest.image}"
     offsets, size_bytes = _in_memory(name, manifest, places)
-    # inherited: an object may keep a tensor that lies here, and be used in a forked worker
-    memory = allocate(size_bytes, inherited=True)[:size_bytes]
+    memory = lend(size_bytes) if lend is not None else allocate(size_bytes, inherited=False)
     chunks = [
         Stored(
             name=name,
@@ -125,6 +130,9 @@ def _read_image(
                 )
             )
     read_chunks(storage, memory, chunks, threads=threads)
+    if lend is None:
+        # an object may keep a tensor that lies here, and be used in a forked worker
+        keep_in_children(memory)
     return Saved(tree=manifest.tree, rng=manifest.rng, specs=specs, data=data)
 
 

@@ -30,6 +30,7 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
+from strata.checkpoint.memory import allocate
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
@@ -104,6 +105,22 @@ class AsyncCheckpointWriter:
         with self._changed:
             for arena in self._arenas:
                 arena.prepare(image_bytes(flat))
+
+    def lend(self, size_bytes: int) -> memoryview:
+        """Return memory to read a checkpoint into: that of saves, if none is in flight.
+
+        It was used before, or is then ready for the first save.
+        """
+        with self._changed:
+            if self._arenas and not self._low_memory:
+                return self._arenas[-1].lend(size_bytes)
+        return allocate(size_bytes, inherited=True)
+
+    def take_back(self) -> None:
+        """Have for saves again what was lent, as far as nobody holds any of it."""
+        with self._changed:
+            for arena in self._arenas:
+                arena.take_back()
 
     def write(
         self,

@@ -13,7 +13,7 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
-from strata.checkpoint.reader import Loaded, load
+from strata.checkpoint.reader import Lend, Loaded, load
 from strata.checkpoint.replicator import Replica, Replicator
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import TieredStorage, copies, tiers_of
@@ -46,9 +46,15 @@ class Tiers:
                 root.claim(storage, owner)
 
     def load(
-        self, checkpoint: CheckpointMetadata, folder: str, *, rank: int, state: Mapping[Any, Any] | None
+        self,
+        checkpoint: CheckpointMetadata,
+        folder: str,
+        *,
+        rank: int,
+        state: Mapping[Any, Any] | None,
+        lend: Lend | None = None,
     ) -> Loaded:
-        """Return what the nearest copy holds that proves to be what was saved.
+        """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
         `state` is what is wanted of the tensors that ranks have saved parts of.
         """
@@ -60,6 +66,7 @@ class Tiers:
             rank=rank,
             threads=self._threads,
             state=state,
+            lend=lend,
         )
         for storage in others:
             try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from strata.checkpoint import rng, root
+from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
@@ -23,12 +23,12 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
 from strata.checkpoint.reader import Loaded
 from strata.checkpoint.replication import Replication
-from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
+from strata.client.checkpoint_restore import put_into
 from strata.client.checkpoint_retention import retain
 from strata.client.checkpoint_tiers import Tiers
 from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
@@ -286,24 +286,16 @@ class CheckpointManager:
         if not found:
             log.info("nothing to restore: %s", self._beginning())
             return None
-        for _, loaded in found:
-            loaded.check_known(state, of_rank_0, rank=self._catalog.rank)
-        restore_into(found[0][1].saved, state, *(loaded.saved for _, loaded in found[1:]))
-        self._restore_rng(found)
-        for checkpoint, _ in found:
-            self._note_restored(checkpoint)
-            log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
-        checkpoint, loaded = found[0]
-        return replace(checkpoint, metadata=loaded.manifest.metadata)
-
-    def _restore_rng(self, found: Sequence[tuple[CheckpointMetadata, Loaded]]) -> None:
-        for checkpoint, loaded in found:
-            if loaded.saved.rng is None or not self.config.capture_rng:
-                continue
-            if loaded.own:
-                rng.restore(loaded.saved.value(loaded.saved.rng))
-                return
-            log.warning("step %d has no random state for rank %d", checkpoint.step, self._catalog.rank)
+        try:
+            capture_rng = self.config.capture_rng
+            put_into(state, found, of_rank_0=of_rank_0, rank=self._catalog.rank, restore_rng=capture_rng)
+            for checkpoint in [checkpoint for checkpoint, _ in found]:
+                self._note_restored(checkpoint)
+                log.info("step %d is restored: %s", checkpoint.step, checkpoint.path)
+            return replace(found[0][0], metadata=found[0][1].manifest.metadata)
+        finally:
+            found.clear()
+            self._writer.take_back()
 
     def load_bytes(self, step: int | None = None) -> bytes:
         """Return what `save` was given; `CheckpointNotFound` when there is none."""
@@ -386,7 +378,9 @@ class CheckpointManager:
                 hint="give every rank, on every host, the storage path it was saved to",
             )
         try:
-            loaded = self._tiers.load(checkpoint, folder, rank=self._catalog.rank, state=state)
+            loaded = self._tiers.load(
+                checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._writer.lend
+            )
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
         if self._coordinated is not None and not self._storage.exists(f"{folder}/{MARKER}"):

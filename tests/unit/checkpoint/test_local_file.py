@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,14 @@ SIZE = 3 * DIRECT_BYTES + 1234
 REFUSED = [errno.EINVAL, errno.EOPNOTSUPP]
 
 
+def local(root: Path) -> LocalStorage:
+    numbers = iter(range(1000))
+    return LocalStorage(root, nonce=lambda: str(next(numbers)))
+
+
 @pytest.fixture
 def storage(tmp_path: Path) -> LocalStorage:
-    numbers = iter(range(1000))
-    return LocalStorage(tmp_path, nonce=lambda: str(next(numbers)))
+    return local(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +102,21 @@ def test_what_is_written_is_read_again(storage: LocalStorage, data: memoryview, 
     assert source.read_into(0, into) == SIZE
     source.close()
     assert into == data
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs")
+def test_a_tmpfs_is_written_and_read_like_a_disk(data: memoryview) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        storage = local(Path(name))
+        sink = storage.sink("x")
+        sink.begin(SIZE)
+        write_image(sink, [data])
+        sink.finish()
+        into = allocate(SIZE, inherited=True)[:SIZE]
+        source = storage.source("x")
+        assert source.read_into(0, into) == SIZE
+        source.close()
+        assert into == data
 
 
 @pytest.mark.parametrize("cut", [1, 4095, 4096, 4097, DIRECT_BYTES + 1, 2 * DIRECT_BYTES - 1])
@@ -196,8 +217,6 @@ class _Refusing:
         return self._fail()
 
     def _fail(self) -> int:
-        import ctypes  # noqa: PLC0415  # the errno that ctypes keeps for its callers
-
         ctypes.set_errno(self._code)
         return -1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from strata.checkpoint.memory import Arena
+from strata.checkpoint.memory import Arena, address_of, allocate, keep_in_children
 
 SIZE = 8 << 20
 
@@ -35,5 +35,47 @@ def test_a_child_finds_an_arena_empty() -> None:
     child = os.fork()
     if child == 0:
         os._exit(0 if bytes(view[:4]) == bytes(4) else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_was_read_is_there_in_a_child_once_it_is_whole() -> None:
+    block = allocate(SIZE, inherited=False)
+    block[-4:] = b"read"
+    keep_in_children(block)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if bytes(block[-4:]) == b"read" else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_was_lent_is_used_again_unless_somebody_holds_some_of_it() -> None:
+    arena = Arena()
+    view = arena.lend(SIZE)
+    address = address_of(view)
+    part = view[10:20]
+    del view
+    part[:4] = b"kept"
+    arena.take_back()
+    other = arena.take(SIZE)
+    assert address_of(other) != address
+    other[:20] = bytes(20)
+    assert bytes(part[:4]) == b"kept"
+    again = arena.lend(SIZE)
+    address = address_of(again)
+    del again
+    arena.take_back()
+    assert address_of(arena.take(SIZE)) == address, "nobody held it"
+
+
+def test_a_child_has_what_is_held_of_lent_memory() -> None:
+    arena = Arena()
+    part = arena.lend(SIZE)[:4]
+    part[:] = b"kept"
+    arena.take_back()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if bytes(part) == b"kept" else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.memory import address_of
 from strata.client.checkpoints import CheckpointManager, CheckpointManagerConfig
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
@@ -354,3 +356,40 @@ def test_closing_twice_is_harmless_and_then_nothing_is_saved(tmp_path: Path) -> 
     manager.close()
     with pytest.raises(ConfigError, match="closed"):
         manager.save(b"x", 1)
+
+
+def test_what_an_object_keeps_of_a_restore_is_not_written_over_by_the_next_save(tmp_path: Path) -> None:
+    class Keeper(torch.nn.Module):
+        """Takes what it loads as it is, and keeps it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = torch.zeros(1 << 20)
+
+        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]  # all that is asked of it
+            return {"kept": self.kept}
+
+        def load_state_dict(self, state: Any) -> None:  # type: ignore[override]  # as above
+            self.kept = state["kept"]
+
+    keeper = Keeper()
+    keeper.kept += 1
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state({"keeper": keeper}, 1).wait()
+        keeper.kept = torch.zeros(1 << 20)
+        manager.restore({"keeper": keeper})
+        restored = keeper.kept
+        manager.save_state({"keeper": {"kept": torch.full((1 << 20,), 7.0)}}, 2).wait()
+        assert bool((restored == 1).all())
+
+
+def test_a_restore_reads_into_the_memory_of_saves(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": np.ones(1 << 20), "plain": 3}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state(state, 1).wait()
+        arena = manager._writer._arenas[-1]
+        address = address_of(arena.take(1))
+        state["w"][:] = 0
+        manager.restore(state)
+        assert address_of(arena.take(1)) == address
+        assert (state["w"] == 1).all()
