@@ -11,18 +11,21 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final
 
+from strata.checkpoint.assembling import Assembler, wish
 from strata.checkpoint.chunk_map import chunk_places
-from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.digest import CHUNK_BYTES, chunks
 from strata.checkpoint.file_import import STATE_KEY
+from strata.checkpoint.global_tensors import GlobalTensor, global_tensors
 from strata.checkpoint.image import ALIGNMENT, lay_out
-from strata.checkpoint.manifest import RankManifest, TensorEntry
+from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.reader import differing
+from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children, join, unflatten
 from strata.checkpoint.tensors import DTYPES, TensorSpec, build
@@ -42,7 +45,8 @@ FORMATS: Final = {
 class Part:
     """What is exported of a checkpoint: one rank's tree, or a part of it, and its tensors.
 
-    `tensors` has the image's name of each under its name in the file.
+    `tensors` has the image's name of each under its name in the file; `parted` are those that ranks
+    have saved parts of, under their names in the images.
     """
 
     manifests: Sequence[RankManifest]
@@ -50,13 +54,17 @@ class Part:
     tree: Json
     tensors: dict[str, str]
     whole: bool
+    parted: Mapping[str, GlobalTensor]
 
-    def entry(self, name: str) -> TensorEntry:
-        return self.manifests[self.rank].tensors[self.tensors[name]]
+    def spec(self, name: str) -> TensorSpec:
+        parted = self.parted.get(self.tensors[name])
+        if parted is not None:
+            return parted.spec
+        return self.manifests[self.rank].tensors[self.tensors[name]].spec
 
     @property
     def size_bytes(self) -> int:
-        return sum(self.entry(name).spec.size_bytes for name in self.tensors)
+        return sum(self.spec(name).size_bytes for name in self.tensors)
 
 
 def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | None) -> Part:
@@ -80,7 +88,14 @@ def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | N
         name = image_name if only is None else path or only
         if tensors.setdefault(name, image_name) != image_name:
             raise CheckpointError(f"two tensors would both be called {name} in the file")
-    return Part(manifests=manifests, rank=rank or 0, tree=tree, tensors=tensors, whole=only is None)
+    return Part(
+        manifests=manifests,
+        rank=rank or 0,
+        tree=tree,
+        tensors=tensors,
+        whole=only is None,
+        parted=global_tensors(manifests),
+    )
 
 
 def format_of(path: Path, told: str | None) -> str:
@@ -119,7 +134,7 @@ def export(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with Images(storage, folder) as images, temporary.open("xb") as file:
-            _WRITERS[file_format](_Reading(images, folder, part, on_bytes), file)
+            _WRITERS[file_format](_Reading(storage, images, folder, part, on_bytes), file)
             file.flush()
             os.fsync(file.fileno())
             size_bytes = file.seek(0, os.SEEK_END)
@@ -134,22 +149,31 @@ def export(
 class _Reading:
     """The verified bytes of a part's tensors."""
 
-    def __init__(self, images: Images, folder: str, part: Part, on_bytes: OnBytes) -> None:
+    def __init__(self, storage: Storage, images: Images, folder: str, part: Part, on_bytes: OnBytes) -> None:
         self.part = part
+        self._assembler = Assembler(storage, folder, part.manifests)
         self._images = images
         self._on_bytes = on_bytes
         self._places = chunk_places(folder, part.manifests, part.rank)
 
     def chunks(self, name: str) -> Iterator[memoryview]:
         """Yield the tensor's bytes in pieces; each is good until the next is asked for."""
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, self.part.entry(name).spec.size_bytes)))
-        for place in self._places[self.part.tensors[name]]:
+        image_name = self.part.tensors[name]
+        parted = self.part.parted.get(image_name)
+        if parted is not None:
+            box = Box.whole(parted.shape)
+            for chunk in chunks(self._assembler.read({name: wish(image_name, parted, box)})[name]):
+                self._on_bytes(len(chunk))
+                yield chunk
+            return
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, self.part.spec(name).size_bytes)))
+        for place in self._places[image_name]:
             chunk = self._images.read(place, buffer, what=f"tensor {name}")
             self._on_bytes(len(chunk))
             yield chunk
 
     def whole(self, name: str) -> memoryview:
-        data, offset = memoryview(bytearray(self.part.entry(name).spec.size_bytes)), 0
+        data, offset = memoryview(bytearray(self.part.spec(name).size_bytes)), 0
         for chunk in self.chunks(name):
             data[offset : offset + len(chunk)] = chunk
             offset += len(chunk)
@@ -158,7 +182,7 @@ class _Reading:
 
 def _write_safetensors(reading: _Reading, file: IO[bytes]) -> None:
     part = reading.part
-    specs = {name: part.entry(name).spec for name in part.tensors}
+    specs = {name: part.spec(name) for name in part.tensors}
     layout, header = lay_out(specs), b""
     if part.whole:
         kinds = {
@@ -192,7 +216,7 @@ def _write_numpy(reading: _Reading, file: IO[bytes]) -> None:
     numpy = _imported("numpy")
     with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name in reading.part.tensors:
-            spec = reading.part.entry(name).spec
+            spec = reading.part.spec(name)
             if spec.kind == "bytes":
                 array = numpy.frombuffer(reading.whole(name), dtype=numpy.uint8)
             else:
@@ -209,7 +233,7 @@ def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
     def leaf(image_name: str) -> Any:
         if image_name not in made:  # once for all who share its memory
             name = in_file[image_name]
-            spec = part.entry(name).spec
+            spec = part.spec(name)
             spec = spec if spec.kind == "bytes" else _of_kind(spec, "torch")
             made[image_name] = build(name, spec, reading.whole(name), copied=False)
         return made[image_name]

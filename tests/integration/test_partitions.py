@@ -7,9 +7,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from strata.checkpoint.file_export import choose, export
 from strata.checkpoint.image import ALIGNMENT
+from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.manifest import RankManifest
 from tests.processes import Record, Talker
 
@@ -96,3 +100,28 @@ def test_jax_arrays_are_restored_on_other_devices(tmp_path: Path) -> None:
     restored = record.of("restored")
     assert [event["shape"] for event in restored] == [[2, 2], [4, 1], [1, 2], [1, 1]]
     assert all(event["same"] and event["lies_as_before"] and event["one_is_an_array"] for event in restored)
+
+
+def test_what_was_sharded_is_exported_whole(record: Record, storage: Path, tmp_path: Path) -> None:
+    assert record.of("saved")
+    found = {}
+    for root, folder in ((storage / "native", "job/"), (storage / "alone", "job/")):
+        (step,) = (root / "job").glob("step-*")
+        manifests = [
+            RankManifest.from_bytes(path.read_bytes(), what=path.name)
+            for path in sorted(step.glob("rank-*.json"))
+        ]
+        out = tmp_path / f"{root.name}.safetensors"
+        export(
+            LocalStorage(root, nonce=lambda: "n"),
+            f"{folder}{step.name}",
+            choose(manifests, rank=None, only="fsdp"),
+            out,
+            file_format="safetensors",
+            replace=False,
+            on_bytes=lambda count: None,
+        )
+        found[root.name] = load_file(out)
+    assert found["native"].keys() == found["alone"].keys()
+    for name, value in found["native"].items():
+        np.testing.assert_allclose(value, found["alone"][name], rtol=1e-5)
