@@ -89,6 +89,8 @@ def open_room(
     config: CheckpointManagerConfig, port: SessionPort | None, *, ranks: int, writing: bool
 ) -> Room:
     """Return the room of one rank of `ranks`; a root that is written to is claimed."""
+    if config.replica_path is not None:
+        raise ConfigError("a second storage is for CheckpointManager", hint="leave replica_path out")
     storage = open_storage(config.place(), nonce=_random_id)
     if port is None:
         if writing or root.owner_of(storage) is not None:
