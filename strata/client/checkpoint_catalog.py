@@ -29,6 +29,7 @@ from strata.v1.checkpoints_pb2 import (
     DeleteCheckpointRequest,
     GetCheckpointRequest,
     ListCheckpointsRequest,
+    ReportCopyRequest,
     SealCheckpointRequest,
 )
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
@@ -39,6 +40,7 @@ ASK_AGAIN_S: Final = 2.0
 LOOK_S: Final = 0.25
 """How often a waiting save looks whether it was cancelled."""
 ABORT_S: Final = 10.0
+REPORT_S: Final = 10.0
 
 
 class CoordinatedCatalog:
@@ -215,6 +217,15 @@ class CoordinatedCatalog:
         self._delete(checkpoint, finished=True)
         with self._news:
             self._seen.pop((checkpoint.step, checkpoint.generation), None)
+
+    # -- copies
+
+    def report_copy(self, **copy: Any) -> None:
+        """Say how far a copy in another storage is; the fields are those of `ReportCopyRequest`.
+
+        `Refused` or `CheckpointNotFound` when it is not wanted any more, `Unavailable` when nobody answers.
+        """
+        self._ask(ReportCopyRequest(job=self._port.job, **copy), wait_s=REPORT_S)
 
     def _delete(self, checkpoint: CheckpointMetadata, *, finished: bool) -> None:
         self._ask(

@@ -18,6 +18,7 @@ from strata.checkpoint.replicator import Replica, Replicator
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_copies import CopyReports, Told
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError
 
@@ -77,8 +78,8 @@ class Tiers:
 
     # -- copying
 
-    def start(self, catalog: Catalog) -> None:
-        """Copy from now on what `committed` names."""
+    def start(self, catalog: Catalog, *, told: Told | None) -> None:
+        """Copy from now on what `committed` names, and tell `told` how far it is."""
         if not isinstance(self.storage, TieredStorage):
             return
         near, far = self.storage.near, self.storage.far
@@ -96,7 +97,8 @@ class Tiers:
             ]
 
         self._catalog = catalog
-        self._replicator = Replicator(near, far, rank=catalog.rank, missing=missing)
+        reports = CopyReports(told, rank=catalog.rank, root=far.uri) if told is not None else None
+        self._replicator = Replicator(near, far, rank=catalog.rank, reports=reports, missing=missing)
 
     def follow(self, info: CheckpointInfo) -> None:
         """Tell the handle when its copy is whole."""

@@ -100,7 +100,7 @@ class CheckpointManager:
         self._claimed = self._coordinated is not None
         self._progressed_to: int | None = None
         self._gone_back: str | None = None
-        self._tiers.start(self._catalog)
+        self._tiers.start(self._catalog, told=self._coordinated)
         self._writer = AsyncCheckpointWriter(
             Saver(
                 storage=self._storage,

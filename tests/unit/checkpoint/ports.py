@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from strata.core import checkpoints as core
+from strata.core.checkpoint_copies import decide_report_copy
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState
 from strata.core.txn import Decision
@@ -136,6 +137,13 @@ class Cluster:
                     lambda job: core.find(job, request.step, request.attempt),
                 )
                 return pb.DeleteCheckpointResponse(checkpoint=found)
+            case pb.ReportCopyRequest():
+                copy = wire.copy_request(request)
+                found = self._settle(
+                    lambda job: decide_report_copy(job, copy),
+                    lambda job: core.find(job, request.step, request.attempt),
+                )
+                return pb.ReportCopyResponse(checkpoint=found)
             case pb.ListCheckpointsRequest():
                 job = self.view()
                 listed = [wire.checkpoint_message(job, entry) for entry in job.checkpoints()]

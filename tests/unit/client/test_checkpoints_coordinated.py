@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +13,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 
 from strata.checkpoint.marker import NAME as MARKER
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoints import decide_pin
-from strata.core.records import CheckpointState
+from strata.core.records import CheckpointState, TierState
 from strata.errors import (
     CheckpointAborted,
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
     ConfigError,
+    Refused,
     StaleGeneration,
     StorageError,
     Unavailable,
 )
+from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, Port, state_of
 
 LIMIT_S = 20
@@ -344,3 +348,48 @@ def test_a_synchronous_save_returns_when_all_ranks_have_it(cluster: Cluster, tmp
         thread.join(LIMIT_S)
         assert done == [True]
         assert one.latest_step() == other.latest_step() == 20
+
+
+# -- a second storage -------------------------------------------------------------------------
+
+
+def test_a_copy_becomes_a_tier_of_the_record_and_outlives_the_first_storage(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    with managers(cluster, near, replica_path=far) as both:
+        save(both, 10, weights=np.arange(4.0))
+        for manager in both:
+            manager.wait_until_replicated(LIMIT_S)
+    (record,) = cluster.records()
+    assert {name: (tier.state, tier.shared) for name, tier in record.tiers.items()}["replica"] == (
+        TierState.PRESENT,
+        True,
+    )
+    assert record.tiers["replica"].path.startswith(far.as_uri())
+    shutil.rmtree(near)
+    with managers(cluster, near, restore=True, replica_path=far) as both:
+        for rank, manager in enumerate(both):
+            state: dict[str, Any] = {"rank": -1, "weights": np.zeros(4)}
+            assert manager.restore(state) is not None
+            assert state["rank"] == rank
+            assert list(state["weights"]) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_what_is_deleted_meanwhile_is_not_copied(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path / "near", replica_path=tmp_path / "far", keep_count=1) as both:
+        refused = threading.Event()
+
+        def refuse(request: Message) -> None:
+            if isinstance(request, pb.ReportCopyRequest) and request.step == 10:
+                refused.set()
+                raise Refused("step 10 is deleting, and is not copied any more")
+
+        cluster.on_call = refuse
+        save(both, 10, weights=np.arange(4.0))
+        save(both, 20, weights=np.arange(4.0))
+        for manager in both:
+            manager.wait_until_replicated(LIMIT_S)
+    assert refused.is_set()
+    assert not list((tmp_path / "far").glob("job/step-000000000010-*"))
+    assert len(list((tmp_path / "far").glob("job/step-000000000020-*/COMMIT"))) == 1

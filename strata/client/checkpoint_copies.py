@@ -1,0 +1,43 @@
+"""What the coordinators are told of a checkpoint's copy in a second storage (PROTOCOLS 8.7).
+
+It is told before the first byte is there, so that what a crash leaves goes with the record; when a
+rank's part is; and when the marker is. With all of them the storage is a tier of the record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from strata.checkpoint.replicator import Replica
+
+TIER: Final = "replica"
+"""The name of the second storage among the tiers of a record."""
+
+
+class Told(Protocol):
+    """Where reports go: the catalog of the coordinators."""
+
+    def report_copy(self, **copy: Any) -> None: ...
+
+
+class CopyReports:
+    """The reports of `rank`; `root` is the URI of the second storage."""
+
+    def __init__(self, catalog: Told, *, rank: int, root: str) -> None:
+        self._catalog = catalog
+        self._rank = rank
+        self._root = root
+
+    def begun(self, replica: Replica) -> None:
+        self._report(replica, begun=True)
+
+    def part(self, replica: Replica, digest: str) -> None:
+        self._report(replica, rank=self._rank, digest=digest)
+
+    def sealed(self, replica: Replica) -> None:
+        self._report(replica, sealed=True, digest=replica.manifest_digest)
+
+    def _report(self, replica: Replica, **what: Any) -> None:
+        self._catalog.report_copy(
+            step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
+        )
