@@ -31,6 +31,7 @@ from tests.unit.checkpoint.saves import an_info, snapshot_of
 
 RANKS = (0, 1)
 LIMIT_S = 30
+PATIENCE_S = 0.5
 _numbers = itertools.count()
 
 
@@ -71,6 +72,8 @@ class World:
         self.root = root
         self.cluster = Cluster(a=1, b=1)
         self.told: list[int] = []
+        self.cancelled = threading.Event()
+        """The survivors give up: nobody waits for the dead for ever."""
 
     def storage(self, on_step: Callable[[str], None] = unobserved) -> LocalStorage:
         return LocalStorage(self.root, nonce=lambda: f"n{next(_numbers)}", on_step=on_step)
@@ -94,9 +97,11 @@ class World:
             new_id=lambda: f"attempt-{next(_numbers)}",
             save_wait_s=1,
         )
-        saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=0.2, threads=1, on_step=on_step)
+        saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=LIMIT_S, threads=1, on_step=on_step)
+        info = an_info(step)
+        info.cancelled = self.cancelled
         try:
-            saver.save(snapshot_of(state_of(step, rank)), SaveRequest(step=step), an_info(step))
+            saver.save(snapshot_of(state_of(step, rank)), SaveRequest(step=step), info)
         except (StrataError, Dead):
             return
         finally:
@@ -110,12 +115,15 @@ def a_death(root: Path, victim: int, nth: int) -> tuple[World, Death]:
     for thread in world.save(20, {}):
         thread.join(LIMIT_S)
     threads = world.save(40, {victim: death})
+    alive = [thread for rank, thread in enumerate(threads) if rank != victim or not nth]
     if nth:
         assert death.came.wait(LIMIT_S)
-    for rank, thread in enumerate(threads):
-        if rank != victim or not nth:
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
+        for thread in alive:
+            thread.join(PATIENCE_S)  # what needs nothing of the dead any more comes about
+        world.cancelled.set()
+    for thread in alive:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
     return world, death
 
 
