@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from strata.cli.app import app
@@ -86,3 +87,20 @@ def test_a_jobs_checkpoints_from_the_command_line(
     assert (forked["step"], forked["generation"], forked["origin_job"]) == (20, 0, nodes.job)
     assert "good" in other.run("verify"), "a fork is verified where its source lies"
     assert "it was forked already" in commands.run("fork", 10, "--to", fork, code=4)
+
+
+def test_a_file_becomes_the_checkpoint_that_a_job_begins_from(
+    cluster: LocalCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    save_file({"w": np.arange(5.0)}, tmp_path / "theirs.safetensors")
+    program = (sys.executable, "-m", "strata", "checkpoints", "import", str(tmp_path / "theirs.safetensors"))
+    where = ("--endpoints", cluster.endpoints, "--job", nodes.job)
+    node = nodes.strata("run", *where, "--", *program, "--step", "7", "--storage", str(tmp_path / "storage"))
+    assert node.join() == 0
+    commands = Commands(cluster.endpoints, nodes.job)
+    (imported,) = commands.values("list")
+    assert (imported["step"], imported["latest"]) == (7, True)
+    assert imported["metadata"] == {"imported_from": "theirs.safetensors"}
+    fork = f"{nodes.job}-begins"
+    commands.run("fork", "latest", "--to", fork)
+    assert [c["step"] for c in Commands(cluster.endpoints, fork).values("list")] == [7]

@@ -116,6 +116,8 @@ def import_file(
 ) -> None:
     """Save the tensors of another program's file as a checkpoint. Nothing in it is executed.
 
+    As the program of `strata run --job NAME --` it makes a checkpoint of that job.
+
     Example: strata checkpoints import model.safetensors --step 0 --storage /data/checkpoints
     """
     from strata.client.checkpoints import CheckpointManager  # noqa: PLC0415  # only when it is needed

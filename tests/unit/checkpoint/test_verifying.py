@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.verifying import Verification, verify
+from strata.checkpoint.replication import Replication
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.verifying import Verification, ignored, verify
 from strata.errors import CheckpointError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog, save
+from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 STATE = {
     "big": np.arange(CHUNK_BYTES // 8 + 100, dtype=np.float64),
@@ -93,3 +97,36 @@ def test_a_newer_format_is_no_damage() -> None:
     saved.storage.objects[name] = newer[:-1] + f', "self": "{digest(newer)}"}}'.encode()
     with pytest.raises(CheckpointError, match="has format 9"):
         saved.verify()
+
+
+def two_ranks(storage: MemoryStorage) -> tuple[str, str]:
+    """Save one tensor that two ranks hold alike; return the folder and the manifest's digest."""
+    shared = SharedCatalog(2)
+
+    def one(rank: int) -> None:
+        replication = Replication(rank=rank, ranks=2, paths=frozenset({"same"}))
+        state = {"same": np.arange(CHUNK_BYTES // 4, dtype=np.float64), "mine": np.full(3, rank)}
+        saver = Saver(storage=storage, catalog=shared.of(rank), commit_timeout_s=30)
+        saver.save(snapshot_of(state, replication=replication), SaveRequest(step=20), an_info(20))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(2)))
+    record = shared.records[20]
+    return shared.of(0).folder(record), record.manifest_digest
+
+
+def test_what_ranks_wrote_between_them_is_read_once_and_named_once() -> None:
+    storage = MemoryStorage()
+    folder, digest = two_ranks(storage)
+    images = [f"{folder}/rank-{rank:05d}.safetensors" for rank in range(2)]
+    found = verify(storage, folder, manifest_digest=digest, on_bytes=ignored)
+    assert found.good
+    assert found.read_bytes == sum(len(storage.objects[image]) for image in images)
+    for image in images:
+        whole = storage.objects[image]
+        storage.objects[image] = whole[:-1] + bytes([whole[-1] ^ 1])
+        (problem,) = verify(storage, folder, manifest_digest=digest, on_bytes=ignored).problems
+        assert image in problem
+        storage.objects[image] = whole
+    del storage.objects[images[1]]
+    assert images[1] in " ".join(verify(storage, folder, manifest_digest=digest, on_bytes=ignored).problems)
