@@ -87,6 +87,11 @@ def copy(into: memoryview, data: Bytes) -> None:
     ctypes.memmove(address_of(into), address_of(data), size_bytes)
 
 
+def fill(address: int, data: memoryview) -> None:
+    """Copy `data` to memory that somebody else owns; other threads run meanwhile."""
+    ctypes.memmove(address, address_of(data), len(data))
+
+
 def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
     """Return private zeroed memory from the start of a huge page on, in such where there are any.
 

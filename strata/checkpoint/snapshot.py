@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, is_on_device, pin
 from strata.checkpoint.digest import CHUNK_BYTES, chunks
@@ -23,12 +23,9 @@ from strata.checkpoint.pipeline import spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
 from strata.checkpoint.state import Flat, Json
-from strata.checkpoint.tensors import copy_out, in_place
+from strata.checkpoint.tensors import COPY_THREADS, copy_out, in_place
 
 __all__ = ["Arena", "Snapshot", "take_snapshot"]
-
-COPY_THREADS: Final = 2
-"""What one thread cannot take of the memory's bandwidth, a second one does; a third finds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.checkpoint.digest import Bytes
-from strata.checkpoint.memory import memory_at
+from strata.checkpoint.digest import CHUNK_BYTES, Bytes
+from strata.checkpoint.memory import fill, memory_at
+from strata.checkpoint.pipeline import spread
 from strata.errors import CheckpointError
+
+COPY_THREADS: Final = 2
+"""What one thread cannot take of the memory's bandwidth, a second one does; a third finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,7 @@ def in_place(value: Any, spec: TensorSpec) -> memoryview | None:
     if not spec.size_bytes:
         return memoryview(b"")
     if spec.kind == "torch":
-        plain = (
-            value.device.type == "cpu" and value.is_contiguous() and not (value.is_conj() or value.is_neg())
-        )
-        return memory_at(value.data_ptr(), spec.size_bytes) if plain else None
+        return memory_at(value.data_ptr(), spec.size_bytes) if _lies_plainly(value) else None
     if not value.flags.c_contiguous or value.dtype.newbyteorder("<") != value.dtype:
         return None
     return memory_at(value.__array_interface__["data"][0], spec.size_bytes)
@@ -152,6 +153,11 @@ def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
         return
     if _is_torch(target):
         torch = sys.modules["torch"]
+        if _lies_plainly(target):
+            # not `copy_`: torch's threads wait for each other spinning, which takes seconds on a busy host
+            _fill(target.data_ptr(), data)
+            torch.autograd.graph.increment_version(target)
+            return
         try:
             with torch.no_grad():
                 target.copy_(torch_view(torch, spec, data))
@@ -160,6 +166,11 @@ def copy_in(key: str, target: Any, spec: TensorSpec, data: memoryview) -> None:
     else:
         numpy = sys.modules["numpy"]
         numpy.copyto(target, _numpy_view(numpy, spec, data, target.dtype))
+
+
+def _fill(address: int, data: memoryview) -> None:
+    parts = [(address + at, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+    spread(len(parts), lambda number: fill(*parts[number]), threads=COPY_THREADS)
 
 
 def check_fits(key: str, target: object, spec: TensorSpec, *, written: bool = True) -> None:
@@ -208,6 +219,13 @@ def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) 
 def _is_torch(value: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _lies_plainly(value: Any) -> bool:
+    """Tell whether the bytes of a torch tensor lie in this process as they lie in an image."""
+    return bool(
+        value.device.type == "cpu" and value.is_contiguous() and not (value.is_conj() or value.is_neg())
+    )
 
 
 def _torch_spec(key: str, value: Any) -> TensorSpec:

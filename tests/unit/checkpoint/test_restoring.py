@@ -198,3 +198,15 @@ def test_what_torch_saved_a_numpy_array_takes() -> None:
     array = np.zeros(3, np.float32)
     restore_into(saved({"w": torch.arange(3.0)}), {"w": array})
     assert array.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("count", [1, 1000, (17 << 20) // 4])
+def test_a_tensor_is_filled_in_place_and_autograd_is_told(count: int) -> None:
+    values = torch.arange(count, dtype=torch.float32)
+    target = torch.nn.Parameter(torch.zeros(count))
+    before, address = target._version, target.data_ptr()
+    state: dict[str, Any] = {"w": target, "strided": torch.zeros(2 * count)[::2]}
+    restore_into(saved({"w": values, "strided": values}), state)
+    assert torch.equal(target, values)
+    assert torch.equal(state["strided"], values)
+    assert (target.data_ptr(), target._version > before) == (address, True)
