@@ -1,6 +1,7 @@
 """Carrying committed checkpoints from the near storage to the far one, in a thread of its own.
 
-Each rank copies its own files, and rank 0 the global manifest too. Whoever finds the far copy whole
+Each rank copies its own files, and those of a larger world's ranks are shared out; rank 0 copies the
+global manifest too. Whoever finds the far copy whole
 marks it: with every manifest and image there, the marker says the same as the near one. So of
 several ranks the last one to finish marks, and no message passes between them. Every byte is
 proven against the manifest while it is copied; what is corrupt here is not spread.
@@ -23,9 +24,9 @@ from strata.checkpoint.chunk_map import object_name
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.entries import OWN
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.manifest import RankManifest
+from strata.checkpoint.manifest import Part, RankManifest
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
+from strata.checkpoint.marker import read_manifest, read_rank_manifest, read_rank_manifests, write_marker
 from strata.checkpoint.sink import ObjectMissing, Storage, put
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, StrataError
 
@@ -55,8 +56,8 @@ class Reports(Protocol):
         """Something of it may lie there from now on."""
         ...
 
-    def part(self, replica: Replica, digest: str) -> None:
-        """This rank's part lies there; `digest` names its manifest."""
+    def part(self, replica: Replica, rank: int, digest: str) -> None:
+        """The part of that rank lies there; `digest` names its manifest."""
         ...
 
     def sealed(self, replica: Replica) -> None:
@@ -65,7 +66,7 @@ class Reports(Protocol):
 
 
 class Replicator:
-    """Copies rank `rank`'s part of each checkpoint from `near` to `far`, in the order they come.
+    """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
 
     `missing` is asked once, in the thread, what earlier processes left to be copied.
     """
@@ -76,6 +77,7 @@ class Replicator:
         far: Storage,
         *,
         rank: int,
+        ranks: int,
         reports: Reports | None = None,
         missing: Callable[[], list[Replica]] = list,
         retry_s: tuple[float, ...] = RETRY_S,
@@ -84,6 +86,7 @@ class Replicator:
         self._near = near
         self._far = far
         self._rank = rank
+        self._ranks = ranks
         self._reports = reports
         self._missing = missing
         self._retry_s = retry_s
@@ -216,11 +219,11 @@ class Replicator:
             manifest = read_manifest(self._near, folder, replica.manifest_digest)
             if self._reports is not None:
                 self._reports.begun(replica)
-            if self._rank < len(manifest.parts):
-                part = manifest.parts[self._rank]
-                self._copy_part(folder, part.manifest)
-                if self._reports is not None:
-                    self._reports.part(replica, part.digest)
+            for part in manifest.parts:
+                if part.rank % self._ranks == self._rank:
+                    self._copy_part(folder, part)
+                    if self._reports is not None:
+                        self._reports.part(replica, part.rank, part.digest)
             if self._rank == 0:
                 for name in self._near.list(folder):
                     if not name.startswith("rank-") and name != MARKER:
@@ -236,13 +239,12 @@ class Replicator:
             return False
         return True
 
-    def _copy_part(self, folder: str, name: str) -> None:
-        data = self._near.read(f"{folder}/{name}")
-        manifest = RankManifest.from_bytes(data, what=f"{folder}/{name}")
+    def _copy_part(self, folder: str, part: Part) -> None:
+        manifest = read_rank_manifest(self._near, folder, part)
         for earlier in manifest.files:  # left behind by a process that died, or had no second storage
             self._copy_image(object_name(folder, earlier), earlier.size_bytes, _unproven(earlier.size_bytes))
         self._copy_image(f"{folder}/{manifest.image}", manifest.image_bytes, _pieces(manifest))
-        self._copy_small(folder, name)
+        self._copy_small(folder, part.manifest)
 
     def _copy_image(self, name: str, size_bytes: int, pieces: Iterable[tuple[int, int, str]]) -> None:
         if self._is_there(name, size_bytes):

@@ -21,18 +21,17 @@ class Told(Protocol):
 
 
 class CopyReports:
-    """The reports of `rank`; `root` is the URI of the second storage."""
+    """The reports of one rank; `root` is the URI of the second storage."""
 
-    def __init__(self, catalog: Told, *, rank: int, root: str) -> None:
+    def __init__(self, catalog: Told, *, root: str) -> None:
         self._catalog = catalog
-        self._rank = rank
         self._root = root
 
     def begun(self, replica: Replica) -> None:
         self._report(replica, begun=True)
 
-    def part(self, replica: Replica, digest: str) -> None:
-        self._report(replica, rank=self._rank, digest=digest)
+    def part(self, replica: Replica, rank: int, digest: str) -> None:
+        self._report(replica, rank=rank, digest=digest)
 
     def sealed(self, replica: Replica) -> None:
         self._report(replica, sealed=True, digest=replica.manifest_digest)

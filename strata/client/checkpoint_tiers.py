@@ -85,20 +85,24 @@ class Tiers:
         near, far = self.storage.near, self.storage.far
 
         def missing() -> list[Replica]:
-            """What earlier processes left; only who is alone knows whose part it was."""
-            if not isinstance(catalog, LocalCatalog):
-                return []
+            """What earlier processes left: alone all of it, else where this world began."""
+            point = catalog.restore_point()
+            known = (
+                catalog.all() if isinstance(catalog, LocalCatalog) else [point] if point is not None else []
+            )
             return [
                 _replica(catalog, c)
-                for c in catalog.all()
+                for c in known
                 if c.state is CheckpointState.COMMITTED
                 and near.exists(f"{catalog.folder(c)}/{MARKER}")
                 and not far.exists(f"{catalog.folder(c)}/{MARKER}")
             ]
 
         self._catalog = catalog
-        reports = CopyReports(told, rank=catalog.rank, root=far.uri) if told is not None else None
-        self._replicator = Replicator(near, far, rank=catalog.rank, reports=reports, missing=missing)
+        reports = CopyReports(told, root=far.uri) if told is not None else None
+        self._replicator = Replicator(
+            near, far, rank=catalog.rank, ranks=catalog.world_size, reports=reports, missing=missing
+        )
 
     def follow(self, info: CheckpointInfo) -> None:
         """Tell the handle when its copy is whole."""

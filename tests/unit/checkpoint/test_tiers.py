@@ -37,8 +37,16 @@ class Pair:
         self.catalog = local_catalog(self.both)
         self.replicator = self.start(0)
 
-    def start(self, rank: int, missing: Callable[[], list[Replica]] = list) -> Replicator:
-        return Replicator(self.near, self.far, rank=rank, missing=missing, retry_s=(0.001,), look_s=0.001)
+    def start(self, rank: int, missing: Callable[[], list[Replica]] = list, *, ranks: int = 1) -> Replicator:
+        return Replicator(
+            self.near,
+            self.far,
+            rank=rank,
+            ranks=ranks,
+            missing=missing,
+            retry_s=(0.001,),
+            look_s=0.001,
+        )
 
     def save(self, step: int) -> Replica:
         return replica_of(self.catalog, save(self.both, self.catalog, STATE, step))
@@ -210,7 +218,7 @@ def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
     replica = Replica(
         folder=shared.of(0).folder(saved), attempt=saved.id, manifest_digest=saved.manifest_digest, step=7
     )
-    first, second = pair.start(0), pair.start(1)
+    first, second = pair.start(0, ranks=2), pair.start(1, ranks=2)
     first.add(replica)
     with pytest.raises(StorageError, match="takes longer"):
         first.wait(0.3)
@@ -221,6 +229,11 @@ def test_of_several_ranks_the_last_one_to_finish_marks(pair: Pair) -> None:
     first.close()
     second.close()
     assert of(pair.far, replica) == of(pair.near, replica)
+    for name in list(pair.far.objects):
+        del pair.far.objects[name]
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == of(pair.near, replica), "a smaller world copies what the larger one left"
 
 
 # -- reading ----------------------------------------------------------------------------------
