@@ -18,7 +18,7 @@ from strata.checkpoint.chunk_map import ChunkPlace, chunk_places, object_name
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.global_tensors import GlobalTensor
 from strata.checkpoint.manifest import RankManifest
-from strata.checkpoint.memory import PAGE_BYTES, allocate
+from strata.checkpoint.memory import PAGE_BYTES, Arena, allocate
 from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.sharding import Box, Shape, sources
 from strata.checkpoint.sink import Storage
@@ -89,8 +89,8 @@ class Assembler:
         self._threads = threads
         self._places: dict[int, Mapping[str, Sequence[ChunkPlace]]] = {}
 
-    def read(self, wishes: Mapping[Key, Wish]) -> dict[Key, memoryview]:
-        """Return the bytes of each tensor that is wished for.
+    def read(self, wishes: Mapping[Key, Wish], *, arena: Arena | None = None) -> dict[Key, memoryview]:
+        """Return the bytes of each tensor that is wished for; in the arena, if one is given.
 
         `CheckpointCorrupt`, naming the file and the tensor, when a byte differs from what was saved.
         """
@@ -100,7 +100,8 @@ class Assembler:
             self._plan(one, take, begins[key], layout) for key, one in wishes.items() for take in one.takes
         ]
         # inherited: an object may keep a tensor that lies here, and be used in a forked worker
-        memory = allocate(layout.size_bytes, inherited=True)
+        size_bytes = layout.size_bytes
+        memory = allocate(size_bytes, inherited=True) if arena is None else arena.take(size_bytes)
         chunks = [chunk for read in reads for chunk in self._chunks(read)]
         read_chunks(self._storage, memory, chunks, threads=self._threads)
         for read in reads:

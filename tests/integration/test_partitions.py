@@ -51,6 +51,13 @@ def test_dcp_restores_fsdp_of_four_ranks_on_two_and_on_one(record: Record) -> No
     assert all(event["note"] == {"lr": [0.1, None], "name": "run"} for event in loaded)
 
 
+def test_dcp_saves_in_a_thread_and_in_a_process_of_its_own(record: Record) -> None:
+    assert [(event["kind"], event["same"]) for event in record.of("in background")] == [
+        ("THREAD", True),
+        ("PROCESS", True),
+    ]
+
+
 def test_dcp_writes_what_all_ranks_have_alike_once(record: Record, storage: Path) -> None:
     images = list((storage / "ddp").glob("step-*/*.safetensors"))
     assert len(images) == 4

@@ -21,6 +21,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -162,6 +163,30 @@ def alone_load(storage: str, address: Address) -> None:
     say("sharded", digest=native_digest(state))
 
 
+def in_background(storage: str, meet: Path) -> None:
+    """Save in DCP's thread and in its process, the latter through this process's session."""
+    store = distributed.FileStore(str(meet / "store-background"), 1)  # type: ignore[attr-defined]  # not in their list
+    distributed.init_process_group("cpu:gloo", store=store, rank=0, world_size=1)
+    cluster = Cluster(n1=1)
+    writer = StrataWriter(f"{storage}/background", client=cluster.port(0))
+    for step, kind in enumerate((AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS), 1):
+        state = {"w": torch.full((100,), float(step)), "step": step}
+        future: Any = async_save(
+            state,
+            checkpoint_id=str(step),
+            storage_writer=writer,
+            planner=JsonSavePlanner(),
+            async_checkpointer_type=kind,
+        )
+        future.result()
+        reader = StrataReader(f"{storage}/background", client=cluster.port(0), step=step)
+        found = {"w": torch.zeros(100), "step": 0}
+        dcp_load(found, storage_reader=reader, planner=JsonLoadPlanner())
+        say("in background", kind=kind.name, same=digest_of(found) == digest_of(state))
+    writer.close()
+    distributed.destroy_process_group()
+
+
 class Wrapped(nn.Module):
     """What has a network under the name that DistributedDataParallel has it under."""
 
@@ -227,6 +252,7 @@ def main() -> int:
     world(2, folder, loading)
     load(storage, sharded=False)
     native_load(storage, addresses, sharded=False)
+    in_background(storage, folder)
     for lender in lenders:
         lender.close()
     return 0

@@ -31,6 +31,7 @@ from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.global_tensors import GlobalTensor, Piece, global_tensors
 from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
+from strata.checkpoint.memory import Arena
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.state import Json, children
 from strata.checkpoint.tensors import DTYPES
@@ -39,8 +40,8 @@ from strata.client.checkpoint_port import SessionPort
 from strata.errors import CheckpointError
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
-BATCH_BYTES: Final = 512 << 20
-"""About how much is read before it is handed on: what a load takes beside the state."""
+BATCH_BYTES: Final = 64 << 20
+"""About how much is read before it is handed on: what a load takes beside the state, and uses again."""
 
 
 class StrataReader(StorageReader):
@@ -110,14 +111,14 @@ class StrataReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read, prove and hand over all that the plan asks for."""
         assert self._found is not None, "read_metadata comes first"
-        found = self._found
+        found, arena = self._found, Arena()
         for batch in _batches(plan.items, found):
             wishes = {
                 number: found.items[item.storage_index.fqn].wish(item)
                 for number, item in enumerate(batch)
                 if not found.items[item.storage_index.fqn].is_plain
             }
-            data = found.assembler.read(wishes)
+            data = found.assembler.read(wishes, arena=arena)
             for number, item in enumerate(batch):
                 _hand_over(planner, item, found.items[item.storage_index.fqn], data.get(number))
         done: Future[None] = Future()

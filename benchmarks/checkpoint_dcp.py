@@ -1,0 +1,151 @@
+"""A save and a load through torch's DCP: our storage beside DCP's own, and beside the disk.
+
+    python -m benchmarks.checkpoint_dcp [--json FILE] [--megabytes 512] [--rounds 5]
+
+The same tensors, the same planner's calls (`dcp.save`, `dcp.load`), in turn, in an order that moves on
+with each round. R_w and R_r are raw loops of direct I/O in the same run. Ours is committed when the
+call returns: hashed, synced, named, marked; DCP's FileSystemWriter syncs, and hashes nothing. Loads
+go into tensors that are there; the page cache has DCP's files, and is passed by ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._disk import BLOCK_BYTES, Pages, cpu_s, raw_read, raw_write, spread
+from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
+
+# torch exports what it documents, but does not say so to a type checker
+dist: Any = importlib.import_module("torch.distributed")
+dcp: Any = importlib.import_module("torch.distributed.checkpoint")
+
+ROOT = Path(__file__).resolve().parent.parent
+TENSORS = 64
+GOAL = "save through DCP ≥ 0.70 R_w; CPU ≤ 0.20 s/GB"
+
+
+class Rig:
+    """Saves and loads, each timed; what one wrote is removed when it was read."""
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        count = (megabytes << 20) // 4 // TENSORS
+        torch.manual_seed(0)
+        self.folder = folder
+        self.state = {f"layer{i}.weight": torch.randn(count) for i in range(TENSORS)}
+        self.into = {name: torch.zeros_like(value) for name, value in self.state.items()}
+        self.pages = Pages((megabytes << 20) // BLOCK_BYTES * BLOCK_BYTES)
+        self.writer = StrataWriter(folder / "ours", keep_count=1)
+        self.seconds: dict[str, list[float]] = {}
+        self.step = 0
+
+    def timed(self, name: str, act: Callable[[], object]) -> None:
+        cpu, began = cpu_s(), time.perf_counter()
+        act()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - began)
+        self.seconds.setdefault(f"{name} cpu", []).append(cpu_s() - cpu)
+
+    def raw(self) -> None:
+        path = self.folder / "raw"
+        self.timed("raw write", lambda: raw_write(path, self.pages))
+        self.timed("raw read", lambda: raw_read(path, self.pages))
+        path.unlink()
+
+    def ours(self) -> None:
+        self.step += 1
+        self.timed(
+            "our save",
+            lambda: dcp.save(
+                dict(self.state),
+                checkpoint_id=str(self.step),
+                storage_writer=self.writer,
+                planner=JsonSavePlanner(),
+            ),
+        )
+        reader = StrataReader(self.folder / "ours")
+        self.timed(
+            "our load", lambda: dcp.load(dict(self.into), storage_reader=reader, planner=JsonLoadPlanner())
+        )
+        assert torch.equal(self.into["layer0.weight"], self.state["layer0.weight"])
+
+    def theirs(self) -> None:
+        path = self.folder / "dcp"
+        writer = dcp.FileSystemWriter(path, sync_files=True)
+        self.timed("dcp save", lambda: dcp.save(dict(self.state), storage_writer=writer))
+        reader = dcp.FileSystemReader(path)
+        self.timed("dcp load", lambda: dcp.load(dict(self.into), storage_reader=reader))
+        shutil.rmtree(path)
+
+    def run(self, rounds: int) -> None:
+        """Measure in turn; the first round only warms up."""
+        turns = [self.raw, self.ours, self.theirs]
+        for number in range(rounds + 1):
+            for turn in turns[number % 3 :] + turns[: number % 3]:
+                os.sync()
+                turn()
+            if number == 0:
+                self.seconds.clear()
+            print(f"round {number} of {rounds}", flush=True)
+        self.writer.close()
+
+    def ratio(self, one: str, other: str) -> tuple[float, list[float]]:
+        pairs = zip(self.seconds[one], self.seconds[other], strict=True)
+        return spread([a / b for a, b in pairs])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    base = ROOT / ".strata"
+    base.mkdir(exist_ok=True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tempfile.TemporaryDirectory(dir=base) as name:
+        rig = Rig(Path(name), args.megabytes)
+        rig.run(max(5, args.rounds))
+    dist.destroy_process_group()
+    save, load = rig.ratio("raw write", "our save"), rig.ratio("raw read", "our load")
+    of_dcp, load_of_dcp = rig.ratio("dcp save", "our save"), rig.ratio("dcp load", "our load")
+    cpu = round(
+        sorted(rig.seconds["our save cpu"])[len(rig.seconds["our save cpu"]) // 2] * 1024 / args.megabytes, 3
+    )
+    result = {
+        "benchmark": "checkpoint_dcp",
+        "megabytes": args.megabytes,
+        "rounds": args.rounds,
+        "save_of_raw": save[0],
+        "save_of_raw_spread": save[1],
+        "save_of_dcp": of_dcp[0],
+        "save_of_dcp_spread": of_dcp[1],
+        "load_of_raw": load[0],
+        "load_of_raw_spread": load[1],
+        "load_of_dcp_cached": load_of_dcp[0],
+        "cpu_s_per_gb": cpu,
+        "goal": GOAL,
+        "met": save[0] >= 0.70 and cpu <= 0.20,
+        "torch": torch.__version__,
+    }
+    print(
+        f"{args.megabytes} MB through DCP: save {save[0]} R_w (spread {save[1]}), {of_dcp[0]} x FileSystemWriter;"
+        f" load into tensors {load[0]} R_r, {load_of_dcp[0]} x FileSystemReader from the page cache; CPU {cpu} s/GB"
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
