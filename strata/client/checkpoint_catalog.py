@@ -79,7 +79,31 @@ class CoordinatedCatalog:
     def world_size(self) -> int:
         return self._port.world_size
 
+    @property
+    def job(self) -> str:
+        return self._port.job
+
+    @property
+    def generation(self) -> int:
+        return self._port.generation
+
+    def observe(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
+        """Hand what the session says of checkpoints to `callback`, in its thread; return the way out."""
+        return self._port.observe_checkpoints(callback)
+
+    def ask(self, request: Message, *, wait_s: float) -> Any:
+        """Return the answer to any request of this job; `Unavailable` when there is none in time."""
+        return self._ask(request, wait_s=wait_s)
+
+    def refresh(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
+        """Return what the catalog has of a checkpoint now; `StaleGeneration` once this one is over."""
+        return self._get(checkpoint, wait_s=self._ask_again_s)
+
     def folder(self, checkpoint: CheckpointMetadata) -> str:
+        """A fork's bytes lie with the job that it comes from: where its path says."""
+        root = f"{self._root_uri.rstrip('/')}/"
+        if checkpoint.path.startswith(root):
+            return checkpoint.path.removeprefix(root)
         name = folder_name(checkpoint.step, checkpoint.generation, checkpoint.id)
         return f"{self._port.job}/{name}"
 

@@ -12,7 +12,9 @@ from strata.checkpoint.pipeline import DEFAULT_THREADS
 from strata.checkpoint.place import Place, S3Place, parse_place, scheme_of
 from strata.checkpoint.replication import EVERYTHING
 from strata.checkpoint.writer import WhenFull
+from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointType
+from strata.core.retention_rules import check_keep
 from strata.core.spans import seconds
 from strata.errors import CheckpointError, ConfigError, InvalidArgument
 
@@ -27,8 +29,11 @@ _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints
 class CheckpointManagerConfig:
     """The settings of a `CheckpointManager`.
 
-    `keep_count` is how many committed checkpoints stay (None: all). `save_wait_s` is how long a
-    due save waits while no coordinator answers, `commit_timeout_s` how long for other ranks.
+    `keep_count` is how many committed checkpoints stay (None: all). Beside those newest ones stay, where
+    asked for: the first from each multiple of `keep_every_steps` on, the `keep_best` best by the number
+    under `best_metric` in their metadata (`best_mode` "min" or "max"), and those younger than `keep_age_s`.
+    `save_wait_s` is how long a due save waits while no coordinator answers, `commit_timeout_s` how long for
+    other ranks; `corrupt_wait_s` how long a restore that finds damage waits for what other hosts find.
     `when_full` is what a save does that finds two in flight: "block", "drop" the one that has not
     begun, or "fail". `low_memory`: no copy of the state is made, and a save returns when it is
     written. `io_threads` hash and write, or read and prove, together. A key of a state
@@ -60,13 +65,18 @@ class CheckpointManagerConfig:
     optimizer_keys: Collection[str] = OPTIMIZER_KEYS
     replicated: Collection[str] | bool = ()
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    keep_every_steps: int | None = None
+    keep_best: int | None = None
+    best_metric: str = ""
+    best_mode: str = "min"
+    keep_age_s: float | None = None
+    corrupt_wait_s: float = 60.0
 
     def __post_init__(self) -> None:
-        count = self.keep_count
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ConfigError(f"keep_count must be at least 1, not {count!r}")
-        for name in ("save_wait_s", "commit_timeout_s"):
+        for name in ("save_wait_s", "commit_timeout_s", "corrupt_wait_s", "keep_age_s"):
             value = getattr(self, name)
+            if value is None and name == "keep_age_s":
+                continue
             try:
                 seconds(value, what=name)
             except InvalidArgument as error:
@@ -95,6 +105,32 @@ class CheckpointManagerConfig:
             raise ConfigError(
                 f"storage_type is {self.storage_type!r}", hint=f"it may be {' or '.join(_TYPES)}, or left out"
             )
+
+        self._check_keep()
+
+    def _check_keep(self) -> None:
+        for name in ("keep_count", "keep_every_steps", "keep_best"):
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ConfigError(f"{name} must be at least 1, not {count!r}")
+        if self.best_mode not in {"min", "max"}:
+            raise ConfigError(f'best_mode is "min" or "max", not {self.best_mode!r}')
+        try:
+            check_keep(self.keep)
+        except InvalidArgument as error:
+            raise ConfigError(f"what to keep: {error.message}", hint=error.hint) from None
+
+    @property
+    def keep(self) -> Keep:
+        """What stays, as the rules of retention; everything, when nothing is said."""
+        return Keep(
+            latest=self.keep_count or 0,
+            every_steps=self.keep_every_steps or 0,
+            best=self.keep_best or 0,
+            metric=self.best_metric,
+            highest=self.best_mode == "max",
+            age_ms=round(1000 * (self.keep_age_s or 0)),
+        )
 
     def selected(self, state: Mapping[str, Any], kind: CheckpointType) -> dict[str, Any]:
         """Return what a checkpoint of this type holds of `state`; `CheckpointError` if that is nothing."""

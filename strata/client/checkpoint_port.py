@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.errors import ConfigError
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.worlds_pb2 import RestorePoint
 
@@ -71,3 +72,15 @@ class SessionPort(Protocol):
 
 PORT_MEMBERS: Final = tuple(sorted(name for name in vars(SessionPort) if not name.startswith("_")))
 """What an object must have to be one."""
+
+
+def check_port(client: SessionPort) -> None:
+    """Return if `client` is a session that knows its cluster; else `ConfigError`."""
+    missing = [name for name in PORT_MEMBERS if not hasattr(client, name)]
+    if missing:
+        raise ConfigError(
+            f"client is a {type(client).__name__}, which has no {missing[0]!r}",
+            hint="pass what strata.connect() returned",
+        )
+    if not client.uid:
+        raise ConfigError("the session does not know its cluster yet", hint="connect it first")

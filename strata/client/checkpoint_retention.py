@@ -1,6 +1,7 @@
-"""Which checkpoints go, after each commit: all but the newest `keep_count`.
+"""Which checkpoints go, after each commit, where one process keeps the catalog: what no rule keeps.
 
-The latest one, pinned and tagged ones, and whatever the catalog refuses to delete stay. What an earlier run
+Under coordinators the leader decides by the same rules. The latest one, pinned and tagged ones, and
+whatever the catalog refuses to delete stay. What an earlier run
 left half removed, or never finished, goes too. A pass that is interrupted is made up for by the
 next one.
 """
@@ -17,8 +18,10 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
+from strata.core.checkpoint_records import Keep
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
+from strata.core.retention_rules import Candidate, kept
 from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, StorageError, Unavailable
 
 log: Final = logging.getLogger("strata.checkpoint")
@@ -26,13 +29,13 @@ log: Final = logging.getLogger("strata.checkpoint")
 _ENDED = frozenset({CheckpointState.DELETING, CheckpointState.ABORTED})
 
 
-def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) -> list[CheckpointMetadata]:
+def excess(
+    checkpoints: Sequence[CheckpointMetadata], keep: Keep, *, now_unix_ms: int
+) -> list[CheckpointMetadata]:
     """Return what goes of `checkpoints` (in their order), the oldest first.
 
-    Only what is older than the `keep_count` newest committed ones that hold a whole state, so a
-    corrupt one stays until there are as many newer good ones, and so does one of the model or the
-    optimizer alone; an aborted save stays until there is a newer commit, while
-    a slow rank may still write to it.
+    A corrupt one stays until there are as many newer good ones as the rules count; an aborted save
+    stays until there is a newer commit, while a slow rank may still write to it.
     """
     committed = [
         c
@@ -43,8 +46,10 @@ def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) ->
         return []
     newest = committed[-1].order
     oldest = (0, 0)
-    if keep_count is not None and len(committed) >= keep_count:
-        oldest = committed[-keep_count].order
+    if keep.latest and len(committed) >= keep.latest:
+        oldest = committed[-keep.latest].order
+    whole_or_not = (c for c in checkpoints if c.state is CheckpointState.COMMITTED)
+    stays = kept(map(_candidate, whole_or_not), keep, now_unix_ms=now_unix_ms)
     return [
         c
         for c in checkpoints
@@ -52,7 +57,8 @@ def excess(checkpoints: Sequence[CheckpointMetadata], keep_count: int | None) ->
         and not c.pinned
         and not c.tags
         and c.state is not CheckpointState.OPEN
-        and c.order < (newest if c.state in _ENDED else oldest)
+        and c.id not in stays
+        and (c.state is CheckpointState.COMMITTED or c.order < (newest if c.state in _ENDED else oldest))
     ]
 
 
@@ -70,8 +76,19 @@ def newest_afar(catalog: Catalog, storage: Storage) -> str:
     return ""
 
 
-def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
-    """Remove what `keep_count` leaves over; to be called by one rank.
+def _candidate(checkpoint: CheckpointMetadata) -> Candidate:
+    return Candidate(
+        key=checkpoint.id,
+        type=checkpoint.checkpoint_type,
+        step=checkpoint.step,
+        counts=checkpoint.order,
+        created_unix_ms=checkpoint.created_unix_ms,
+        metadata=checkpoint.metadata,
+    )
+
+
+def retain(catalog: Catalog, storage: Storage, keep: Keep, *, now_unix_ms: int) -> None:
+    """Remove what the rules leave over; for one process with a storage root of its own.
 
     Of a save that was given up the marker is looked for first: if there is one, storage knows of
     a commit that the catalog does not, and nothing is removed. What cannot be removed keeps nothing
@@ -83,7 +100,7 @@ def retain(catalog: Catalog, storage: Storage, keep_count: int | None) -> None:
             for folder in catalog.leftovers():
                 remove_objects(storage, folder)
         # the newest of them first: an Incremental goes before what it uses
-        going = excess(catalog.all(), keep_count)
+        going = excess(catalog.all(), keep, now_unix_ms=now_unix_ms)
         spared = newest_afar(catalog, storage) if going else ""
         for checkpoint in reversed(going):
             if checkpoint.id == spared:

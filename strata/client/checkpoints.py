@@ -7,10 +7,12 @@ Without coordinators one process has a storage root of its own. A root belongs t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -46,6 +48,7 @@ from strata.errors import (
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
+    from strata.client.checkpoint_keeping import Keeping
     from strata.client.checkpoint_port import SessionPort
 
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
@@ -93,6 +96,7 @@ class CheckpointManager:
             client = self._owned = session_of_rank()
         self._coordinated: CoordinatedCatalog | None = None
         self._local: LocalCatalog | None = None
+        self._keeping: Keeping | None = None
         if client is not None:
             self._catalog: CoordinatedCatalog | LocalCatalog = self._coordinate(client)
         else:
@@ -116,16 +120,10 @@ class CheckpointManager:
 
     def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
         from strata.client.checkpoint_catalog import CoordinatedCatalog  # noqa: PLC0415  # imports protobuf
-        from strata.client.checkpoint_port import PORT_MEMBERS  # noqa: PLC0415  # as above
+        from strata.client.checkpoint_keeping import keeping_of  # noqa: PLC0415  # as above
+        from strata.client.checkpoint_port import check_port  # noqa: PLC0415  # as above
 
-        missing = [name for name in PORT_MEMBERS if not hasattr(client, name)]
-        if missing:
-            raise ConfigError(
-                f"client is a {type(client).__name__}, which has no {missing[0]!r}",
-                hint="pass what strata.connect() returned",
-            )
-        if not client.uid:
-            raise ConfigError("the session does not know its cluster yet", hint="connect it first")
+        check_port(client)
         self._tiers.claim(root.COORDINATED)
         self._tiers.claim(f"{root.COORDINATED}:{client.uid}/{client.job}", folder=client.job)
         self._coordinated = CoordinatedCatalog(
@@ -134,6 +132,7 @@ class CheckpointManager:
             new_id=random_id,
             save_wait_s=self.config.save_wait_s,
         )
+        self._keeping = keeping_of(self._coordinated, self._storage, self.config)
         return self._coordinated
 
     def _stand_alone(self) -> LocalCatalog:
@@ -258,8 +257,10 @@ class CheckpointManager:
     def _retain(self, saved: CheckpointMetadata | None) -> None:
         if saved is not None:
             self._tiers.committed(saved)
-        if self._catalog.rank == 0 and (saved is not None or self._local is not None):
-            retain(self._catalog, self._storage, self.config.keep_count)
+        if self._local is not None:
+            retain(self._local, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
+        elif self._keeping is not None and saved is not None and self._catalog.rank == 0:
+            self._keeping.after_commit()
 
     # -- restoring
 
@@ -329,7 +330,8 @@ class CheckpointManager:
         self._writer.settle()
         if step is not None:
             checkpoint = self._find(step)
-            return checkpoint, self._read(checkpoint, state)
+            with self._keeping.reading(checkpoint) if self._keeping else contextlib.nullcontext():
+                return checkpoint, self._read(checkpoint, state)
         if self._local is None:
             point = self._catalog.restore_point()
             return (point, self._read(point, state)) if point is not None else None
@@ -377,10 +379,17 @@ class CheckpointManager:
                 " of it",
                 hint="give every rank, on every host, the storage path it was saved to",
             )
+        read = partial(
+            self._tiers.load,
+            checkpoint,
+            folder,
+            rank=self._catalog.rank,
+            state=state,
+            lend=self._writer.lend,
+        )
+        keeping, begins = self._keeping, self._progressed_to is None
         try:
-            loaded = self._tiers.load(
-                checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._writer.lend
-            )
+            loaded = keeping.proven(checkpoint, read, begins=begins) if keeping else read()
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
         if self._coordinated is not None and not self._storage.exists(f"{folder}/{MARKER}"):
@@ -460,6 +469,8 @@ class CheckpointManager:
         try:
             self._tiers.close(patience_s)
         finally:
+            if self._keeping is not None:
+                self._keeping.close()
             if self._coordinated is not None:
                 self._coordinated.close()
             if self._local is not None and self._writer.idle:

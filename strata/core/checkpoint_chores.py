@@ -17,13 +17,14 @@ from enum import Enum
 
 from strata.core.checkpoint_attempt import refuse
 from strata.core.checkpoint_damage import suspected_tiers, suspicions
+from strata.core.checkpoint_deletion import dying_tiers
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
 from strata.core.checkpoint_pins import not_found
 from strata.core.checkpoint_records import Discarded
 from strata.core.checkpoint_tiers import hosts_of, tiers_of
 from strata.core.ids import AttemptId
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, Tier, TierState, encode
+from strata.core.records import CheckpointRecord, CheckpointState, Tier, encode
 from strata.core.txn import Decision, Put, Txn, unchanged
 from strata.errors import InvalidArgument, Refused
 
@@ -83,8 +84,9 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
 
 def _removals(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
     where = (record.step, record.generation, record.attempt)
-    for name, tier in tiers_of(record).items():
-        if tier.state is TierState.DELETING and _reaches(job, record, name, tier, host):
+    for name in dying_tiers(record):
+        tier = tiers_of(record)[name]
+        if _reaches(job, record, name, tier, host):
             if host in job.view.names(job.keys.removed(*where, name)):
                 continue
             yield _chore(ChoreKind.REMOVE, record, name, tier)

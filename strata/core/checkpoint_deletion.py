@@ -12,7 +12,7 @@ reference that kept its source.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from strata.core.checkpoint_attempt import refuse, release_references
 from strata.core.checkpoint_damage import is_suspect
@@ -33,6 +33,7 @@ from strata.core.txn import (
     absent,
     delete_prefix,
     none_in,
+    none_newer_in,
     unchanged,
 )
 from strata.core.view import Entry
@@ -102,16 +103,12 @@ def decide_entomb(
     if not tier:
         tiers |= _half_copied(job, record)
     tombstone = dataclasses.replace(record, state=state, tiers=tiers)
-    others = {k.key: k.mod_revision for k in keepers if k.key != held.key}
     known = {compare.key for compare in (*guards, *newer)}
+    counted = [k for k in keepers if k.key not in known]
     return Decision(
         reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
         txn=Txn(
-            compares=(
-                *guards,
-                *newer,
-                *(unchanged(key, at) for key, at in others.items() if key not in known),
-            ),
+            compares=(*guards, *newer, *_as_they_are(job, counted)),
             success=(Put(key=held.key, value=encode(tombstone)),),
         ),
     )
@@ -173,7 +170,16 @@ def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> tuple[Co
             return Refused(f"no newer checkpoint than step {record.step} is on {name}")
         safe = max(there, key=lambda e: counts(job, e.record))
         kept[safe.key] = safe
-    return tuple(unchanged(e.key, e.mod_revision) for e in kept.values())
+    return tuple(_as_they_are(job, kept.values()))
+
+
+def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> Iterator[Compare]:
+    """Yield what holds while these records stay what they are, and nobody begins to doubt them."""
+    for entry in entries:
+        record = entry.record
+        attempt = job.keys.attempt(record.step, record.generation, record.attempt)
+        yield unchanged(entry.key, entry.mod_revision)
+        yield none_newer_in(f"{attempt}suspects/", job.view.revision)
 
 
 def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
@@ -206,7 +212,7 @@ def _half_copied(job: JobView, record: CheckpointRecord) -> dict[str, Tier]:
 
 def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -> Decision:
     record, tiers = held.record, dict(tiers_of(held.record))
-    dying = [name for name, each in tiers.items() if each.state is TierState.DELETING]
+    dying = dying_tiers(record)
     if tier and tiers[tier].state is TierState.REMOVED:
         return Decision(reason=f"step {record.step} is gone from {tier}")
     if record.state is not CheckpointState.DELETING and tier not in dying:
@@ -249,6 +255,19 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
             ),
         ),
     )
+
+
+def dying_tiers(record: CheckpointRecord) -> list[str]:
+    """Return the copies whose bytes are to be removed: all that are left, once the record is a tombstone.
+
+    A replica of an older version writes that of the record alone.
+    """
+    whole = record.state is CheckpointState.DELETING
+    return [
+        name
+        for name, tier in tiers_of(record).items()
+        if tier.state is TierState.DELETING or (whole and tier.state is not TierState.REMOVED)
+    ]
 
 
 def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:

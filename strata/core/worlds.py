@@ -155,6 +155,8 @@ class _Planner:
             if situation.active is None:
                 return self._keep(f"no world begins, for {where}")
             return self._begin(replace(change, why=f"{change.why}; {where}", forming=True))
+        if not change.forming and restore is None and situation.latest is not None:
+            return self._end(Phase.FAILED, f"{change.why}; no good checkpoint is left to begin from")
         size = sum(member.slots for member in members)
         head = WorldHead(
             generation=generation,

@@ -23,6 +23,7 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.client.checkpoint_retention import retain
+from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointType
 
 TYPES = {
@@ -77,7 +78,9 @@ def save_and_die(root: Path, kill: Kill | None, size_bytes: int, said: int) -> N
         storage, new_id=lambda: uuid.uuid4().hex, now_unix_ms=lambda: time.time_ns() // 10**6
     )
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=20, on_step=on_step)
-    writer = AsyncCheckpointWriter(saver, after_save=lambda saved: retain(catalog, storage, KEPT))
+    writer = AsyncCheckpointWriter(
+        saver, after_save=lambda saved: retain(catalog, storage, Keep(latest=KEPT), now_unix_ms=0)
+    )
     for step in STEPS:
         writer.write(state_of(step, size_bytes), SaveRequest(step=step, type=TYPES[step])).wait()
         say(f"committed {step}")

@@ -122,7 +122,8 @@ class History:
     def commit(self, step: int, generation: int, attempt: str, digest: str) -> None:
         """Note that a rank was told of a commit: it must be on record, and stay."""
         self.committed[step, generation, attempt] = digest
-        self._check_commit(step, generation, attempt, digest)
+        if (step, generation, attempt) not in self.judge.buried:
+            self._check_commit(step, generation, attempt, digest)
 
     def _check_commit(self, step: int, generation: int, attempt: str, digest: str) -> None:
         entry = JobView(self.judge.view, self.judge.job).checkpoint(step, generation)
@@ -136,6 +137,8 @@ class History:
     def check(self) -> None:
         """Look once more, at the end, at everything that must have lasted."""
         for (step, generation, attempt), digest in self.committed.items():
+            if (step, generation, attempt) in self.judge.buried:
+                continue  # it was marked in due form since
             self._check_commit(step, generation, attempt, digest)
 
 

@@ -33,8 +33,18 @@ from strata.core.txn import Delete, Event, KeyValue, Op, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call
+from tests.sim.burials import burial_problems
 from tests.sim.trace import Trace
 
+AFTER_THE_COMMIT = {
+    (CheckpointState.COMMITTED, CheckpointState.COMMITTED),
+    (CheckpointState.COMMITTED, CheckpointState.DELETING),
+    (CheckpointState.COMMITTED, CheckpointState.CORRUPT),
+    (CheckpointState.CORRUPT, CheckpointState.DELETING),
+    (CheckpointState.ABORTED, CheckpointState.DELETING),
+    (CheckpointState.DELETING, CheckpointState.DELETING),
+}
+"""What becomes of records where somebody keeps them."""
 CHECK_EVERY = 8
 """Revisions between two looks at all invariants, where nothing asks for one sooner."""
 
@@ -85,6 +95,10 @@ class Judge:
     timed_out: Callable[[BarrierOutcome, str], str | None]
     operated: bool = False
     """Whether somebody asks for things: scales the job, pauses it, has ranks stop."""
+    kept: bool = False
+    """Whether somebody keeps the checkpoints: has them deleted, read, copied, found damaged."""
+    buried: set[tuple[int, int, str]] = field(default_factory=set)
+    """Commits that were marked for deletion, or as damaged, in due form: (step, generation, attempt)."""
     view: View = field(default_factory=View)
     violations: list[Violation] = field(default_factory=list)
     terms: dict[int, Term] = field(default_factory=dict)
@@ -367,7 +381,9 @@ class Judge:
     def _judge_record(self, event: Event, before: tuple[bytes, int] | None) -> None:
         old = decode(CheckpointRecord, before[0]) if before is not None else None
         if event.deleted:
-            self.wrong(f"{event.kv.key} went, and nobody deletes checkpoints here")
+            if old is None or old.state is not CheckpointState.DELETING:
+                self.wrong(f"{event.kv.key} went without a tombstone")
+            self.trace.count("checkpoints gone")
             return
         new = decode(CheckpointRecord, event.kv.value)
         self.trace.count(f"checkpoints {new.state.value}")
@@ -378,18 +394,28 @@ class Judge:
             (CheckpointState.OPEN, CheckpointState.ABORTED),
             (CheckpointState.ABORTED, CheckpointState.OPEN),
         }
+        if self.kept:
+            legal |= AFTER_THE_COMMIT
+            self._judge_keeping(event.kv.key, old, new)
         if (was, new.state) not in legal:
             self.wrong(f"{event.kv.key} went from {was} to {new.state}")
         alive = new.state in {CheckpointState.OPEN, CheckpointState.COMMITTED}
-        if alive and new.generation != self._generation():
+        fresh = new.state is not was
+        if alive and fresh and new.generation != self._generation():
             self.wrong(f"{event.kv.key} became {new.state} in generation {self._generation()}")
         if old is not None and old.attempt != new.attempt and was is CheckpointState.OPEN:
             self.wrong(f"{event.kv.key}: attempt {old.attempt} was open, {new.attempt} took its place")
-        if new.state is CheckpointState.COMMITTED:
+        if new.state is CheckpointState.COMMITTED and fresh:
             acks = self.job.acks(new.step, new.generation, new.attempt)
             there = set(self.view.names(acks))
             if len(there) != new.ranks + 1 or "seal" not in there:
                 self.wrong(f"{event.kv.key} was committed with the acks {sorted(there)} of {new.ranks} ranks")
+
+    def _judge_keeping(self, key: str, old: CheckpointRecord | None, new: CheckpointRecord) -> None:
+        for problem in burial_problems(self.view, self.job, old, new):
+            self.wrong(f"{key}: {problem}")
+        if new.state in {CheckpointState.DELETING, CheckpointState.CORRUPT}:
+            self.buried.add((new.step, new.generation, new.attempt))
 
     def _judge_ack(self, event: Event) -> None:
         _, _, _, step, generation, attempt, _, rank = self.keys.parts(event.kv.key)

@@ -15,6 +15,7 @@ import structlog
 from strata.testing import virtual_time
 from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
+from tests.sim.keeping import Keeper, is_kept
 from tests.sim.operating import Operator, is_operated
 from tests.sim.trace import Trace
 
@@ -75,6 +76,7 @@ async def _main(seed: int, result: Result, keep_trace: bool) -> None:
         async with asyncio.TaskGroup() as tasks:
             cluster = Cluster(seed, tasks, trace)
             cluster.judge.operated = is_operated(seed)
+            cluster.judge.kept = is_kept(seed)
             try:
                 await _live(cluster, result)
             finally:
@@ -145,6 +147,8 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
 
     operator = Operator(cluster, cluster.rng("operator"))
     operating = asyncio.create_task(operator.run()) if cluster.judge.operated else None
+    keeper = Keeper(cluster, cluster.rng("keeper"))
+    keeping = asyncio.create_task(keeper.run()) if cluster.judge.kept else None
     while trace.now_s < WARM_UP_S + FAULTS_S or (
         sum(result.faults.values()) < LEAST_EFFECTIVE and trace.now_s < 3 * FAULTS_S
     ):
@@ -157,6 +161,11 @@ async def _disturb(cluster: Cluster, result: Result) -> None:
     await asyncio.wait(running)
     for task in running:
         task.result()
+    if keeping is not None:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        if not keeping.cancelled():
+            keeping.result()
     if operating is not None:
         operating.cancel()
         await asyncio.wait([operating])

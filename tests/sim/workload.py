@@ -13,9 +13,11 @@ from strata.client.rank import RankClient, Seat, Watcher
 from strata.errors import (
     BarrierTimeout,
     CheckpointAborted,
+    CheckpointNotFound,
     Conflict,
     Refused,
     StaleGeneration,
+    StaleIncarnation,
     StrataError,
     Unavailable,
 )
@@ -161,18 +163,49 @@ class Trainer:
         )
 
     async def _begin(self, step: int) -> pb.Checkpoint:
-        answer = await self._call(
-            pb.BeginCheckpointRequest(
-                author=self._author(),
-                step=step,
-                type=pb.CHECKPOINT_TYPE_FULL,
-                root="file:///saves",
-                attempt=f"a{self._rng.getrandbits(64):016x}",
-            )
+        request = pb.BeginCheckpointRequest(
+            author=self._author(),
+            step=step,
+            type=pb.CHECKPOINT_TYPE_FULL,
+            root="file:///saves",
+            attempt=f"a{self._rng.getrandbits(64):016x}",
         )
+        if self._history.judge.kept:
+            answer = await self._begin_amid_deletions(request)
+        else:
+            answer = await self._call(request)
         found = cast("pb.Checkpoint", answer.checkpoint)
         self._history.begin(step, self.client.generation, found.attempt)
         return found
+
+    async def _begin_amid_deletions(self, request: pb.BeginCheckpointRequest) -> Any:
+        """Begin an Incremental on the newest commit that this rank knows of, or a Full if that is going.
+
+        While the job is asked to go back nothing is saved: the world ends soon.
+        """
+        base = self._base()
+        if base is not None and self._rng.random() < 0.6:
+            request.type = pb.CHECKPOINT_TYPE_INCREMENTAL
+            request.base_step, request.base_attempt = base
+        while True:
+            try:
+                return await self._call(request)
+            except (StaleGeneration, StaleIncarnation):
+                raise
+            except (CheckpointNotFound, Refused):
+                request.type = pb.CHECKPOINT_TYPE_FULL
+                request.ClearField("base_step")
+                request.ClearField("base_attempt")
+            await asyncio.sleep(0.3)
+            self.client.check()
+
+    def _base(self) -> tuple[int, str] | None:
+        done = [s for s in self._saves.values() if s.state == pb.CHECKPOINT_STATE_COMMITTED]
+        if done:
+            newest = max(done, key=lambda save: (save.generation, save.step))
+            return newest.step, newest.attempt
+        point = self.client.restore_point
+        return (point.step, point.attempt) if point is not None else None
 
     async def _save(self, step: int) -> None:
         """Save a step with all ranks; every other time only rank 0 begins, and tells the others."""

@@ -17,6 +17,7 @@ from strata.checkpoint.sink import Storage
 from strata.cli.checkpoints.garbage import Garbage
 from strata.cli.output import message_as_dict
 from strata.client.checkpoint_retention import excess
+from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, Refused
 
@@ -102,7 +103,7 @@ class StorageShelf:
                 what=folder, why="its save never ended", remove=partial(remove_objects, self.storage, folder)
             )
         # the newest of them first: an Incremental goes before what it uses
-        for c in reversed(excess(self._catalog.all(), keep_count)):
+        for c in reversed(excess(self._catalog.all(), Keep(latest=keep_count or 0), now_unix_ms=0)):
             yield Garbage(
                 what=f"step {c.step}, generation {c.generation}, attempt {c.id}",
                 why="older than those to keep" if c.state is CheckpointState.COMMITTED else c.reason,

@@ -18,6 +18,7 @@ from strata.coordinator.members.session import House, MemberSession
 from strata.coordinator.permission import check_session
 from strata.coordinator.view import floors
 from strata.core.authority import Identity
+from strata.core.checkpoint_damage import is_suspect
 from strata.core.checkpoints import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView
@@ -226,8 +227,10 @@ class Sessions:
         name, step, generation = save
         job, index = self._job(name), self._house.ranks.of(name)
         entry = job.checkpoint(step, generation)
-        if entry is None or index is None or index.head.generation != generation:
+        if entry is None or index is None:
             return
+        if index.head.generation != generation and not is_suspect(job, entry.record):
+            return  # of an older world's saves only what is in doubt concerns this one
         message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
         for member in self._by_job.get(name, ()):
             place = index.place(member.worker, member.incarnation)
@@ -239,6 +242,7 @@ class Sessions:
         head = job.head()
         if head is None:
             return
+        yield from (e for e in job.checkpoints() if is_suspect(job, e.record))
         saves = [e for e in job.checkpoints() if e.record.generation == head.record.generation]
         ended = [e for e in saves if e.record.state is not CheckpointState.OPEN]
         recent = sorted(ended, key=lambda e: order(e.record))[-RECENT_CHECKPOINTS:]

@@ -36,6 +36,7 @@ from strata.client import arguments
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoint_retention import retain
+from strata.client.surroundings import now_unix_ms
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, ConfigError, StrataError
 from strata.integrations.dcp.image import Staging, write_part
@@ -188,7 +189,7 @@ class StrataWriter(StorageWriter):
             raise
         self._begun = None
         self._failed.pop(record.step, None)
-        retain(room.catalog, room.storage, self.config.keep_count)
+        retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
 
     # -- inside
 

@@ -15,16 +15,23 @@ from typing import Any
 from google.protobuf.message import Message
 
 from strata.core import checkpoints as core
+from strata.core.checkpoint_chores import chores, decide_adopt
 from strata.core.checkpoint_copies import decide_report_copy
+from strata.core.checkpoint_damage import decide_report_damage
+from strata.core.checkpoint_pins import decide_close_reader, decide_open
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState
+from strata.core.retention_plan import decide_set_retention, next_tombstone
 from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import CheckpointNotFound, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
+from strata.v1 import retention_pb2 as retention_pb
 from strata.v1.worlds_pb2 import RestorePoint
 from strata.wire import checkpoints as wire
 from tests.unit.core.checkpoint_job import Job
+
+LEASE = 7
 
 Find = Callable[[JobView], Entry[CheckpointRecord] | None]
 
@@ -132,7 +139,12 @@ class Cluster:
             case pb.DeleteCheckpointRequest():
                 found = self._settle(
                     lambda job: core.decide_delete(
-                        job, step=request.step, attempt=request.attempt, finished=request.finished
+                        job,
+                        step=request.step,
+                        attempt=request.attempt,
+                        finished=request.finished,
+                        tier=request.tier,
+                        host=request.host,
                     ),
                     lambda job: core.find(job, request.step, request.attempt),
                 )
@@ -150,7 +162,62 @@ class Cluster:
                 return pb.ListCheckpointsResponse(checkpoints=listed)
             case pb.GetCheckpointRequest():
                 return self._get(request)
+            case _:
+                return self._keep(request)
+
+    def _keep(self, request: Message) -> Any:
+        """Answer what concerns a checkpoint after its commit."""
+        match request:
+            case retention_pb.SetRetentionRequest():
+                wanted = wire.retention_record(request.retention)
+                self._settle(lambda job: decide_set_retention(job, wanted), lambda job: None)
+                return retention_pb.SetRetentionResponse(retention=request.retention)
+            case pb.ListChoresRequest():
+                self._mark()
+                due = chores(self.view(), request.host)
+                return pb.ListChoresResponse(chores=map(wire.chore_message, due))
+            case pb.ReportDamageRequest():
+                report = wire.damage_report(request)
+                found = self._settle(
+                    lambda job: decide_report_damage(job, report),
+                    lambda job: core.find(job, request.step, request.attempt),
+                )
+                return pb.ReportDamageResponse(checkpoint=found)
+            case pb.AdoptCheckpointRequest():
+                adopt = wire.adopt_request(request)
+                found = self._settle(
+                    lambda job: decide_adopt(job, adopt),
+                    lambda job: core.find(job, request.step, request.attempt),
+                )
+                return pb.AdoptCheckpointResponse(checkpoint=found)
+            case pb.OpenCheckpointRequest():
+                self.job.store.state.leased.setdefault(LEASE, set())
+                found = self._settle(
+                    lambda job: decide_open(
+                        job,
+                        step=request.step,
+                        attempt=request.attempt,
+                        reader=request.reader,
+                        who=request.who,
+                        lease=LEASE,
+                    ),
+                    lambda job: core.find(job, request.step, request.attempt),
+                )
+                return pb.OpenCheckpointResponse(checkpoint=found)
+            case pb.CloseCheckpointRequest():
+                self._settle(
+                    lambda job: decide_close_reader(
+                        job, step=request.step, attempt=request.attempt, reader=request.reader
+                    ),
+                    lambda job: None,
+                )
+                return pb.CloseCheckpointResponse()
         raise AssertionError(f"nobody answers {type(request).__name__}")
+
+    def _mark(self) -> None:
+        """Do what the leader does on each change."""
+        while (decision := next_tombstone(self.view(), now_unix_ms=1)).txn is not None:
+            assert self.job.store.execute(decision.txn).succeeded
 
     def _get(self, request: pb.GetCheckpointRequest) -> pb.GetCheckpointResponse:
         job = self.view()

@@ -18,6 +18,7 @@ from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_retention import retain
+from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointAborted, Conflict, StrataError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
@@ -113,12 +114,12 @@ def test_each_rank_writes_what_changed_of_its_part_and_the_record_names_the_base
 def test_what_an_incremental_uses_is_not_deleted_with_the_older_ones(world: World) -> None:
     for step in range(1, 4):
         world.save(step, states(step))
-    retain(world.catalogs[0], world.storage, 1)
+    retain(world.catalogs[0], world.storage, Keep(latest=1), now_unix_ms=0)
     kept = {c.step: c.state for c in world.catalogs[0].all()}
     assert kept.keys() == {1, 2, 3}, "the third refers to all that the second may use"
     assert set(kept.values()) == {CheckpointState.COMMITTED}
     (whole, _) = world.save(4, states(4), CheckpointType.FULL)
-    retain(world.catalogs[0], world.storage, 1)
+    retain(world.catalogs[0], world.storage, Keep(latest=1), now_unix_ms=0)
     assert [c.id for c in world.catalogs[0].all()] == [whole.id]
 
 

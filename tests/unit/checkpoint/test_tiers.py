@@ -18,6 +18,7 @@ from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import ObjectMissing, put
 from strata.checkpoint.tiers import TieredStorage
 from strata.client.checkpoint_retention import retain
+from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
@@ -126,11 +127,11 @@ def test_what_it_fails_of_is_told_to_who_waits(pair: Pair) -> None:
     pair.replicator.add(pair.save(2))
     with pytest.raises(StorageError, match=r"steps \[1, 2\] .* yet: away"):
         pair.replicator.wait(0.2)
-    retain(pair.catalog, pair.both, 1)
+    retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
     assert committed(pair.near, first.folder) is not None, "nothing goes while nobody can look afar"
     pair.far.fault = lambda verb, name: None
     pair.replicator.wait(LIMIT_S)
-    retain(pair.catalog, pair.both, 1)
+    retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
     assert [c.step for c in pair.catalog.all()] == [2]
 
 
@@ -299,11 +300,11 @@ def test_the_newest_afar_stays_until_a_newer_one_is_there(pair: Pair) -> None:
     kept = pair.replicate(1)
     pair.save(2)
     pair.save(3)
-    retain(pair.catalog, pair.both, 1)
+    retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
     assert [c.step for c in pair.catalog.all()] == [1, 3]
     assert committed(pair.far, kept.folder) is not None
     pair.replicate(4)
-    retain(pair.catalog, pair.both, 1)
+    retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
     assert [c.step for c in pair.catalog.all()] == [4]
     assert of(pair.far, kept) == {}
 

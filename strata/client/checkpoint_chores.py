@@ -1,0 +1,193 @@
+"""The chores of a job's checkpoints, done on one host (PROTOCOLS 8.6, 8.8).
+
+The coordinators mark what is to go, and doubt what a host found damaged. Whoever has the bytes asks what
+is due: rank 0 after each commit, and one process of each host when a doubt comes up. Every chore may be
+done twice, by several, and late.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed, read_manifest
+from strata.checkpoint.reader import load
+from strata.checkpoint.removal import remove_objects
+from strata.checkpoint.sink import Storage
+from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, Unavailable
+from strata.v1.checkpoints_pb2 import (
+    CHORE_KIND_CLEAR,
+    CHORE_KIND_VERIFY,
+    AdoptCheckpointRequest,
+    Chore,
+    DeleteCheckpointRequest,
+    ListChoresRequest,
+    ReportDamageRequest,
+)
+
+LOOK_S: Final = 0.05
+"""How often whoever waits for the leader's marks looks whether they are there."""
+
+Ask = Callable[[Message], Any]
+"""Sends a request of the job and returns its answer; `Unavailable` when there is none in time."""
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class Chores:
+    """What this host does for the checkpoints of `job`, where one of `storages` has them."""
+
+    def __init__(self, ask: Ask, *, job: str, host: str, storages: Sequence[Storage]) -> None:
+        self._ask = ask
+        self._job = job
+        self._host = host
+        self._storages = tuple(storages)
+        self._busy = threading.Lock()
+        self._worker: threading.Thread | None = None
+
+    def tidy(self, *, marked_within_s: float = 0.0) -> None:
+        """Do what is due; with `marked_within_s`, also what the leader marks until then.
+
+        What cannot be removed keeps nothing else from going; the first such error is raised at the end.
+        Without a coordinator it is left for the next time.
+        """
+        deadline = time.monotonic() + marked_within_s
+        trouble: StorageError | None = None
+        done: set[bytes] = set()
+        with self._busy:
+            try:
+                while True:
+                    answer = self._ask(ListChoresRequest(job=self._job, host=self._host))
+                    for chore in answer.chores:
+                        name = chore.SerializeToString()
+                        if name not in done:
+                            done.add(name)
+                            trouble = self._attempt(chore) or trouble
+                    if not answer.pending or time.monotonic() >= deadline:
+                        break
+                    time.sleep(LOOK_S)
+            except Unavailable as error:
+                log.warning("old checkpoints stay for now: %s", error.message)
+        if trouble is not None:
+            raise trouble
+
+    def soon(self) -> None:
+        """Do what is due in a thread of its own, unless one is at it: something is in doubt."""
+        if self._worker is None or not self._worker.is_alive():
+            self._worker = threading.Thread(target=self._doubts, name="strata-chores", daemon=True)
+            self._worker.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the thread, if there is one; what it leaves undone is done by the next process."""
+        if self._worker is not None:
+            self._worker.join(timeout_s)
+
+    def _doubts(self) -> None:
+        try:
+            self.tidy()
+        except StorageError as error:
+            log.warning("a chore is left: %s", error.message)
+        except (Refused, CheckpointNotFound) as error:  # the generation ended, or the job was deleted
+            log.debug("no chores: %s", error.message)
+
+    # -- one chore
+
+    def _attempt(self, chore: Chore) -> StorageError | None:
+        found = next((s for s in self._storages if chore.path.startswith(_root(s))), None)
+        if found is None:
+            return None  # another storage has it, and whoever has that one
+        folder = chore.path.removeprefix(_root(found))
+        try:
+            if chore.kind == CHORE_KIND_VERIFY:
+                self._verify(chore, found, folder)
+            elif chore.kind != CHORE_KIND_CLEAR or self._may_clear(chore, found, folder):
+                self._remove(chore, found, folder)
+        except StorageError as error:
+            log.warning("step %d cannot be removed: %s", chore.step, error.message)
+            return error
+        except (Refused, CheckpointNotFound) as error:
+            log.debug("step %d stays: %s", chore.step, error.message)
+        return None
+
+    def _remove(self, chore: Chore, storage: Storage, folder: str) -> None:
+        remove_objects(storage, folder)
+        self._delete(chore, finished=True)
+        log.info("step %d is deleted: %s", chore.step, chore.path)
+
+    def _delete(self, chore: Chore, *, finished: bool) -> None:
+        self._ask(
+            DeleteCheckpointRequest(
+                job=self._job,
+                step=chore.step,
+                attempt=chore.attempt,
+                finished=finished,
+                tier=chore.tier if finished else "",
+                host=self._host if finished else "",
+            )
+        )
+
+    def _may_clear(self, chore: Chore, storage: Storage, folder: str) -> bool:
+        """Tell whether a save that was given up may go: never before its marker was looked for."""
+        if not storage.exists(f"{folder}/{MARKER}"):
+            self._delete(chore, finished=False)
+            return True
+        try:
+            proven = committed(storage, folder)
+        except CheckpointCorrupt as error:
+            log.error("step %d was given up, and is marked as committed: %s", chore.step, error.message)  # noqa: TRY400  # the reason says it all
+            return False
+        if proven is not None:
+            manifest, digest = proven
+            log.error("step %d was given up, and storage has it as committed: %s", chore.step, chore.path)
+            self._ask(
+                AdoptCheckpointRequest(
+                    job=self._job,
+                    step=chore.step,
+                    attempt=chore.attempt,
+                    manifest_digest=digest,
+                    size_bytes=manifest.size_bytes,
+                    model_hash=manifest.model_hash,
+                )
+            )
+        return False
+
+    def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
+        complaint = complaint_of(storage, folder, chore.manifest_digest)
+        log.log(
+            logging.ERROR if complaint else logging.WARNING,
+            "step %d, which another host found damaged, is %s",
+            chore.step,
+            complaint or "sound here",
+        )
+        self._ask(
+            ReportDamageRequest(
+                job=self._job,
+                step=chore.step,
+                attempt=chore.attempt,
+                tier=chore.tier,
+                host=self._host,
+                reason=complaint,
+                sound=not complaint,
+            )
+        )
+
+
+def _root(storage: Storage) -> str:
+    return f"{storage.uri.rstrip('/')}/"
+
+
+def complaint_of(storage: Storage, folder: str, manifest_digest: str) -> str:
+    """Read every byte of a checkpoint; return what differs from what was saved, or ""."""
+    try:
+        manifest = read_manifest(storage, folder, manifest_digest)
+        for rank in range(manifest.identity.world_size):
+            load(storage, folder, manifest_digest=manifest_digest, rank=rank)
+    except CheckpointCorrupt as error:
+        return error.message
+    return ""

@@ -1,0 +1,194 @@
+"""What a rank does for the job's checkpoints beyond its own saves: keeps, clears, reads, and doubts them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
+
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.sink import Storage
+from strata.checkpoint.tiers import tiers_of
+from strata.client.checkpoint_catalog import CoordinatedCatalog
+from strata.client.checkpoint_chores import Chores
+from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_readers import reading
+from strata.client.surroundings import random_id
+from strata.core.checkpoint_records import Keep
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointCorrupt, CheckpointNotFound, QuotaExceeded, Refused, Unavailable
+from strata.v1.checkpoints_pb2 import Checkpoint, ReportDamageRequest
+from strata.v1.retention_pb2 import Keep as KeepMessage
+from strata.v1.retention_pb2 import Retention, SetRetentionRequest
+from strata.wire.enums import CHECKPOINT_STATES, from_wire
+
+ASK_S: Final = 10.0
+TIDY_ASK_S: Final = 2.0
+"""How long a chore waits for a coordinator: the next commit's pass does the same work."""
+MARKED_WITHIN_S: Final = 2.0
+"""How long rank 0 waits after a commit for the leader to mark what goes; else the next commit's turn."""
+LOOK_S: Final = 0.25
+CLOSE_S: Final = 5.0
+
+T = TypeVar("T")
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class Keeping:
+    """One rank's part in it. `looks`: this process speaks for its host when a copy is in doubt."""
+
+    def __init__(
+        self,
+        catalog: CoordinatedCatalog,
+        storage: Storage,
+        *,
+        keep: Keep,
+        host: str,
+        looks: bool,
+        new_id: Callable[[], str],
+        corrupt_wait_s: float,
+    ) -> None:
+        self._catalog = catalog
+        self._keep = keep
+        self._told = keep.everything
+        self._host = host
+        self._new_id = new_id
+        self._corrupt_wait_s = corrupt_wait_s
+        self._chores = Chores(self._ask_soon, job=catalog.job, host=host, storages=tiers_of(storage))
+        self._stop = catalog.observe(self._observe) if looks else lambda: None
+
+    def close(self) -> None:
+        """Doubt nothing any more; harmless when repeated."""
+        self._stop()
+        self._chores.close(CLOSE_S)
+
+    # -- after a commit
+
+    def after_commit(self) -> None:
+        """Remove what the policy gives up; for one rank of the job."""
+        try:
+            if not self._told:
+                self._ask_soon(SetRetentionRequest(job=self._catalog.job, retention=self._retention()))
+                self._told = True
+        except (Unavailable, QuotaExceeded) as error:
+            log.warning("the rules of what to keep are not set yet: %s", error.message)
+            return
+        self._chores.tidy(marked_within_s=MARKED_WITHIN_S)
+
+    def _retention(self) -> Retention:
+        keep = self._keep
+        return Retention(
+            keep=KeepMessage(
+                latest=keep.latest,
+                every_steps=keep.every_steps,
+                best=keep.best,
+                metric=keep.metric,
+                highest=keep.highest,
+                age_ms=keep.age_ms,
+            ),
+            who=f"rank {self._catalog.rank}",
+        )
+
+    # -- reading
+
+    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
+        """Keep the bytes of a checkpoint while it is read.
+
+        The restore point of this generation needs that no more: `latest` names it until all ranks, this
+        one among them, have acked a save, and what `latest` names is never deleted.
+        """
+        point = self._catalog.restore_point()
+        if point is not None and point.id == checkpoint.id:
+            return contextlib.nullcontext()
+        return reading(
+            self._ask,
+            job=self._catalog.job,
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            reader=self._new_id(),
+            who=f"{self._host}, rank {self._catalog.rank}",
+        )
+
+    # -- damage
+
+    def proven(self, checkpoint: CheckpointMetadata, read: Callable[[], T], *, begins: bool) -> T:
+        """Return what `read` proved to be what was saved; what is not is read again before it counts.
+
+        `begins`: this rank has not trained yet, so if the checkpoint is the restore point, none can.
+        """
+        try:
+            return read()
+        except CheckpointCorrupt as error:
+            log.error("step %d is read again: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
+        try:
+            return read()
+        except CheckpointCorrupt as error:
+            point = self._catalog.restore_point()
+            waits = begins and point is not None and point.id == checkpoint.id
+            self._damaged(checkpoint, error.message, begins=waits)
+            raise
+
+    def _damaged(self, checkpoint: CheckpointMetadata, complaint: str, *, begins: bool) -> None:
+        """Say that a checkpoint was read twice and is not what was saved.
+
+        With `begins` this generation cannot go on without it: then wait for what the others find. Once
+        it is confirmed the leader ends the generation, and the next call of this rank, here or later, is
+        `StaleGeneration`; or its supervisor ends the process. Returns when nobody confirms it in time.
+        """
+        report = ReportDamageRequest(
+            job=self._catalog.job,
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            host=self._host,
+            reason=complaint[:1000],
+            generation=self._catalog.generation if begins else 0,
+        )
+        try:
+            found: Checkpoint = self._ask(report).checkpoint
+        except (Unavailable, CheckpointNotFound, Refused) as error:
+            log.warning("step %d is damaged here, which nobody was told: %s", checkpoint.step, error.message)
+            return
+        deadline = time.monotonic() + (self._corrupt_wait_s if begins else 0.0)
+        self._say(checkpoint, found)
+        while time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            with contextlib.suppress(Unavailable):
+                self._catalog.refresh(checkpoint)
+
+    def _say(self, checkpoint: CheckpointMetadata, found: Checkpoint) -> None:
+        if from_wire(CHECKPOINT_STATES, found.state) is CheckpointState.CORRUPT:
+            log.error("step %d is corrupt: %s", checkpoint.step, found.reason)
+        else:
+            log.error("step %d is damaged as read on %s; other hosts look", checkpoint.step, self._host)
+
+    # -- inside
+
+    def _observe(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.suspected:
+            self._chores.soon()
+
+    def _ask_soon(self, request: Message) -> Any:
+        return self._catalog.ask(request, wait_s=TIDY_ASK_S)
+
+    def _ask(self, request: Message) -> Any:
+        return self._catalog.ask(request, wait_s=ASK_S)
+
+
+def keeping_of(catalog: CoordinatedCatalog, storage: Storage, config: CheckpointManagerConfig) -> Keeping:
+    """Return this process's part; one of each host's speaks for it."""
+    return Keeping(
+        catalog,
+        storage,
+        keep=config.keep,
+        host=socket.gethostname(),
+        looks=os.environ.get("LOCAL_RANK", "0") == "0",
+        new_id=random_id,
+        corrupt_wait_s=config.corrupt_wait_s,
+    )

@@ -1,0 +1,251 @@
+"""What ranks do for checkpoints beyond their own saves: policy, chores, readers, damage."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.local_storage import LocalStorage
+from strata.client.checkpoint_chores import Chores, complaint_of
+from strata.client.checkpoints import CheckpointManager
+from strata.core.records import CheckpointState
+from strata.core.retention_plan import retention
+from strata.errors import CheckpointCorrupt, ConfigError, StaleGeneration, Unavailable
+from strata.v1 import checkpoints_pb2 as pb
+from strata.v1.retention_pb2 import SetRetentionRequest
+from tests.unit.checkpoint.ports import Cluster, state_of
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(a=1)
+
+
+def manager(cluster: Cluster, root: Path, *, restores: bool = False, **settings: Any) -> CheckpointManager:
+    point = cluster.restore_point() if restores else None
+    return CheckpointManager(root, client=cluster.port(0, restore=point), **settings)
+
+
+def save(ckpt: CheckpointManager, *steps: int, **more: Any) -> None:
+    for step in steps:
+        ckpt.save_state({"w": np.full(4, float(step))}, step, **more).wait(LIMIT_S)
+        ckpt.wait_until_finished(LIMIT_S)
+
+
+def damage(root: Path, step: int) -> None:
+    (image,) = root.glob(f"job/step-{step:012d}-*/rank-00000.safetensors")
+    data = image.read_bytes()
+    image.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+# -- the policy -------------------------------------------------------------------------------
+
+
+def test_the_rules_are_handed_over_and_what_they_give_up_is_removed(cluster: Cluster, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "keep_count": 1,
+        "keep_every_steps": 40,
+        "keep_best": 1,
+        "best_metric": "loss",
+    }
+    with manager(cluster, tmp_path, **settings) as ckpt:
+        save(ckpt, 10, metadata={"loss": "0.1"})
+        save(ckpt, 20, 40, 60, 80, 90, metadata={"loss": "0.5"})
+        assert ckpt.all_steps() == [10, 40, 80, 90]
+    assert len(list(tmp_path.glob("job/step-*"))) == 4
+    held = retention(cluster.view())
+    assert held is not None
+    assert (held.record.who, held.record.keep.metric) == ("rank 0", "loss")
+    assert cluster.answers.count(SetRetentionRequest) == 1
+
+
+def test_without_a_rule_the_policy_of_the_job_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+    assert SetRetentionRequest not in cluster.answers
+
+
+def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(cluster: Cluster, tmp_path: Path) -> None:
+    def no_policy(request: object) -> None:
+        if isinstance(request, SetRetentionRequest):
+            raise Unavailable("nobody is there")
+
+    with manager(cluster, tmp_path, keep_count=1) as ckpt:
+        cluster.on_call = no_policy
+        save(ckpt, 10)
+        cluster.on_call = lambda request: None
+        save(ckpt, 20)
+        assert ckpt.all_steps() == [20]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"keep_every_steps": 10},
+        {"keep_count": 1, "keep_best": 2},
+        {"keep_count": 1, "best_metric": "loss"},
+        {"keep_count": 1, "keep_best": 1, "best_metric": "loss", "best_mode": "lowest"},
+        {"keep_count": 1, "keep_age_s": -1},
+        {"keep_count": 1, "keep_every_steps": 0},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CheckpointManager(tmp_path, **settings)
+
+
+def test_the_same_rules_hold_without_coordinators(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep_count=2, keep_every_steps=40) as ckpt:
+        for step in (20, 40, 60, 80, 100, 110):
+            ckpt.save(b"x", step)
+        ckpt.wait_until_finished(LIMIT_S)
+        assert ckpt.all_steps() == [40, 80, 100, 110]
+
+
+# -- chores -----------------------------------------------------------------------------------
+
+
+def test_a_save_that_storage_has_as_committed_is_adopted_and_not_cleared(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The keyspace is older than the storage: it was restored from a backup."""
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10)
+        (entry,) = cluster.view().checkpoints()
+        forgotten = dataclasses.replace(
+            entry.record, state=CheckpointState.ABORTED, manifest_digest="", size_bytes=0, reason="lost"
+        )
+        save(ckpt, 20)
+        cluster.job.store.put(entry.key, forgotten)
+        save(ckpt, 30)
+        assert state_of(cluster, 10) is CheckpointState.COMMITTED
+        assert ckpt.restore({"w": np.zeros(4)}, step=10) is not None
+
+
+def test_what_lies_in_another_storage_is_left_to_those_who_have_it(cluster: Cluster, tmp_path: Path) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+    elsewhere = LocalStorage(tmp_path / "other", nonce=lambda: "n")
+    attempt = cluster.records()[0].attempt
+    cluster.call(pb.DeleteCheckpointRequest(step=10, attempt=attempt))
+    Chores(cluster.port(0).call, job="job", host="h", storages=[elsewhere]).tidy()
+    assert state_of(cluster, 10) is CheckpointState.DELETING
+    assert len(list(tmp_path.glob("job/step-*"))) == 2
+
+
+def test_another_host_looks_at_what_one_found_damaged_and_says_what_it_read(tmp_path: Path) -> None:
+    cluster = Cluster(a=1, b=1)
+    with (
+        CheckpointManager(tmp_path, client=cluster.port(0)) as one,
+        CheckpointManager(tmp_path, client=cluster.port(1)) as other,
+    ):
+        for step in (10, 20):
+            infos = [m.save_state({"w": np.full(4, float(step))}, step) for m in (one, other)]
+            for info in infos:
+                info.wait(LIMIT_S)
+    first = cluster.records()[0]
+    report = pb.ReportDamageRequest(
+        step=10, attempt=first.attempt, host="host-a", reason="a bit", generation=0
+    )
+    cluster.call(report)
+    storage = LocalStorage(tmp_path, nonce=lambda: "n")
+    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).tidy()
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED, "it was sound there"
+    damage(tmp_path, 20)
+    second = cluster.records()[1]
+    report.step, report.attempt = 20, second.attempt
+    cluster.call(report)
+    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).tidy()
+    assert state_of(cluster, 20) is CheckpointState.CORRUPT
+    folder = f"job/{second.path.rpartition('/')[2]}"
+    assert "differs from what was saved" in complaint_of(storage, folder, second.manifest_digest)
+
+
+# -- readers ----------------------------------------------------------------------------------
+
+
+def test_a_restore_by_step_is_a_reader_and_that_of_the_beginning_needs_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+    seen: list[list[str]] = []
+
+    def look(request: object) -> None:
+        if isinstance(request, pb.CloseCheckpointRequest):
+            record = cluster.records()[0]
+            keys = cluster.view().keys
+            seen.append(cluster.view().view.names(keys.readers(10, record.generation, record.attempt)))
+
+    cluster.on_call = look
+    with manager(cluster, tmp_path, restores=True) as ckpt:
+        assert ckpt.restore({"w": np.zeros(4)}) is not None
+        assert pb.OpenCheckpointRequest not in cluster.answers
+        assert ckpt.restore({"w": np.zeros(4)}, step=10) is not None
+    assert [len(names) for names in seen] == [1]
+    record = cluster.records()[0]
+    left = cluster.view().view.names(cluster.view().keys.readers(10, record.generation, record.attempt))
+    assert left == []
+
+
+# -- damage -----------------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_begin_says_so_and_ends_with_its_generation(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+    damage(tmp_path, 20)
+    reports: list[pb.ReportDamageRequest] = []
+
+    def over(request: object) -> None:
+        if isinstance(request, pb.ReportDamageRequest):
+            reports.append(request)
+        elif isinstance(request, pb.GetCheckpointRequest) and reports:
+            raise StaleGeneration("generation 1 has ended")
+
+    cluster.on_call = over
+    with (
+        manager(cluster, tmp_path, restores=True) as ckpt,
+        pytest.raises(StaleGeneration),
+    ):
+        ckpt.restore({"w": np.zeros(4)})
+    assert [(r.step, r.generation) for r in reports] == [(20, 1)]
+    assert "rank-00000.safetensors" in reports[0].reason
+
+
+def test_what_is_read_right_the_second_time_is_what_was_saved(cluster: Cluster, tmp_path: Path) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10)
+        tries: list[int] = []
+
+        def read() -> str:
+            tries.append(1)
+            if len(tries) == 1:
+                raise CheckpointCorrupt("a bit")
+            return "the state"
+
+        assert ckpt._keeping is not None
+        (checkpoint,) = ckpt.all_checkpoints()
+        assert ckpt._keeping.proven(checkpoint, read, begins=True) == "the state"
+    assert pb.ReportDamageRequest not in cluster.answers
+
+
+def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_path: Path) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+        damage(tmp_path, 10)
+        with pytest.raises(CheckpointCorrupt):
+            ckpt.restore({"w": np.zeros(4)}, step=10)
+        record = cluster.records()[0]
+        keys = cluster.view().keys
+        (name,) = cluster.view().view.names(keys.suspects(10, record.generation, record.attempt, "primary"))
+    assert name
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED, "host-a, where the member is, must look"

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import pytest
+
+from strata.core.checkpoint_chores import AdoptRequest, Chore, ChoreKind, chores, decide_adopt
+from strata.core.checkpoint_fork import decide_fork
+from strata.core.checkpoints import decide_delete
+from strata.core.job import JobView
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB, KEYS
+
+
+def due(job: KeptJob, host: str = "host-a") -> list[tuple[str, int, str]]:
+    return [(c.kind.value, c.step, c.tier) for c in chores(job.store.job(), host)]
+
+
+def test_a_tombstone_is_a_chore_until_its_record_is_gone() -> None:
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    assert due(job) == []
+    job.policy(latest=1)
+    job.mark()
+    assert due(job) == [("remove", 20, "primary"), ("remove", 20, "s3")]
+    job.removed(20, tier="primary")
+    assert due(job) == [("remove", 20, "s3")]
+    job.removed(20, tier="s3")
+    assert due(job) == []
+
+
+def test_a_save_that_was_given_up_is_cleared_once_there_is_a_newer_commit() -> None:
+    job = KeptJob()
+    job.save(20)
+    job.begin(step=40, attempt="x40")
+    job.abort(step=40, attempt="x40")
+    assert due(job) == [], "a slow rank may still write"
+    job.save(60)
+    assert due(job) == [("clear", 40, "primary")]
+    for finished in (False, True):
+        job.store.settle(lambda v, f=finished: decide_delete(v, step=40, attempt="x40", finished=f))  # type: ignore[misc]  # a bound loop variable
+    assert due(job) == []
+
+
+def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten() -> None:
+    job = KeptJob()
+    path = job.begin(step=20, attempt="x20").path
+    job.abort(step=20, attempt="x20")
+    job.begin(step=20, attempt="y", replaces="x20")
+    (chore,) = chores(job.store.job(), "host-a")
+    assert chore == Chore(
+        kind=ChoreKind.REMOVE,
+        step=20,
+        generation=1,
+        attempt=chore.attempt,
+        tier="primary",
+        path=path,
+    )
+    for _ in range(2):
+        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=True, tier="primary"))
+    assert due(job) == []
+    with pytest.raises(CheckpointNotFound):
+        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+
+
+def test_a_hosts_own_disk_is_cleared_by_that_host() -> None:
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step, tier="disk", shared=False)
+    job.policy(latest=1)
+    job.mark()
+    assert due(job, "host-c") == []
+    job.removed(20, tier="disk", host="host-a")
+    assert due(job, "host-a") == []
+    assert due(job, "host-b") == [("remove", 20, "disk")]
+
+
+def test_a_suspicion_asks_every_other_host_to_look() -> None:
+    job = KeptJob(a=1, b=1)
+    job.save(20)
+    job.damage(20, "host-a")
+    assert due(job, "host-a") == []
+    assert due(job, "") == []
+    assert due(job, "host-b") == [("verify", 20, "primary")]
+    job.damage(20, "host-b", sound=True)
+    assert due(job, "host-b") == []
+
+
+def test_a_fork_has_no_bytes_to_remove() -> None:
+    job = KeptJob()
+    job.save(20)
+    new = KEYS.job("new")
+    job.store.settle(lambda v: decide_fork(JobView(v.view, new), v, step=20))
+    assert list(chores(JobView(job.store.view(), new), "host-a")) == []
+
+
+# -- adoption ---------------------------------------------------------------------------------
+
+
+def adopt(job: KeptJob, **more: object) -> None:
+    fields = {"step": 40, "attempt": "x40", "manifest_digest": "m", "size_bytes": 5, **more}
+    job.store.settle(lambda v: decide_adopt(v, AdoptRequest(**fields)))  # type: ignore[arg-type]  # named fields
+    job.sound()
+
+
+def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_latest() -> None:
+    job = KeptJob()
+    job.save(20)
+    job.begin(step=40, attempt="x40")
+    job.abort(step=40, attempt="x40")
+    job.save(60)
+    for _ in range(2):
+        adopt(job)
+    record = job.record(40)
+    assert (record.state, record.manifest_digest) == (CheckpointState.COMMITTED, "m")
+    latest = job.store.job().latest()
+    assert latest is not None
+    assert latest.record.step == 60
+    assert due(job) == []
+
+
+def test_an_adoption_against_the_deletion_of_the_same() -> None:
+    for first in (0, 1):
+        job = KeptJob()
+        job.begin(step=40, attempt="x40")
+        job.abort(step=40, attempt="x40")
+        job.save(60)
+        view = job.store.job()
+        request = AdoptRequest(step=40, attempt="x40", manifest_digest="m", size_bytes=5)
+        both = (
+            decide_adopt(view, request).txn,
+            decide_delete(view, step=40, attempt="x40", finished=False).txn,
+        )
+        done = [job.store.execute(t).succeeded for t in (both[first], both[1 - first]) if t is not None]
+        assert done == [True, False]
+
+
+def test_only_what_was_given_up_is_adopted() -> None:
+    job = KeptJob()
+    job.save(20)
+    job.begin(step=40, attempt="x40")
+    with pytest.raises(Refused, match="is open"):
+        adopt(job)
+    job.abort(step=40, attempt="x40")
+    with pytest.raises(InvalidArgument):
+        adopt(job, manifest_digest="")
+    with pytest.raises(CheckpointNotFound):
+        adopt(job, attempt="y")
+    assert job.store.view().get(JOB.latest) is not None

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+
+from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, decide_tier
+from strata.core.checkpoint_order import newest, restore_point
+from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tiers_of, within_reach
+from strata.core.checkpoints import decide_delete, find
+from strata.core.records import TierState
+from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import carry_out, leave, register
+
+
+def report(job: KeptJob, **more: object) -> None:
+    fields = {"step": 20, "attempt": "x20", "tier": "s3", "root": "s3://b", "rank": 0, "digest": "d0", **more}
+    job.store.settle(lambda v: decide_report_copy(v, CopyRequest(**fields)))  # type: ignore[arg-type]  # named fields
+
+
+def test_a_tier_is_in_the_record_once_every_part_and_the_seal_are_there() -> None:
+    job = KeptJob(a=2)
+    job.save(20)
+    for fields in ({}, {"rank": None, "digest": "m"}):
+        report(job, **fields)
+        assert list(job.record(20).tiers) == [PRIMARY]
+    for _ in range(2):
+        report(job, rank=1, digest="d1")
+        tier = job.record(20).tiers["s3"]
+        assert tier.path == f"s3://b/job/{job.record(20).path.rpartition('/')[2]}"
+        assert tier.shared
+    job.sound()
+
+
+def test_parts_that_come_before_the_commit_count_after_it() -> None:
+    job = KeptJob()
+    job.begin(step=20, attempt="x20")
+    job.ack(0, 20, "x20")
+    report(job)
+    job.seal(20, "x20")
+    report(job, rank=None, digest="m")
+    entry = find(job.store.job(), 20, "x20")
+    assert entry is not None
+    assert decide_tier(job.store.job(), entry, "s3").txn is None
+    job.commit()
+    entry = find(job.store.job(), 20, "x20")
+    assert entry is not None
+    decision = decide_tier(job.store.job(), entry, "s3")
+    assert decision.txn is not None
+    assert job.store.execute(decision.txn).succeeded
+    assert "s3" in job.record(20).tiers
+
+
+def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
+    """Each decides on a view without the other's part; whoever looks next finds both."""
+    job = KeptJob(a=2)
+    job.save(20)
+    report(job, rank=None, digest="m")
+    old = job.store.job()
+    for rank in (0, 1):
+        request = CopyRequest(step=20, attempt="x20", tier="s3", root="s3://b", rank=rank, digest=f"d{rank}")
+        txn = decide_report_copy(old, request).txn
+        assert txn is not None
+        assert job.store.execute(txn).succeeded
+    job.copy(20)
+    assert "s3" in job.record(20).tiers
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"digest": "other"}, Conflict),
+        ({"rank": 5}, Conflict),
+        ({"rank": None, "digest": "d0"}, Conflict),
+        ({"tier": "a/b"}, InvalidArgument),
+        ({"root": "ftp://x"}, InvalidArgument),
+        ({"attempt": "y"}, CheckpointNotFound),
+        ({"attempt": ""}, CheckpointNotFound),
+    ],
+)
+def test_what_is_no_copy_of_this_is_refused(fields: dict[str, object], error: type[Exception]) -> None:
+    job = KeptJob()
+    job.save(20)
+    with pytest.raises(error):
+        report(job, **fields)
+
+
+def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back() -> None:
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s3"))
+    with pytest.raises(Refused, match="s3 is deleting"):
+        report(job)
+    job.removed(20, tier="s3")
+    with pytest.raises(Refused, match="s3 is removed"):
+        report(job)
+    assert job.record(20).tiers["s3"].state is TierState.REMOVED
+    job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+    with pytest.raises(Refused, match="is not copied any more"):
+        report(job, tier="other")
+
+
+def test_the_last_part_against_the_deletion() -> None:
+    """The tier and the tombstone compare the same record: one of the two comes first."""
+    for first in (0, 1):
+        job = KeptJob()
+        for step in (20, 40):
+            job.save(step)
+        report(job, rank=None, digest="m")
+        request = CopyRequest(step=20, attempt="x20", tier="s3", root="s3://b", rank=0, digest="d0")
+        last = decide_report_copy(job.store.job(), request).txn
+        tombstone = decide_delete(job.store.job(), step=20, attempt="x20", finished=False).txn
+        assert last is not None
+        assert tombstone is not None
+        both = (last, tombstone)
+        assert job.store.execute(both[first]).succeeded
+        done = job.store.execute(both[1 - first]).succeeded
+        assert not done or first == 0, "a part alone changes no record"
+        if done:
+            assert job.record(20).tiers["s3"].state is TierState.DELETING, "its bytes go with the rest"
+
+
+# -- where a world may begin ------------------------------------------------------------------
+
+
+def test_a_record_of_before_there_were_tiers_is_on_one_that_all_reach() -> None:
+    job = KeptJob()
+    record = job.save(20)
+    assert list(tiers_of(record)) == [PRIMARY]
+    assert survives_a_host(record)
+
+
+def test_a_restore_point_is_on_a_shared_tier_or_on_the_one_host_of_the_world() -> None:
+    job = KeptJob(a=2)
+    record = job.save(20, tier="disk", shared=False)
+    view = job.store.job()
+    assert hosts_of(view, record, "disk") == {"host-a"}
+    assert not survives_a_host(record)
+    assert within_reach(view, record, {"host-a"})
+    assert not within_reach(view, record, {"host-a", "host-b"})
+    assert not within_reach(view, record, {"host-b"})
+    assert restore_point(view, {"host-b"}) is None
+    job.copy(20)
+    view = job.store.job()
+    assert restore_point(view, {"host-b", "host-c"}) is not None
+
+
+def test_a_world_goes_back_to_what_survived_the_loss_of_a_host() -> None:
+    """Host a has 40 alone; 20 is on s3 as well. Host b takes over: it begins at 20, and says so."""
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step, tier="disk", shared=False)
+    job.copy(20)
+    leave(job.store, "a")
+    register(job.store, "b")
+    job.close()
+    carry_out(job.store, job.epoch, settled=True)
+    head = job.store.job().head()
+    assert head is not None
+    assert head.record.restore is not None
+    assert head.record.restore.step == 20
+    job.sound()
+
+
+def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state() -> None:
+    job = KeptJob()
+    job.save(20, tier="disk", shared=False)
+    leave(job.store, "a")
+    register(job.store, "b")
+    job.close()
+    reason = carry_out(job.store, job.epoch, settled=True)
+    assert "lies on the disks of other hosts" in reason
+    head = job.store.job().head()
+    assert head is not None
+    assert head.record.forming
+    leave(job.store, "b")
+    register(job.store, "a")
+    carry_out(job.store, job.epoch, settled=True)
+    head = job.store.job().head()
+    assert head is not None
+    assert head.record.restore is not None
+    assert newest(job.store.job()) is not None
+    job.sound()

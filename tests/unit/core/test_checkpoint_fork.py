@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strata.core.checkpoint_fork import decide_fork, decide_rewind, forks_of
+from strata.core.checkpoint_order import newest
+from strata.core.checkpoint_tiers import ack_of
+from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete, decide_pin
+from strata.core.ids import AttemptId
+from strata.core.job import JobView
+from strata.core.job_requests import decide_delete as forget
+from strata.core.records import CheckpointState, CheckpointType, Phase
+from strata.core.txn import Txn
+from strata.errors import (
+    CheckpointNotFound,
+    Conflict,
+    InvalidArgument,
+    Refused,
+    StaleGeneration,
+    StrataError,
+)
+from tests.unit.core.checkpoint_job import ROOT
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB, KEYS, Store, carry_out, leave, register
+
+NEW = KEYS.job("new")
+
+
+@pytest.fixture
+def job() -> KeptJob:
+    job = KeptJob(a=2)
+    for step in (20, 40):
+        job.save(step)
+    return job
+
+
+def new_job(store: Store) -> JobView:
+    return JobView(store.view(), NEW)
+
+
+def fork(job: KeptJob, *, into: str = "new", source: str = "job", **which: Any) -> None:
+    wanted = which or {"step": 20}
+    fields = {"step": 0, **wanted}
+    keys = KEYS.job(into)
+    job.store.settle(
+        lambda v: decide_fork(JobView(v.view, keys), JobView(v.view, KEYS.job(source)), **fields)
+    )
+    job.sound()
+
+
+def txn_of_fork(job: KeptJob) -> Txn:
+    view = job.store.view()
+    txn = decide_fork(JobView(view, NEW), JobView(view, JOB), step=20).txn
+    assert txn is not None
+    return txn
+
+
+def delete(job: KeptJob, step: int, *, finished: bool = False) -> None:
+    job.store.settle(lambda v: decide_delete(v, step=step, attempt=f"x{step}", finished=finished))
+    job.sound()
+
+
+# -- forks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [{"step": 20}, {"step": 20, "attempt": "x20"}, {"tag": "paper"}])
+def test_a_new_job_begins_from_a_checkpoint_of_another(job: KeptJob, which: dict[str, Any]) -> None:
+    job.tag("paper", 20)
+    for _ in range(2):
+        fork(job, **which)
+    entry = newest(new_job(job.store))
+    assert entry is not None
+    record = entry.record
+    assert (record.step, record.generation, record.path) == (20, 0, job.record(20).path)
+    ack = ack_of(new_job(job.store), record, 1)
+    assert ack is not None
+    assert ack.digest == "d1"
+    assert forks_of(job.store.job()) == ["new"]
+
+
+def test_the_newest_is_forked_when_none_is_named(job: KeptJob) -> None:
+    fork(job, latest=True)
+    latest = new_job(job.store).latest()
+    assert latest is not None
+    assert latest.record.step == 40
+
+
+def test_the_source_stays_as_long_as_its_fork(job: KeptJob) -> None:
+    fork(job)
+    with pytest.raises(Refused, match="referenced by attempt fork:new"):
+        delete(job, 20)
+    job.policy(latest=1)
+    assert job.mark() == []
+    leave(job.store, "a")
+    with pytest.raises(Refused, match="job new was forked"):
+        job.store.settle(forget)
+    job.store.settle(lambda v: forget(JobView(v.view, NEW)))
+    assert not list(job.store.view().walk(NEW.root))
+    delete(job, 20)
+
+
+def test_a_fork_of_a_fork_leads_to_the_same_bytes(job: KeptJob) -> None:
+    fork(job)
+    fork(job, into="third", source="new", step=20)
+    third = JobView(job.store.view(), KEYS.job("third"))
+    entry = newest(third)
+    assert entry is not None
+    ack = ack_of(third, entry.record, 0)
+    assert ack is not None
+    assert ack.digest == "d0"
+    assert forks_of(new_job(job.store)) == ["third"]
+
+
+def test_a_job_that_has_begun_takes_no_fork(job: KeptJob) -> None:
+    fork(job)
+    with pytest.raises(Conflict, match="forked already, from step 20 of job job"):
+        fork(job, step=40)
+    with pytest.raises(Refused, match="has begun"):
+        fork(job, into="job", source="new", step=20)
+    with pytest.raises(InvalidArgument):
+        fork(job, into="job")
+
+
+@pytest.mark.parametrize(
+    ("which", "error"),
+    [
+        ({"step": 21}, CheckpointNotFound),
+        ({"step": 20, "attempt": "y"}, CheckpointNotFound),
+        ({"tag": "none"}, CheckpointNotFound),
+        ({"step": 60}, Refused),
+        ({"step": 80}, Refused),
+    ],
+)
+def test_what_is_no_whole_committed_checkpoint_is_no_beginning(
+    job: KeptJob, which: dict[str, Any], error: type[StrataError]
+) -> None:
+    job.save(60, type=CheckpointType.MODEL_ONLY)
+    job.begin(step=80, attempt="x80")
+    with pytest.raises(error):
+        fork(job, **which)
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "begun", "forgotten"])
+def test_what_comes_between_the_look_and_the_fork_stops_it(job: KeptJob, meanwhile: str) -> None:
+    txn = txn_of_fork(job)
+    if meanwhile == "deleted":
+        delete(job, 20)
+    elif meanwhile == "begun":
+        fork(job, step=40)
+    else:
+        leave(job.store, "a")
+        job.store.settle(forget)
+    assert not job.store.execute(txn).succeeded
+
+
+def test_a_fork_between_the_look_and_the_end_of_its_source_stops_that(job: KeptJob) -> None:
+    tombstone = decide_delete(job.store.job(), step=20, attempt="x20", finished=False).txn
+    leave(job.store, "a")
+    end = forget(job.store.job()).txn
+    assert tombstone is not None
+    assert end is not None
+    fork(job)
+    assert not job.store.execute(tombstone).succeeded
+    assert not job.store.execute(end).succeeded
+
+
+# -- rewinds ----------------------------------------------------------------------------------
+
+
+def rewind(job: KeptJob, step: int, generation: int | None = None) -> None:
+    asked = job.author(0).generation if generation is None else generation
+    job.store.settle(lambda v: decide_rewind(v, generation=asked, step=step, who="ada"))
+    job.sound()
+
+
+def generation(job: KeptJob) -> tuple[int, int | None]:
+    found = job.store.job().head()
+    assert found is not None
+    restore = found.record.restore
+    return found.record.generation, restore.step if restore is not None else None
+
+
+def test_the_next_generation_begins_there_and_nothing_is_saved_before(job: KeptJob) -> None:
+    rewind(job, 20)
+    rewind(job, 20)
+    with pytest.raises(Refused, match="goes back to step 20"):
+        job.begin(step=60, attempt="x60")
+    job.plan()
+    assert generation(job) == (2, 20)
+    assert job.store.job().rewind() is None
+    rewind(job, 20, generation=1)  # a retry whose first try came about
+    job.plan()
+    assert generation(job) == (2, 20)
+    with pytest.raises(StaleGeneration):
+        rewind(job, 40, generation=1)
+
+
+def test_a_crash_after_a_rewind_comes_back_there_and_not_to_the_newest_on_record(job: KeptJob) -> None:
+    rewind(job, 20)
+    job.plan()
+    job.another_generation()
+    assert generation(job) == (3, 20)
+    job.save(30)
+    job.another_generation()
+    assert generation(job) == (4, 30)
+
+
+def test_a_crash_before_the_world_is_written_does_not_lose_the_rewind(job: KeptJob) -> None:
+    rewind(job, 20)
+    leave(job.store, "a")
+    job.plan()
+    assert job.store.job().rewind() is not None, "a forming world begins nowhere"
+    register(job.store, "a", slots=2)
+    carry_out(job.store, job.epoch, settled=True)
+    assert generation(job)[1] == 20
+
+
+def test_one_may_go_back_and_then_forward_again(job: KeptJob) -> None:
+    rewind(job, 20)
+    job.plan()
+    rewind(job, 40)
+    job.plan()
+    assert generation(job) == (3, 40)
+    assert job.store.job().phase() is Phase.RUNNING
+
+
+def test_a_rewind_comes_before_a_save_that_is_under_way_or_after_it(job: KeptJob) -> None:
+    """The begin compares that nobody asks to go back, so of the two writes the second one fails."""
+    request = BeginRequest(
+        author=job.author(0), step=60, type=CheckpointType.FULL, root=ROOT, attempt=AttemptId("x60")
+    )
+    begin = decide_begin(job.store.job(), request, now_unix_ms=0).txn
+    assert begin is not None
+    rewind(job, 20)
+    assert not job.store.execute(begin).succeeded
+
+
+def test_what_is_to_be_restored_is_not_deleted_and_a_corrupt_target_is_passed_over(job: KeptJob) -> None:
+    job.store.settle(lambda v: decide_pin(v, step=40, attempt="x40", who="me", why=""))
+    rewind(job, 20)
+    with pytest.raises(Refused, match="goes back to step 20"):
+        delete(job, 20)
+    assert job.damage(20, "host-a").state is CheckpointState.CORRUPT
+    job.plan()
+    assert generation(job) == (1, None), "there is nothing to go back to"
+    with pytest.raises(Refused):
+        rewind(job, 20)

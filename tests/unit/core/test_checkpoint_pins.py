@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from strata.core.checkpoint_pins import (
+    decide_close_reader,
+    decide_open,
+    decide_tag,
+    decide_untag,
+    reader_lease,
+    tagged,
+    tags_of,
+)
+from strata.core.checkpoints import decide_delete
+from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.unit.core.keeping_job import KeptJob
+
+
+@pytest.fixture
+def job() -> KeptJob:
+    job = KeptJob()
+    for step in (20, 40, 60):
+        job.save(step)
+    return job
+
+
+def entomb(job: KeptJob, step: int) -> None:
+    job.store.settle(lambda v: decide_delete(v, step=step, attempt=f"x{step}", finished=False))
+
+
+def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
+    for step in (20, 20, 40):
+        job.tag("paper", step)
+    view = job.store.job()
+    named = tagged(view, "paper")
+    assert named is not None
+    assert named.record.step == 40
+    assert tags_of(view, job.record(20)) == []
+    assert tags_of(view, job.record(40)) == ["paper"]
+    entomb(job, 20)
+    with pytest.raises(Refused, match="tagged paper"):
+        entomb(job, 40)
+    for _ in range(2):
+        job.store.settle(lambda v: decide_untag(v, tag="paper"))
+    assert tagged(job.store.job(), "paper") is None
+    entomb(job, 40)
+
+
+def test_two_who_tag_at_once_leave_one_that_is_named(job: KeptJob) -> None:
+    old = job.store.job()
+    txns = [decide_tag(old, tag="t", step=s, attempt=f"x{s}", who="").txn for s in (20, 40)]
+    assert [job.store.execute(txn).succeeded for txn in txns if txn is not None] == [True, False]
+    job.tag("t", 40)
+
+
+def test_a_tag_against_the_deletion_of_what_it_names(job: KeptJob) -> None:
+    for first in (0, 1):
+        view, tag = job.store.job(), f"t{first}"
+        step = (20, 40)[first]
+        txns = [
+            decide_tag(view, tag=tag, step=step, attempt=f"x{step}", who="").txn,
+            decide_delete(view, step=step, attempt=f"x{step}", finished=False).txn,
+        ]
+        done = [job.store.execute(txn).succeeded for txn in (txns[first], txns[1 - first]) if txn is not None]
+        assert done == [True, False]
+        job.sound()
+
+
+def test_what_is_going_takes_no_tag_and_no_reader(job: KeptJob) -> None:
+    entomb(job, 20)
+    with pytest.raises(Refused):
+        job.tag("t", 20)
+    with pytest.raises(Refused, match="deleting and cannot be read"):
+        job.open(20)
+    job.begin(step=80, attempt="x80")
+    with pytest.raises(Refused, match="open and cannot be read"):
+        job.open(80)
+    for wrong in ("x21", ""):
+        with pytest.raises(CheckpointNotFound):
+            job.store.settle(
+                lambda v, a=wrong: decide_open(v, step=20, attempt=a, reader="r", who="", lease=7)  # type: ignore[misc]  # a bound loop variable
+            )
+    with pytest.raises(InvalidArgument):
+        job.open(40, reader="a/b")
+
+
+def test_a_reader_keeps_what_it_reads_and_is_renewed_on_its_lease(job: KeptJob) -> None:
+    job.open(20)
+    before = job.store.revision
+    job.open(20)
+    assert job.store.revision == before
+    assert reader_lease(job.store.job(), step=20, attempt="x20", reader="r") == 7
+    job.open(20, lease=8)
+    assert reader_lease(job.store.job(), step=20, attempt="x20", reader="r") == 8
+    with pytest.raises(Refused, match="being read by r"):
+        entomb(job, 20)
+    for _ in range(2):
+        job.store.settle(lambda v: decide_close_reader(v, step=20, attempt="x20", reader="r"))
+    assert reader_lease(job.store.job(), step=20, attempt="x20", reader="r") == 0
+    assert reader_lease(job.store.job(), step=21, attempt="x21", reader="r") == 0
+    entomb(job, 20)

@@ -1,0 +1,165 @@
+"""The interleavings of PROTOCOLS 8 beside a save: who deletes, reads, builds on, copies, doubts and goes back.
+
+Everybody decides on a view that lags, and every write arrives late and in any order. What must never have
+been is judged by the simulation's own rules, at every transaction that took effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, next_tier
+from strata.core.checkpoint_damage import DamageReport, decide_report_damage, next_confirmation
+from strata.core.checkpoint_deletion import decide_delete
+from strata.core.checkpoint_fork import decide_fork, decide_rewind
+from strata.core.checkpoint_pins import decide_close_reader, decide_open, decide_tag, decide_untag
+from strata.core.checkpoint_records import Keep, Retention
+from strata.core.checkpoints import BeginRequest, decide_begin, decide_pin, decide_unpin
+from strata.core.ids import AttemptId
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
+from strata.core.retention_plan import decide_set_retention, next_tombstone
+from strata.core.txn import Decision, Txn
+from tests.sim.burials import burial_problems
+from tests.unit.core.checkpoint_job import ROOT
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB, KEYS, Observer, carry_out, leave, register
+
+LEASE = 9
+NEW = KEYS.job("new")
+
+
+@dataclass
+class Race(KeptJob):
+    """A job of two members on two hosts, with four commits."""
+
+    under_way: list[Txn] = field(default_factory=list)
+    begun: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__(a=1, b=1)
+        for step in (20, 40, 60, 80):
+            self.save(step)
+        self.store.state.leased[LEASE] = set()
+        self.observers = [Observer(self.store) for _ in range(3)]
+
+    def arrive(self, index: int) -> None:
+        if not self.under_way:
+            return
+        before = {e.key: e.record for e in self.store.job().checkpoints()}
+        self.store.execute(self.under_way.pop(index % len(self.under_way)))
+        job = self.store.job()
+        for entry in job.checkpoints():
+            if before.get(entry.key) != entry.record:
+                assert list(burial_problems(job.view, JOB, before.get(entry.key), entry.record)) == []
+        after = {e.key for e in job.checkpoints()}
+        for key, record in before.items():
+            assert key in after or record.state is CheckpointState.DELETING, "it went without a tombstone"
+        assert self.store.problems() == []
+
+    def act(self, job: JobView, what: str, index: int) -> None:
+        records = [e.record for e in job.checkpoints() if e.record.state is not CheckpointState.OPEN]
+        if records:
+            decision = self._decide(job, what, records[index % len(records)], index)
+            if decision.txn is not None:
+                self.under_way.append(decision.txn)
+
+    def _decide(self, job: JobView, what: str, record: CheckpointRecord, index: int) -> Decision:
+        step, attempt = record.step, record.attempt
+        host = ("host-a", "host-b")[index % 2]
+        tier = sorted(record.tiers)[index % len(record.tiers)]
+        head = job.head()
+        generation = head.record.generation if head is not None else 0
+        policy = Retention(keep=Keep(latest=1 + index % 2))
+        report = DamageReport(step=step, attempt=attempt, host=host, reason="a bit")
+        deciders: dict[str, Callable[[], Decision]] = {
+            "policy": lambda: decide_set_retention(job, policy),
+            "mark": lambda: next_tombstone(job, now_unix_ms=0),
+            "delete": lambda: decide_delete(job, step=step, attempt=attempt, finished=False),
+            "delete-tier": lambda: decide_delete(job, step=step, attempt=attempt, finished=False, tier=tier),
+            "removed": lambda: decide_delete(job, step=step, attempt=attempt, finished=True, tier="primary"),
+            "pin": lambda: decide_pin(job, step=step, attempt=attempt, who="me", why=""),
+            "unpin": lambda: decide_unpin(job, step=step, attempt=attempt),
+            "tag": lambda: decide_tag(job, tag="t", step=step, attempt=attempt, who=""),
+            "untag": lambda: decide_untag(job, tag="t"),
+            "open": lambda: decide_open(job, step=step, attempt=attempt, reader="r", who="", lease=LEASE),
+            "close": lambda: decide_close_reader(job, step=step, attempt=attempt, reader="r"),
+            "damage": lambda: decide_report_damage(job, report),
+            "confirm": lambda: next_confirmation(job),
+            "tier": lambda: next_tier(job),
+            "fork": lambda: decide_fork(JobView(job.view, NEW), job, step=step, attempt=attempt),
+            "rewind": lambda: decide_rewind(job, generation=generation, step=step, attempt=attempt),
+            "copy": lambda: self._copied(job, record, index),
+            "begin": lambda: self._begun(job, record),
+        }
+        return deciders[what]()
+
+    def _copied(self, job: JobView, record: CheckpointRecord, index: int) -> Decision:
+        rank = (0, 1, None)[index % 3]
+        digest = "m" if rank is None else f"d{rank}"
+        request = CopyRequest(
+            step=record.step, attempt=record.attempt, tier="s3", root="s3://b", rank=rank, digest=digest
+        )
+        return decide_report_copy(job, request)
+
+    def _begun(self, job: JobView, record: CheckpointRecord) -> Decision:
+        self.begun += 1
+        begin = BeginRequest(
+            author=self.author(0),
+            step=100 + self.begun,
+            type=CheckpointType.INCREMENTAL,
+            root=ROOT,
+            attempt=AttemptId(f"y{self.begun}"),
+            base_step=record.step,
+            base_attempt=record.attempt,
+        )
+        return decide_begin(job, begin, now_unix_ms=0)
+
+    def new_world(self) -> None:
+        leave(self.store, "b")
+        register(self.store, "b")
+        self.close()
+        carry_out(self.store, self.epoch, settled=True)
+
+
+WHAT = (
+    *("policy", "mark", "mark", "mark", "delete", "delete", "delete-tier", "removed", "removed"),
+    *("pin", "unpin", "tag", "untag", "open", "close", "damage", "confirm", "fork", "rewind"),
+    *("copy", "copy", "tier", "begin", "begin", "begin"),
+)
+_EVENT = st.one_of(*(st.just(what) for what in sorted(set(WHAT))), st.sampled_from(WHAT), st.just("world"))
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None
+)
+@given(
+    events=st.lists(
+        st.tuples(_EVENT, st.integers(0, 2), st.integers(0, 6), st.booleans(), st.integers(0, 5)),
+        min_size=20,
+        max_size=40,
+    )
+)
+def test_no_interleaving_takes_away_what_somebody_needs(
+    events: list[tuple[str, int, int, bool, int]],
+) -> None:
+    race = Race()
+    for what, who, lag, arrives, index in events:
+        observer = race.observers[who]
+        observer.catch_up(max(observer.view.revision, race.store.revision - lag))
+        head = race.store.job().head()
+        if head is None or head.record.forming:
+            break  # every checkpoint is corrupt, and the job has failed
+        if what == "world":
+            race.new_world()
+        else:
+            race.act(observer.job, what, index)
+        if arrives:
+            race.arrive(index)
+    while race.under_way:
+        race.arrive(0)
+    race.sound()

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import pytest
+
+from strata.core.checkpoint_fork import decide_rewind
+from strata.core.checkpoint_records import Keep
+from strata.core.checkpoints import decide_delete, decide_pin
+from strata.core.records import CheckpointState, TierState
+from strata.core.retention_plan import next_age_ms, next_tombstone, pending, reasons, retention
+from strata.core.txn import Txn
+from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB
+
+GOING = CheckpointState.DELETING
+
+
+@pytest.fixture
+def job() -> KeptJob:
+    """A job with five commits: 20 to 100."""
+    job = KeptJob()
+    for step in (20, 40, 60, 80, 100):
+        job.save(step)
+    return job
+
+
+def tombstone(job: KeptJob) -> Txn:
+    decision = next_tombstone(job.store.job(), now_unix_ms=0)
+    assert decision.txn is not None, decision.reason
+    return decision.txn
+
+
+def test_nothing_goes_without_a_policy_and_then_what_no_rule_keeps(job: KeptJob) -> None:
+    assert job.mark() == []
+    job.policy(latest=2, every_steps=50)
+    assert pending(job.store.job(), now_unix_ms=0) == 2
+    said = job.mark()
+    assert said == [f"step {step} is to be deleted: no rule keeps it" for step in (20, 40)]
+    assert job.steps() == [60, 80, 100]
+    assert pending(job.store.job(), now_unix_ms=0) == 0
+    for step in (20, 40):
+        job.removed(step)
+    assert job.steps(GOING) == []
+    assert job.mark() == []
+
+
+def test_each_that_stays_has_its_reason(job: KeptJob) -> None:
+    job.policy(latest=1, every_steps=50)
+    named = {
+        key.split("/")[-2]: why for key, why in reasons(job.store.job(), now_unix_ms=0)["primary"].items()
+    }
+    assert named == {
+        "000000000060": "the first from step 50 on",
+        "000000000100": "one of the 1 newest",
+    }
+
+
+def test_a_policy_that_is_set_again_is_not_written_again(job: KeptJob) -> None:
+    job.policy(latest=2)
+    before = job.store.revision
+    job.policy(latest=2)
+    assert job.store.revision == before
+    with pytest.raises(InvalidArgument):
+        job.policy(every_steps=5)
+    job.policy()
+    held = retention(job.store.job())
+    assert held is not None
+    assert held.record.keep.everything
+
+
+@pytest.mark.parametrize("need", ["pin", "tag", "reader", "reference", "import", "rewind"])
+def test_what_somebody_needs_stays_whatever_the_policy_says(job: KeptJob, need: str) -> None:
+    generation = job.author(0).generation
+    match need:
+        case "pin":
+            job.store.settle(lambda v: decide_pin(v, step=20, attempt="x20", who="me", why="w"))
+        case "tag":
+            job.tag("paper", 20)
+        case "reader":
+            job.open(20)
+        case "reference":
+            job.incremental(120, 20)
+        case "import":
+            job.store.put(JOB.importing, Keep())
+        case _:
+            job.store.settle(lambda v: decide_rewind(v, generation=generation, step=20))
+    job.policy(latest=1)
+    job.mark()
+    assert 20 in job.steps()
+    with pytest.raises(Refused):
+        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+
+
+def test_what_was_read_goes_once_the_reader_is_gone(job: KeptJob) -> None:
+    job.open(20)
+    job.policy(latest=1)
+    job.mark()
+    job.reader_goes()
+    job.mark()
+    assert job.steps() == [100]
+
+
+def test_age_is_counted_by_the_clock(job: KeptJob) -> None:
+    job.policy(latest=1, age_ms=1000)  # all were made at 7 ms
+    assert next_age_ms(job.store.job(), now_unix_ms=7) == 1000
+    assert job.mark(now_unix_ms=1006) == []
+    assert len(job.mark(now_unix_ms=1007)) == 4
+    assert next_age_ms(job.store.job(), now_unix_ms=1007) is None
+
+
+def test_a_deletion_rests_on_the_newer_ones_that_the_policy_counted(job: KeptJob) -> None:
+    """Between the leader's look and its write somebody deletes one of those that it counted."""
+    job.policy(latest=2)
+    txn = tombstone(job)
+    job.store.settle(lambda v: decide_delete(v, step=80, attempt="x80", finished=False))
+    assert not job.store.execute(txn).succeeded
+    job.mark()
+    assert job.steps() == [60, 100], "two stay, whichever"
+
+
+def test_a_policy_that_changes_meanwhile_stops_the_deletion(job: KeptJob) -> None:
+    job.policy(latest=1)
+    txn = tombstone(job)
+    job.policy()
+    assert not job.store.execute(txn).succeeded
+    assert job.mark() == []
+
+
+def test_what_is_suspected_counts_for_nothing_and_a_corrupt_one_goes_last() -> None:
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40, 60, 80):
+        job.save(step)
+    job.damage(60, "host-a")
+    job.policy(latest=2)
+    job.mark()
+    assert job.steps() == [40, 60, 80], "40 and 80 are the two that are verified"
+    job.damage(60, "host-b")
+    job.mark()
+    assert job.steps() == [40, 80]
+    assert job.record(60).state is CheckpointState.CORRUPT
+    job.save(100)
+    job.mark()
+    assert job.steps() == [80, 100]
+    assert job.record(60).state is GOING
+
+
+# -- tiers ------------------------------------------------------------------------------------
+
+
+def test_each_tier_has_its_own_policy_and_the_record_goes_with_its_last_tier(job: KeptJob) -> None:
+    for step in (20, 40, 60, 80, 100):
+        job.copy(step)
+    job.policy(latest=3, tiers={"primary": Keep(latest=1)})
+    job.mark()
+    assert job.steps() == [60, 80, 100]
+    tiers = job.record(60).tiers
+    assert (tiers["primary"].state, tiers["s3"].state) == (TierState.DELETING, TierState.PRESENT)
+    assert {t.state for t in job.record(20).tiers.values()} == {TierState.DELETING}
+    job.removed(60, tier="primary")
+    assert job.record(60).tiers["primary"].state is TierState.REMOVED
+    job.removed(20, tier="s3")
+    job.removed(20, tier="primary")
+    with pytest.raises(AssertionError):
+        job.record(20)
+    job.policy(latest=1)
+    job.mark()
+    assert job.steps() == [100]
+    job.removed(60, tier="s3")
+    with pytest.raises(AssertionError):
+        job.record(60)
+
+
+def test_a_copy_that_was_begun_and_never_finished_goes_with_the_record(job: KeptJob) -> None:
+    job.copy(20, seal=False)
+    assert list(job.record(20).tiers) == ["primary"]
+    job.policy(latest=1)
+    job.mark()
+    assert {n: t.state for n, t in job.record(20).tiers.items()} == {
+        "primary": TierState.DELETING,
+        "s3": TierState.DELETING,
+    }
+    job.removed(20, tier="primary")
+    assert job.record(20).tiers["primary"].state is TierState.REMOVED
+    job.removed(20, tier="s3")
+    with pytest.raises(AssertionError):
+        job.record(20)
+
+
+def test_the_newest_on_a_tier_that_survives_a_host_stays_until_a_newer_one_is_there() -> None:
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step, tier="disk", shared=False)
+    job.copy(20)
+    job.policy(latest=1)
+    job.mark()
+    assert job.steps() == [20, 40]
+    assert job.record(20).tiers["disk"].state is TierState.DELETING
+    assert job.record(20).tiers["s3"].state is TierState.PRESENT
+    with pytest.raises(Refused, match="no newer checkpoint than step 20 is on s3"):
+        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False))
+    job.copy(40)
+    job.mark()
+    assert job.steps() == [40]
+
+
+def test_a_tier_of_two_hosts_disks_is_gone_when_both_have_removed_their_part() -> None:
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step, tier="disk", shared=False)
+    job.policy(latest=1)
+    job.mark()
+    job.removed(20, tier="disk", host="host-a")
+    job.removed(20, tier="disk", host="host-a")
+    assert job.record(20).state is GOING
+    job.removed(20, tier="disk", host="host-b")
+    with pytest.raises(AssertionError):
+        job.record(20)
+
+
+def test_a_deletion_names_a_tier_that_there_is(job: KeptJob) -> None:
+    with pytest.raises(InvalidArgument, match="no copy on s4"):
+        job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s4"))
+    with pytest.raises(CheckpointNotFound):
+        job.store.settle(lambda v: decide_delete(v, step=21, attempt="x", finished=False))
+
+
+def test_a_doubt_that_comes_between_the_look_and_the_mark_stops_it() -> None:
+    """The newest one is what lets the others go. Found damaged meanwhile, it would leave nothing."""
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step)
+    job.policy(latest=1)
+    txn = tombstone(job)
+    job.damage(40, "host-a")
+    assert not job.store.execute(txn).succeeded
+    assert job.mark() == []
+    job.damage(40, "host-b")
+    assert job.steps() == [20]
