@@ -379,15 +379,8 @@ class CheckpointManager:
                 " of it",
                 hint="give every rank, on every host, the storage path it was saved to",
             )
-        read = partial(
-            self._tiers.load,
-            checkpoint,
-            folder,
-            rank=self._catalog.rank,
-            state=state,
-            lend=self._writer.lend,
-        )
-        keeping, begins = self._keeping, self._progressed_to is None
+        lend, keeping, begins = self._writer.lend, self._keeping, self._progressed_to is None
+        read = partial(self._tiers.load, checkpoint, folder, rank=self._catalog.rank, state=state, lend=lend)
         try:
             loaded = keeping.proven(checkpoint, read, begins=begins) if keeping else read()
         except CheckpointCorrupt as error:
