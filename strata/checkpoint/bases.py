@@ -81,7 +81,8 @@ def choose(
         return Plan(request=request)
     found = _digests_of(snapshot, threads)
     specs = {name: place.spec for name, place in snapshot.places.items()}
-    delta = compare(specs, found, known_places(folder, manifest), snapshot.shares)
+    shared = {name: entry.chunks for name, entry in manifest.tensors.items() if entry.replicated}
+    delta = compare(specs, found, known_places(folder, manifest), snapshot.shares, shared)
     if not delta.worth_it:
         return _whole(asked, delta.told)
     try:

@@ -54,7 +54,7 @@ class Delta:
         """Whether so much is unchanged, in so few attempts, that not everything is written."""
         return (
             self.changed_bytes <= FULL_ABOVE * self.total_bytes
-            and bool(self.kept)
+            and self.changed_bytes < self.total_bytes
             and len(self.uses) <= MAX_REFERENCES
         )
 
@@ -72,12 +72,15 @@ def compare(
     digests: Digests,
     base: Mapping[str, Mapping[int, ChunkPlace]],
     shares: Mapping[str, range] | None = None,
+    shared_before: Digests | None = None,
 ) -> Delta:
     """Return what has changed since `base`, the places of the chunks of an earlier checkpoint.
 
-    Of the tensors in `shares`, which other ranks hold as well, only these chunks are this rank's.
+    Of the tensors in `shares`, which other ranks hold as well, only these chunks are this rank's to
+    write. Whether it is worth it goes by all of them, whose digests were `shared_before`: so that a
+    rank with a small share, or none, does not decide otherwise than the others.
     """
-    shares = shares or {}
+    shares, shared_before = shares or {}, shared_before or {}
     kept: dict[str, dict[int, ChunkPlace]] = {}
     partly: dict[str, tuple[range, ...]] = {}
     changed_bytes = total_bytes = 0
@@ -95,6 +98,12 @@ def compare(
                 same[number] = before
             else:
                 changed.append(number)
+                changed_bytes += size_bytes
+        earlier = shared_before.get(tensor, ())
+        for number in sorted(set(range(len(digests[tensor]))) - set(mine)):
+            size_bytes = min(CHUNK_BYTES, spec.size_bytes - number * CHUNK_BYTES)
+            total_bytes += size_bytes
+            if number >= len(earlier) or earlier[number] != digests[tensor][number]:
                 changed_bytes += size_bytes
         if same:
             kept[tensor] = same

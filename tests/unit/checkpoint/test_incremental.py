@@ -78,6 +78,25 @@ def test_nothing_to_keep_is_saved_whole() -> None:
     assert not compare({"t": empty}, {"t": ()}, {"t": {}}).worth_it
 
 
+def test_of_what_others_hold_as_well_a_rank_writes_its_share() -> None:
+    specs = {"t": spec(6), "own": spec(1)}
+    delta = compare(
+        specs, {"t": "abcXef", "own": "n"}, {"t": saved("cd", first=2)}, {"t": range(2, 4)}, {"t": "abcdef"}
+    )
+    assert delta.partly == {"t": (range(3, 4),)}
+    assert set(delta.kept["t"]) == {2}
+    assert (delta.changed_bytes, delta.total_bytes) == (2 * CHUNK_BYTES, 7 * CHUNK_BYTES)
+
+
+def test_a_rank_without_a_share_decides_as_the_others_do() -> None:
+    specs, shares = {"t": spec(6)}, {"t": range(0)}
+    alike = compare(specs, {"t": "abcXef"}, {}, shares, {"t": "abcdef"})
+    assert alike.worth_it
+    assert (alike.partly, alike.kept) == ({"t": ()}, {})
+    assert not compare(specs, {"t": "ABCDEf"}, {}, shares, {"t": "abcdef"}).worth_it
+    assert not compare(specs, {"t": "abcdef"}, {}, shares, {}).worth_it
+
+
 @given(st.sets(st.integers(0, 30)))
 def test_rows_are_the_numbers_and_none_touch(numbers: set[int]) -> None:
     found = list(rows(sorted(numbers)))
