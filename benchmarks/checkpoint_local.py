@@ -1,6 +1,6 @@
 """A durable, hashed save on the local disk, beside the disk itself, torch.save and DCP.
 
-    python -m benchmarks.checkpoint_local [--json FILE] [--megabytes 512] [--rounds 7]
+    python -m benchmarks.checkpoint_local [--json FILE] [--megabytes 768] [--rounds 7]
 
 All save the same tensors in turn, in an order that moves on with each round, and each removes its
 files at once. R_w is a raw loop of direct I/O with a sync, in the same run. Ours is done when the
@@ -191,7 +191,7 @@ def memory_ratio(folder: Path, mode: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--megabytes", type=int, default=512)
+    parser.add_argument("--megabytes", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     base = ROOT / ".strata"

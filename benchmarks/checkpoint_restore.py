@@ -3,9 +3,9 @@
     python -m benchmarks.checkpoint_restore [--json FILE] [--megabytes 512] [--rounds 7]
 
 One checkpoint is read again and again. *Views*: every byte read and proven, the tensors lie where
-they were read, in the memory of saves. *Copied*: into the tensors of the state. *Fresh process*: the same in a process that
-has done nothing before, from the call of restore on. Ours reads past the page cache, so it is
-always cold; torch.load and DCP read files that were dropped from it, and prove nothing. R_r is a
+they were read, in the memory of saves. *Copied*: into the tensors of the state. *Fresh process*: the
+same in a process that has done nothing before, from the call of restore on. Ours reads past the
+page cache, so it is always cold; torch.load and DCP read files that were dropped from it, and prove nothing. R_r is a
 raw loop of direct I/O over our image in the same run.
 """
 

@@ -199,8 +199,11 @@ def build(key: str, spec: TensorSpec, data: memoryview, *, copied: bool = True) 
     if torch is not None and (spec.kind == "torch" or numpy is None):
         if not spec.size_bytes:
             return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-        tensor = torch_view(torch, spec, data)
-        return tensor.clone() if copied else tensor
+        if not copied:
+            return torch_view(torch, spec, data)
+        tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
+        _fill(tensor.data_ptr(), data)  # not `clone`, as above
+        return tensor
     if numpy is None:
         raise CheckpointError(f"{key} is a tensor, and neither numpy nor torch is imported here")
     try:

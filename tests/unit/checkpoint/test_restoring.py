@@ -210,3 +210,12 @@ def test_a_tensor_is_filled_in_place_and_autograd_is_told(count: int) -> None:
     assert torch.equal(target, values)
     assert torch.equal(state["strided"], values)
     assert (target.data_ptr(), target._version > before) == (address, True)
+
+
+def test_a_copy_lies_in_this_process_whatever_device_is_the_default() -> None:
+    values = torch.arange(5.0)
+    part = saved({"w": values})
+    with torch.device("meta"):
+        built = part.value(part.tree)["w"]
+    assert built.device.type == "cpu"
+    assert torch.equal(built, values)
