@@ -5,8 +5,10 @@ They know what is there and what may go; the objects lie where this host, perhap
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -21,6 +23,7 @@ from strata.cli.checkpoints.root_shelf import open_storage
 from strata.cli.output import message_as_dict
 from strata.client import CoordinatorClient
 from strata.client.checkpoint_catalog import metadata_of
+from strata.client.checkpoint_readers import reading
 from strata.errors import CheckpointError, InvalidArgument, Refused, StorageError
 from strata.v1.checkpoints_pb2 import (
     CHORE_KIND_CLEAR,
@@ -72,6 +75,16 @@ class ClusterShelf:
                 unreached = unreached or error
         assert unreached is not None
         raise unreached
+
+    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
+        return reading(
+            self.client.call,
+            job=self.client.job,
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            reader=uuid.uuid4().hex,
+            who=f"strata checkpoints on {socket.gethostname()}",
+        )
 
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
         return message_as_dict(self._messages[checkpoint.id])

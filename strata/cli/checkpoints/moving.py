@@ -89,7 +89,7 @@ def export_checkpoint(
         opaque = isinstance(part.tree, dict) and "b" in part.tree
         named = file_format or ("bytes" if opaque and out.suffix not in file_export.FORMATS else None)
         place, folder = shelf.place(checkpoint)
-        with byte_progress(f"step {checkpoint.step}", part.size_bytes) as advance:
+        with shelf.reading(checkpoint), byte_progress(f"step {checkpoint.step}", part.size_bytes) as advance:
             size_bytes = file_export.export(
                 place,
                 folder,

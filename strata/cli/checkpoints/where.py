@@ -53,6 +53,10 @@ class Shelf(Protocol):
         """Return the storage that holds it, as this host reaches it, and its folder there."""
         ...
 
+    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
+        """Keep its bytes from being deleted while the body runs; `Refused` when they are to go already."""
+        ...
+
     def values(self, checkpoint: CheckpointMetadata) -> dict[str, Any]:
         """Return it with the fields of the proto's `Checkpoint`, for `--json`."""
         ...
