@@ -74,7 +74,10 @@ def _verified(shelf: Shelf, checkpoint: CheckpointMetadata) -> Verification:
     if checkpoint.state not in _READABLE:
         raise Refused(f"step {checkpoint.step} is {checkpoint.state.value}: there is nothing to verify yet")
     storage, folder = shelf.place(checkpoint)
-    with shelf.reading(checkpoint), byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance:
+    with (
+        shelf.reading(checkpoint),
+        byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance,
+    ):
         return verify(storage, folder, manifest_digest=checkpoint.manifest_digest or None, on_bytes=advance)
 
 
