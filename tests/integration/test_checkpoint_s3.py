@@ -14,6 +14,7 @@ import pytest
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import ConfigError, StorageError
 from tests.s3_stub import StubS3, serving
+from tests.unit.checkpoint.ports import Cluster
 
 LIMIT_S = 30.0
 
@@ -101,6 +102,38 @@ def test_a_root_belongs_to_one_mode_in_s3_too(stub: StubS3) -> None:
     stub.objects[name].data = stub.objects[name].data.replace(b"standalone", b"coordinated")
     with pytest.raises(ConfigError, match="coordinated"):
         in_s3(stub)
+
+
+def test_ranks_under_coordinators_share_a_bucket(stub: StubS3) -> None:
+    cluster = Cluster(a=1, b=1)
+
+    def both(**settings: Any) -> list[CheckpointManager]:
+        point = cluster.restore_point()
+        return [in_s3(stub, client=cluster.port(rank, restore=point), **settings) for rank in (0, 1)]
+
+    managers = both()
+    for step in (1, 2):
+        infos = [m.save_state({"rank": rank, **state(step)}, step) for rank, m in enumerate(managers)]
+        for info in infos:
+            info.wait(LIMIT_S)
+    for manager in managers:
+        manager.close()
+    assert [record.path.split("/")[:6] for record in cluster.records()] == [
+        ["s3:", "", "bucket", "runs", "gpt", "job"]
+    ] * 2
+    assert sorted(key.rpartition("/")[2] for key in stub.objects if "/step-000000000002-" in key) == [
+        "COMMIT",
+        "manifest.json",
+        "rank-00000.json",
+        "rank-00000.safetensors",
+        "rank-00001.json",
+        "rank-00001.safetensors",
+    ]
+    for rank, manager in enumerate(both()):
+        found = {"rank": -1, **state(0)}
+        assert manager.restore(found) is not None
+        assert (found["rank"], found["step"]) == (rank, 2)
+        manager.close()
 
 
 # -- a second storage -------------------------------------------------------------------------
