@@ -25,7 +25,7 @@ from strata.checkpoint.manifest import Manifest, as_corrupt, read_document
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.sink import ObjectMissing, Storage, put
-from strata.checkpoint.tiers import FarAway, copies
+from strata.checkpoint.tiers import TieredStorage, copies
 from strata.core.checkpoints import RESTORABLE_TYPES, folder_name
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
@@ -150,13 +150,10 @@ class LocalCatalog:
 
     def latest(self) -> CheckpointMetadata | None:
         """Return the newest one; what this process saved is newer than anything a far storage has."""
-        try:
-            return self._newest()
-        except FarAway:
-            own = [c for c in self._slots.values() if _is_whole(c)]
-            if not own or not self._generation:
-                raise
-            return max(own, key=lambda c: c.order)
+        own = [c for c in self._slots.values() if _is_whole(c) and c.generation == self._generation]
+        if own and isinstance(self._storage, TieredStorage):
+            return max(own, key=lambda c: c.order)  # no save waits for the far storage
+        return self._newest()
 
     def _newest(self) -> CheckpointMetadata | None:
         matches = [m for name in self._storage.list() if (m := _FOLDER.match(name))]

@@ -13,18 +13,29 @@ from strata.checkpoint.sink import OnStep, Storage, unobserved
 from strata.errors import ConfigError
 
 
-def open_storage(place: Place, *, nonce: Callable[[], str], on_step: OnStep = unobserved) -> Storage:
+def open_storage(
+    place: Place, *, nonce: Callable[[], str], on_step: OnStep = unobserved, patient: bool = True
+) -> Storage:
     """Return the storage at `place`. Nothing is written; S3 is not asked anything yet.
 
+    One that is not `patient` gives a request up within half a minute: whoever asks tries again.
     `ConfigError` when the libraries for S3 are not installed, or no credentials are found.
     """
     if isinstance(place, Path):
         return LocalStorage(place, nonce=nonce, on_step=on_step)
     try:
+        from strata.checkpoint.s3_control import S3Options  # noqa: PLC0415  # as below
         from strata.checkpoint.s3_storage import S3Storage  # noqa: PLC0415  # an extra, and slow to import
     except ImportError as error:
         raise ConfigError(
             f"checkpoints in S3 need {error.name or 'boto3 and obstore'}",
             hint="pip install 'strata-control[s3]'",
         ) from error
-    return S3Storage(place, nonce=nonce, now=lambda: datetime.now(UTC), pause=time.sleep, on_step=on_step)
+    return S3Storage(
+        place,
+        nonce=nonce,
+        now=lambda: datetime.now(UTC),
+        pause=time.sleep,
+        options=S3Options() if patient else S3Options(attempts=2, answer_s=15.0),
+        on_step=on_step,
+    )

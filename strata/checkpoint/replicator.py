@@ -12,6 +12,7 @@ earlier process left behind is carried on with the first save.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import logging
@@ -68,7 +69,8 @@ class Reports(Protocol):
 class Replicator:
     """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
 
-    `missing` is asked once, in the thread, what earlier processes left to be copied.
+    `missing` is asked once, in the thread, what earlier processes left to be copied; `afterwards` is called
+    there after each turn: what else has to ask the far storage, so that no save waits for it.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Replicator:
         ranks: int,
         reports: Reports | None = None,
         missing: Callable[[], list[Replica]] = list,
+        afterwards: Callable[[], None] = lambda: None,
         retry_s: tuple[float, ...] = RETRY_S,
         look_s: float = LOOK_S,
     ) -> None:
@@ -89,6 +92,7 @@ class Replicator:
         self._ranks = ranks
         self._reports = reports
         self._missing = missing
+        self._afterwards = afterwards
         self._retry_s = retry_s
         self._look_s = look_s
         self._changed = threading.Condition()
@@ -108,6 +112,7 @@ class Replicator:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="strata-replicator", daemon=True)
                 self._thread.start()
+                atexit.register(self.close)
             self._changed.notify_all()
 
     def follow(self, info: CheckpointInfo) -> None:
@@ -143,6 +148,7 @@ class Replicator:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        atexit.unregister(self.close)
         if self._thread is not None:
             self._thread.join(CLOSE_S)  # a request that hangs is left to the end of the process
 
@@ -167,6 +173,7 @@ class Replicator:
                     self._take_up(self._missing())
                     asked = True
                 self._turn()
+                self._afterwards()
             except StrataError as error:
                 failures += 1
                 self._error = error

@@ -31,7 +31,8 @@ class Tiers:
     def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
         self.storage: Storage = open_storage(config.place(), nonce=nonce)
         if (replica := config.replica()) is not None:
-            self.storage = TieredStorage(self.storage, open_storage(replica, nonce=nonce))
+            far = open_storage(replica, nonce=nonce, patient=False)
+            self.storage = TieredStorage(self.storage, far)
         self._threads = config.io_threads
         self._replicator: Replicator | None = None
 
@@ -78,8 +79,13 @@ class Tiers:
 
     # -- copying
 
-    def start(self, catalog: Catalog, *, told: Told | None) -> None:
-        """Copy from now on what `committed` names, and tell `told` how far it is."""
+    @property
+    def two(self) -> bool:
+        """Whether there is a far one, which no save may have to wait for."""
+        return isinstance(self.storage, TieredStorage)
+
+    def start(self, catalog: Catalog, *, told: Told | None, afterwards: Callable[[], None]) -> None:
+        """Copy from now on what `committed` names, and tell `told` how far it is; then call `afterwards`."""
         if not isinstance(self.storage, TieredStorage):
             return
         near, far = self.storage.near, self.storage.far
@@ -101,7 +107,13 @@ class Tiers:
         self._catalog = catalog
         reports = CopyReports(told, root=far.uri) if told is not None else None
         self._replicator = Replicator(
-            near, far, rank=catalog.rank, ranks=catalog.world_size, reports=reports, missing=missing
+            near,
+            far,
+            rank=catalog.rank,
+            ranks=catalog.world_size,
+            reports=reports,
+            missing=missing,
+            afterwards=afterwards,
         )
 
     def follow(self, info: CheckpointInfo) -> None:

@@ -104,7 +104,7 @@ class CheckpointManager:
         self._claimed = self._coordinated is not None
         self._progressed_to: int | None = None
         self._gone_back: str | None = None
-        self._tiers.start(self._catalog, told=self._coordinated)
+        self._tiers.start(self._catalog, told=self._coordinated, afterwards=self._tidy)
         self._writer = AsyncCheckpointWriter(
             Saver(
                 storage=self._storage,
@@ -257,9 +257,13 @@ class CheckpointManager:
     def _retain(self, saved: CheckpointMetadata | None) -> None:
         if saved is not None:
             self._tiers.committed(saved)
+        if not self._tiers.two and (saved is not None or self._local is not None):
+            self._tidy()
+
+    def _tidy(self) -> None:
         if self._local is not None:
             retain(self._local, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
-        elif self._keeping is not None and saved is not None and self._catalog.rank == 0:
+        elif self._keeping is not None and self._catalog.rank == 0:
             self._keeping.after_commit()
 
     # -- restoring

@@ -170,7 +170,7 @@ def test_training_goes_on_while_the_second_storage_is_away(
     manager.wait_until_finished(LIMIT_S)
     with pytest.raises(StorageError, match=r"steps \[2, 3\] are not in s3://bucket/runs/gpt yet"):
         manager.close()
-    assert "old checkpoints stay for now" in caplog.text
+    assert "the copy to s3://bucket/runs/gpt waits" in caplog.text
 
 
 def test_a_damaged_disk_is_made_up_for_from_s3(
