@@ -84,7 +84,7 @@ class LocalStorage:
 
     def delete_folder(self, folder: str) -> None:
         path = self._path(folder)
-        self._on_step(f"delete folder {path.name}")
+        self._on_step("delete folder")
         with as_storage_error("delete", path):
             if not path.is_dir():
                 return

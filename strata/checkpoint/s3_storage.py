@@ -125,7 +125,7 @@ class S3Storage:
 
     def delete_folder(self, folder: str) -> None:
         prefix = self._key(folder) + "/"
-        self._on_step(f"delete folder {folder.rpartition('/')[2]}")
+        self._on_step("delete folder")
         self._control.delete(prefix)  # what a console, or a server over files, keeps for a folder
         if self._control.any_below(prefix):
             raise StorageError(f"{self.uri}/{folder} is not empty", hint="somebody else writes there")
