@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from strata.checkpoint.chunk_map import object_name
 from strata.checkpoint.digest import CHUNK_BYTES, named_digest
-from strata.checkpoint.local_catalog import USES
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
 from strata.checkpoint.marker import write_marker
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.sink import Storage, put
+from strata.checkpoint.uses import NAME as USES
+from strata.checkpoint.uses import write_uses
 from strata.checkpoint.verifying import OnBytes, ignored, verify
 from strata.errors import CheckpointCorrupt
 
@@ -33,10 +34,11 @@ def copy_checkpoint(
     `manifest` and `manifests` are its verified ones. `CheckpointCorrupt` when a byte differs from
     what was saved: then `target` has no such checkpoint.
     """
+    if manifest.uses:  # said first, so that nobody takes the images for what a save left over
+        target.delete(f"{folder}/{USES}")
+        write_uses(target, folder, manifest.uses)
     images = {f"{folder}/{part.image}" for part in manifest.parts}
     images.update(object_name(folder, image) for each in manifests for image in each.files)
-    if source.exists(f"{folder}/{USES}"):  # before what it speaks of, which nobody may collect then
-        _put_anew(target, f"{folder}/{USES}", source.read(f"{folder}/{USES}"))
     for name in sorted(images):
         _copy(source, target, name, on_bytes)
     for part in manifest.parts:

@@ -21,18 +21,18 @@ from threading import Event
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
-from strata.checkpoint.manifest import Manifest, as_corrupt, read_document
+from strata.checkpoint.manifest import Manifest
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
-from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import TieredStorage, copies
+from strata.checkpoint.uses import forget_uses, read_uses, write_uses
 from strata.core.checkpoints import RESTORABLE_TYPES, folder_name
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
 
 _FOLDER = re.compile(r"step-(\d{12})-gen-(\d{6,})-([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
 _GENERATIONS = "generations"
-USES = "uses.json"
 
 
 class LocalCatalog:
@@ -177,10 +177,8 @@ class LocalCatalog:
             raise Refused(f"step {held.step} is pinned", hint="unpin it first")
         if held.tags:
             raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
-        folder = self.folder(checkpoint)
-        for name in self._storage.list():
-            if name != folder and _FOLDER.match(name) is not None and folder in self._uses_of(name):
-                raise Refused(f"step {held.step} is used by {name}")
+        if (user := self._user_of(self.folder(checkpoint))) is not None:
+            raise Refused(f"step {held.step} is used by {user}")
 
     def deleted(self, checkpoint: CheckpointMetadata) -> None:
         self._slots.pop((checkpoint.step, checkpoint.generation), None)
@@ -188,8 +186,9 @@ class LocalCatalog:
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, those of this process too.
 
-        Those of a later generation, and of one that is held, may be saved right now: a process holds
-        its generation before it makes a folder, so it is looked for after the folders are listed.
+        Not those whose images a checkpoint uses: a copy of it brought them along. Those of a later
+        generation, and of one that is held, may be saved right now: a process holds its generation
+        before it makes a folder, so it is looked for after the folders are listed.
         """
         newest = self._generation or self._newest_generation()
         open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
@@ -204,8 +203,7 @@ class LocalCatalog:
             and not self._storage.exists(f"{name}/{MARKER}")
         ]
         # a fork has of an earlier attempt the image alone: that is in use, though no checkpoint
-        used = frozenset[str]().union(*(self._uses_of(name) for name in names)) if left else frozenset()
-        return [name for name in left if name not in used]
+        return [name for name in left if self._is_unused(name)]
 
     # -- inside
 
@@ -218,26 +216,34 @@ class LocalCatalog:
 
         Whoever commits a newer one after this look, and deletes the base then, sees what was said.
         """
-        put(self._storage, f"{folder}/{USES}", _uses_document(request.uses))
+        write_uses(self._storage, folder, request.uses)
         newest = self.latest()
         if newest is None or newest.id != request.base_attempt:
-            self._storage.delete(f"{folder}/{USES}")
-            self._storage.delete_folder(folder)
+            forget_uses(self._storage, folder)
             raise Refused(f"attempt {request.base_attempt} is not the newest checkpoint any more")
 
-    def _uses_of(self, folder: str) -> frozenset[str]:
-        """Return the folders that the attempt in `folder` uses; `Refused` when it cannot be learned."""
-        if folder not in self._uses:
-            name = f"{folder}/{USES}"
-            try:
-                body = read_document("strata-uses", self._storage.read(name), what=name)
-                with as_corrupt(name):
-                    self._uses[folder] = frozenset(map(str, body["folders"]))
-            except ObjectMissing:
-                return frozenset()  # yet: an attempt that begins may still say it
-            except CheckpointCorrupt as error:
-                raise Refused(f"what {folder} uses is not known: {error.message}") from error
-        return self._uses[folder]
+    def _user_of(self, folder: str) -> str | None:
+        """Return an attempt that uses images in `folder`, or None; `Refused` when that is not known."""
+        for name in self._storage.list():
+            if name == folder or _FOLDER.match(name) is None:
+                continue
+            if name not in self._uses:
+                try:
+                    uses = read_uses(self._storage, name)
+                except CheckpointCorrupt as error:
+                    raise Refused(f"what {name} uses is not known: {error.message}") from error
+                if not uses and not self._storage.exists(f"{name}/{MARKER}"):
+                    continue  # it may still say it
+                self._uses[name] = uses
+            if folder in self._uses[name]:
+                return name
+        return None
+
+    def _is_unused(self, folder: str) -> bool:
+        try:
+            return self._user_of(folder) is None
+        except Refused:
+            return False
 
     def _claim_generation(self) -> int:
         generation = self._newest_generation() + 1
@@ -296,11 +302,6 @@ class LocalCatalog:
         changed = dataclasses.replace(self._held(checkpoint), **changes)  # type: ignore[arg-type]  # named fields
         self._slots[checkpoint.step, checkpoint.generation] = changed
         return changed
-
-
-def _uses_document(folders: frozenset[str]) -> bytes:
-    body = {"format": "strata-uses", "version": 1, "folders": sorted(folders)}
-    return json.dumps(body).encode()
 
 
 def _is_whole(checkpoint: CheckpointMetadata) -> bool:

@@ -400,16 +400,16 @@ class CheckpointManager:
         return _COORDINATED_HINT if self._coordinated is not None else _STANDALONE_HINT
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
-        """What is saved from now on follows from this checkpoint, also when newer ones exist."""
+        """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
         if self._local is not None:
             self._local.go_back()
-            return
-        point = self._catalog.restore_point()
-        begun = point is not None and point.id == checkpoint.id
-        if not begun or (self._progressed_to is not None and self._progressed_to > checkpoint.step):
-            self._gone_back = (
-                f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
-            )
+        elif checkpoint.checkpoint_type in RESTORABLE_TYPES:
+            point = self._catalog.restore_point()
+            begun = point is not None and point.id == checkpoint.id
+            if not begun or (self._progressed_to is not None and self._progressed_to > checkpoint.step):
+                self._gone_back = (
+                    f"step {checkpoint.step} was restored by hand, and this generation did not begin there"
+                )
 
     def _beginning(self) -> str:
         if self._coordinated is not None:

@@ -249,6 +249,31 @@ def test_going_back_by_hand_stops_saving_in_this_generation(cluster: Cluster, tm
             ranks[0].save_state(state, 60)
 
 
+def test_loading_a_part_is_no_going_back(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        for info in [m.save_state({"model": np.ones(2)}, 20, 0, "model_only") for m in ranks]:
+            info.wait(LIMIT_S)
+        assert cluster.restore_point() is None, "no world begins from a part"
+        state = {"model": np.zeros(2)}
+        for manager in ranks:
+            manager.restore(state, step=20)
+        assert state["model"].tolist() == [1, 1]
+        save(ranks, 40)
+
+
+def test_incrementals_are_saved_by_the_manager_too(cluster: Cluster, tmp_path: Path) -> None:
+    kinds = []
+    with managers(cluster, tmp_path, capture_rng=False, keep_count=1) as ranks:
+        for step in (20, 40):
+            state = {"frozen": np.arange(100), "step": step}
+            infos = [m.save_state(state, step, 0, "incremental") for m in ranks]
+            kinds.append([info.wait(LIMIT_S).checkpoint_type.value for info in infos])
+            for manager in ranks:
+                manager.wait_until_finished(LIMIT_S)
+        assert kinds == [["full", "full"], ["incremental", "incremental"]]
+        assert [record.step for record in cluster.records()] == [20, 40], "what is used stays"
+
+
 # -- retention --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,61 @@
+"""`uses.json`: the attempts whose images another one uses, said in its folder from its begin on.
+
+Without coordinators there is no catalog to refer in. Whoever deletes a checkpoint looks at what all
+attempts say, those under way included. It holds a digest of itself: a name that was misread would
+let something go that is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Final
+
+from strata.checkpoint.digest import digest
+from strata.checkpoint.manifest import as_corrupt, read_document
+from strata.checkpoint.marker import committed
+from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.errors import CheckpointCorrupt
+
+NAME: Final = "uses.json"
+
+
+def write_uses(storage: Storage, folder: str, uses: Collection[str]) -> None:
+    """Say that the attempt in `folder` uses images in these folders beside it."""
+    body = {"format": "strata-uses", "version": 1, "folders": sorted(uses)}
+    put(storage, f"{folder}/{NAME}", json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode())
+
+
+def forget_uses(storage: Storage, folder: str) -> None:
+    """Take it back, and the folder with it, which has nothing else yet."""
+    storage.delete(f"{folder}/{NAME}")
+    storage.delete_folder(folder)
+
+
+def read_uses(storage: Storage, folder: str) -> frozenset[str]:
+    """Return the folders that the attempt in `folder` uses: none, unless it says so.
+
+    `CheckpointCorrupt` when it says it illegibly, and no manifest that is proven says it either.
+    """
+    name = f"{folder}/{NAME}"
+    try:
+        data = storage.read(name)
+    except ObjectMissing:
+        return frozenset()
+    try:
+        return _parse(data, name)
+    except CheckpointCorrupt:
+        proof = committed(storage, folder)
+        if proof is None:
+            raise
+        return frozenset(proof[0].uses)
+
+
+def _parse(data: bytes, name: str) -> frozenset[str]:
+    with as_corrupt(name):
+        body = dict(json.loads(data))
+        if body.pop("self") != digest(json.dumps(body).encode()):
+            raise ValueError("it differs from its own digest")
+    body = read_document("strata-uses", data, what=name)
+    with as_corrupt(name):
+        return frozenset(map(str, body["folders"]))

@@ -1,0 +1,204 @@
+"""What Incrementals use is not deleted, however two processes in one root meet (ADR 0023)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.copying import copy_checkpoint
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.manifest import GLOBAL_NAME
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed, read_rank_manifests
+from strata.checkpoint.reader import load
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.uses import NAME, read_uses, write_uses
+from strata.checkpoint.verifying import ignored
+from strata.client.checkpoint_retention import retain
+from strata.core.checkpoint_records import Keep
+from strata.core.records import CheckpointState, CheckpointType
+from strata.errors import CheckpointCorrupt, Refused
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import an_info, local_catalog, snapshot_of
+
+FULL, INCREMENTAL = CheckpointType.FULL, CheckpointType.INCREMENTAL
+STAYS = np.arange(100)
+
+
+class Stepping(MemoryStorage):
+    """A storage that tells `fault` of the looks at it as well."""
+
+    def list(self, folder: str = "") -> list[str]:
+        self.fault("list", folder)
+        return super().list(folder)
+
+    def exists(self, name: str) -> bool:
+        self.fault("exists", name)
+        return super().exists(name)
+
+
+def save(
+    storage: MemoryStorage, catalog: LocalCatalog, step: int, kind: CheckpointType
+) -> CheckpointMetadata:
+    saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5)
+    state = {"stays": STAYS, "step": np.array([step])}
+    return saver.save(snapshot_of(state), SaveRequest(step=step, type=kind), an_info(step))
+
+
+def check_all(storage: MemoryStorage) -> dict[int, CheckpointType]:
+    """Prove every checkpoint there is; return their types by step."""
+    catalog = local_catalog(storage, start=900)
+    found = {}
+    for checkpoint in catalog.all():
+        assert checkpoint.state is CheckpointState.COMMITTED, checkpoint.reason
+        folder = catalog.folder(checkpoint)
+        loaded = load(storage, folder, manifest_digest=checkpoint.manifest_digest, rank=0).saved
+        back = loaded.value(loaded.tree)
+        assert back["step"].tolist() == [checkpoint.step]
+        assert np.array_equal(back["stays"], STAYS)
+        found[checkpoint.step] = checkpoint.checkpoint_type
+    return found
+
+
+Act = Callable[[], object]
+
+
+def two_processes(storage: Stepping) -> dict[str, Act]:
+    """One that commits something newer and deletes, and a later one that builds on what there is."""
+    deleting, building = local_catalog(storage, start=200), local_catalog(storage, start=100)
+    for catalog in (deleting, building):
+        catalog.begin(SaveRequest(step=0))  # takes a generation
+
+    def commit_and_delete() -> None:
+        save(storage, deleting, 2, FULL)
+        retain(deleting, storage, Keep(latest=1), now_unix_ms=0)
+
+    return {"delete": commit_and_delete, "build": lambda: save(storage, building, 9, INCREMENTAL)}
+
+
+def meetings(one: str, other: str) -> Iterator[Stepping]:
+    """Yield a storage for each step of `one` before which all of `other` happened."""
+    for number in itertools.count():
+        storage = Stepping()
+        save(storage, local_catalog(storage), 1, FULL)
+        acts, steps, met = two_processes(storage), itertools.count(), []
+
+        def meet(verb: str, name: str) -> None:
+            if next(steps) == number:  # noqa: B023  # called in this round only
+                met.append(True)  # noqa: B023  # as above
+                acts[other]()  # noqa: B023  # as above
+
+        storage.fault = meet
+        acts[one]()
+        storage.fault = lambda verb, name: None
+        if not met:
+            assert number > 20, "so many steps a save has"
+            return
+        yield storage
+
+
+@pytest.mark.parametrize(("one", "other"), [("build", "delete"), ("delete", "build")])
+def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
+    ends = set()
+    for storage in meetings(one, other):
+        found = check_all(storage)
+        assert 9 in found, "the newest, which was told to be committed"
+        ends.add((found[9], 1 in found))
+    assert (INCREMENTAL, True) in ends, "the old one stays when it is used"
+    assert any(not stays for _, stays in ends), "and goes when it is not"
+
+
+@pytest.mark.parametrize("died_at", ["begin", "finish", "create"])
+def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
+    storage = Stepping()
+    catalog = local_catalog(storage)
+    save(storage, catalog, 1, FULL)
+    dying = local_catalog(storage, start=100)
+
+    def die(verb: str, name: str) -> None:
+        if verb == died_at and "step-000000000009" in name and not name.endswith(NAME):
+            raise KeyboardInterrupt
+
+    storage.fault = die
+    with pytest.raises(KeyboardInterrupt):
+        save(storage, dying, 9, INCREMENTAL)
+    storage.fault = lambda verb, name: None
+    dying.go_back()
+    catalog.go_back()
+    for step in (2, 3):
+        save(storage, catalog, step, FULL)
+        retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
+    assert check_all(storage) == {3: FULL}
+    assert {name.partition("/")[0] for name in storage.objects if name.startswith("step-")} == {
+        catalog.folder(catalog.all()[0])
+    }
+
+
+# -- the document -----------------------------------------------------------------------------
+
+
+def test_no_bit_of_it_may_differ() -> None:
+    storage = MemoryStorage()
+    write_uses(storage, "a", ["b"])
+    name = f"a/{NAME}"
+    whole = storage.objects[name]
+    assert read_uses(storage, "a") == {"b"}
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        storage.objects[name] = bytes(changed)
+        with pytest.raises(CheckpointCorrupt):
+            read_uses(storage, "a")
+
+
+def test_a_committed_one_that_is_illegible_is_known_by_its_manifest() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    base = save(storage, catalog, 1, FULL)
+    user = save(storage, catalog, 2, INCREMENTAL)
+    storage.objects[f"{catalog.folder(user)}/{NAME}"] = b"{"
+    assert read_uses(storage, catalog.folder(user)) == {catalog.folder(base)}
+
+
+def test_while_one_is_illegible_nothing_is_deleted() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    first = save(storage, catalog, 1, FULL)
+    user = save(storage, catalog, 2, INCREMENTAL)
+    save(storage, catalog, 3, FULL)
+    folder = catalog.folder(user)
+    storage.objects[f"{folder}/{NAME}"] = json.dumps({"folders": []}).encode()
+    del storage.objects[f"{folder}/{GLOBAL_NAME}"]
+    with pytest.raises(Refused, match="not known"):
+        local_catalog(storage, start=50).delete(first)
+
+
+# -- a copy brings along what it uses ---------------------------------------------------------
+
+
+def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture) -> None:
+    source, target = MemoryStorage(), MemoryStorage()
+    catalog = local_catalog(source)
+    save(source, catalog, 1, FULL)
+    user = save(source, catalog, 2, INCREMENTAL)
+    folder = catalog.folder(user)
+    proof = committed(source, folder)
+    assert proof is not None
+    manifests: list[Any] = read_rank_manifests(source, folder, proof[0])
+    copy_checkpoint(source, target, folder, proof[0], manifests, on_bytes=ignored)
+    there = local_catalog(target, start=50)
+    save(target, there, 7, FULL)
+    retain(there, target, Keep(latest=5), now_unix_ms=0)
+    assert check_all(target).keys() == {2, 7}
+    retain(there, target, Keep(latest=1), now_unix_ms=0)
+    retain(there, target, Keep(latest=1), now_unix_ms=0)
+    assert {name.partition("/")[0] for name in target.objects if name.startswith("step-")} == {
+        there.folder(there.all()[0])
+    }
+    assert MARKER in {name.rpartition("/")[2] for name in target.objects}
