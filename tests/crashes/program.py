@@ -7,6 +7,7 @@ was told of through a pipe, and takes its way with the same parts that a `Checkp
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -35,6 +36,7 @@ TYPES = {
 """The second and the third use what the first has written; the last lets all three go."""
 STEPS = tuple(TYPES)
 KEPT = 1
+_ATTEMPT = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ def save_and_die(root: Path, kill: Kill | None, size_bytes: int, said: int) -> N
         os.write(said, f"{event}\n".encode())
 
     def on_step(step: str) -> None:
+        step = _ATTEMPT.sub("ATTEMPT", step)  # whose id is another in each process
         with lock:
             counts[step] = counts.get(step, 0) + 1
             say(f"step {step}")
