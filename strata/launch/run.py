@@ -19,7 +19,7 @@ from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
-from strata.errors import ConfigError, StrataError
+from strata.errors import ConfigError, JobDone, StrataError
 from strata.launch.addresses import address_towards
 from strata.launch.devices import OpenDevices
 from strata.launch.draining import prepare_devices, watching_devices
@@ -95,6 +95,8 @@ class _Door:
 async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
 
+    That is 0, with a warning, when the job was done before this node came.
+
     Waits for coordinators as long as it takes; a signal ends that too.
     """
     configure(fmt=config.log.format, level=config.log.level)
@@ -144,6 +146,9 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             finally:
                 supervise.cancel()
                 await asyncio.gather(supervise, return_exceptions=True)
+    except JobDone as error:  # the others finished without this node: nothing is left to do
+        log.warning("job.done_before", reason=error.message, hint=error.hint)
+        return 0
     finally:
         serve_session.cancel()
         await asyncio.gather(serve_session, return_exceptions=True)
@@ -184,6 +189,7 @@ async def _run(
         on_attached=supervisor.rank_attached,
         on_silent=supervisor.rank_is_silent,
         on_heeding=supervisor.rank_heeds_notices,
+        on_stopped=supervisor.rank_stopped,
     )
     door.relay, door.health = relay, health
     async with (

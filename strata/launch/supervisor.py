@@ -170,6 +170,12 @@ class Supervisor:
         if ranks is not None and ranks.place.generation == generation:
             ranks.note_heeding(rank)
 
+    def rank_stopped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_stopped(rank)
+
     # -- its life
 
     async def run(self) -> int:

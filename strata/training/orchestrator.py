@@ -213,6 +213,7 @@ class TrainingOrchestrator:
                     grace_s=self.config.preempt_grace_s,
                     clock=self._clock.monotonic_s,
                     save_cost_s=run.saves.expected_s,
+                    ending=ending,
                 )
             )
 

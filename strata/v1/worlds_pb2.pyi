@@ -206,8 +206,8 @@ Global___WorldMember: _TypeAlias = WorldMember  # noqa: Y015
 @_typing.final
 class StopNotice(_message.Message):
     """Asks the ranks of one generation to agree on a step, to save it and to stop there. There is at
-    most one a generation; a second request is answered with the first, unless it asks for the same
-    at once: then grace_ms becomes 0. Who was asked to leave is told so in later generations too, in
+    most one a generation, which only becomes wider or more urgent: a drain takes in the workers of
+    another one, or becomes a preemption, and the shorter grace holds. Who was asked to leave is told so in later generations too, in
     which it has no place, until it has left: generation is then the newer one.
     """
 

@@ -167,7 +167,8 @@ class AgentMember:
             return
         self._finishing = True
         for rank in self.place.ranks:
-            self._session.reports.report(self.place.generation, rank, 0, "")
+            code = PREEMPTED if rank in self._session.stopped else 0
+            self._session.reports.report(self.place.generation, rank, code, "")
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:
