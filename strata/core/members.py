@@ -24,6 +24,7 @@ from strata.core.view import Entry
 from strata.errors import (
     Conflict,
     InvalidArgument,
+    JobDone,
     JobFailed,
     Refused,
     StaleGeneration,
@@ -48,7 +49,7 @@ class Registration:
     `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
     that names one never becomes a newcomer by accident. `resume` lets a new process take up a
     finished job; a reconnect never does. So does an `attempt` above the one in which it ended; the first
-    member of an attempt brings the job's limits, except to a job that is paused.
+    member of an attempt brings the job's limits. A paused job stays paused.
     """
 
     worker: WorkerId
@@ -110,7 +111,7 @@ def decide_register(
     Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
     `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job, for
+    before it believes this), `StaleIncarnation`, `JobFailed`, `JobDone`, and `Refused` for
     who is `leaving` and has no key any more, and for a new job above `max_jobs`: waiting makes no
     room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created at the same
     moment may pass it by their number.
@@ -135,11 +136,7 @@ def decide_register(
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)
     refusal = _finished(job, phase)
-    newer = (
-        not registration.incarnation
-        and registration.attempt > job.attempt()
-        and job.phase() is not Phase.PAUSED
-    )
+    newer = not registration.incarnation and registration.attempt > job.attempt()
     if refusal is not None and (registration.incarnation or not (registration.resume or newer)):
         return Decision(reason=refusal.message, refusal=refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
@@ -195,7 +192,7 @@ def _finished(job: JobView, phase: JobPhase | None) -> StrataError | None:
             hint="go on with it by --resume, or give the new one another name by --job",
         )
     if phase is not None and phase.phase is Phase.DONE:
-        return Refused(
+        return JobDone(
             f"job {job.keys.name} is done: {phase.reason}",
             hint="go on with it by --resume, or give the new one another name by --job",
         )
@@ -225,9 +222,10 @@ def _create(
         reason += "; the job's spec stands as it was created, this member's is ignored"
     if resumed or newer:
         what = f"attempt {registration.attempt} begun" if newer else "resumed"
+        paused = view.record(keys.phase, JobPhase) if job.phase() is Phase.PAUSED else None
         again = JobPhase(
-            phase=Phase.RUNNING,
-            reason=f"{what} by {registration.worker}",
+            phase=Phase.RUNNING if paused is None else Phase.PAUSED,
+            reason=f"{what} by {registration.worker}" if paused is None else paused.reason,
             attempt=max(registration.attempt, job.attempt()),
         )
         puts.append(Put(key=keys.phase, value=encode(again)))

@@ -111,12 +111,21 @@ class WarmStarter:
                 return Started(child=spare.child, warm=True)
         return self._cold.start(environment, name=name)
 
-    def prepare(self, count: int) -> None:
-        """See to it that `count` processes wait; one that cannot be started is done without."""
-        self._spares = [spare for spare in self._spares if spare.child.poll() is None]
+    def prepare(self, count: int) -> int:
+        """See to it that `count` processes wait, and return how many were started for that.
+
+        One that cannot be started is done without.
+        """
+        lost = [spare for spare in self._spares if spare.child.poll() is not None]
+        for spare in lost:
+            log.info("warm.lost", pid=spare.child.pid, reason=spare.child.describe())
+            spare.close()
+        self._spares = [spare for spare in self._spares if spare not in lost]
+        before = len(self._spares)
         with contextlib.suppress(OSError):
             while len(self._spares) < count:
                 self._spares.append(self._spare())
+        return len(self._spares) - before
 
     def close(self) -> None:
         """End the processes that wait."""

@@ -62,6 +62,10 @@ def test_two_nodes_on_one_host_share_a_job(cluster: LocalCluster, nodes: Nodes) 
     one.wait_quiet()
     other.wait_quiet()
 
+    late = nodes.run(cluster.endpoints, "steps", node="c", options=TWO)
+    assert late.join() == 0, "a scheduler that requeued it is not told of a failure"
+    assert "is done" in nodes.record.wait_one("job.done_before", source="c")["reason"]
+
 
 @pytest.mark.usefixtures("torch_installed")
 def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: Nodes) -> None:

@@ -19,7 +19,7 @@ from strata.client import CoordinatorClient
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import StrataError
 from strata.launch.local_cluster import LocalCluster
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED, STOP_ACTION_PREEMPT
 from tests.processes import Record, Talker, gone
 from tests.schedules.judge import History, Looked, NodeEnd
 from tests.schedules.plan import Event, Kind, Plan
@@ -251,10 +251,10 @@ class Drive:
         for node in self._nodes:
             node.back_s = back_s
         try:
-            self._client.stop("preempt", grace_s=10.0)
+            notice = self._client.stop("preempt", grace_s=10.0)
         except StrataError:
             return False
-        return True
+        return notice is not None and notice.action == STOP_ACTION_PREEMPT
 
     def _term_node(self, node: Node, back_s: float) -> bool:
         if node.talker.child.poll() is not None:
@@ -268,9 +268,10 @@ class Drive:
     def _drain(self, node: Node, back_s: float) -> bool:
         node.back_s = back_s
         try:
-            return self._client.stop("drain", worker_ids=(node.name,), grace_s=10.0) is not None
+            notice = self._client.stop("drain", worker_ids=(node.name,), grace_s=10.0)
         except StrataError:
             return False
+        return notice is not None and node.name in notice.worker_ids
 
     def _resume(self) -> None:
         """Resume the job; one that is only about to pause, again a little later."""
