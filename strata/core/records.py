@@ -184,6 +184,15 @@ class StopNotice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reshape:
+    """The leader has the ranks of one generation save a common step: another world follows, for `reason`."""
+
+    epoch: int
+    reason: str
+    grace_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """Members that were asked to leave, and are given no place: those that the notice names, or all.
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from strata.core import reshaping
 from strata.core.ids import WorkerId, checked_id
 from strata.core.job import JobView, World
 from strata.core.records import (
@@ -135,7 +136,10 @@ def revisions(job: JobView) -> set[int]:
         return set()
     notice = job.notice(head.record.generation)
     found = {_written(one) for one in head.record.asked}
-    return found if notice is None else found | {notice.mod_revision}
+    if notice is not None:
+        found.add(notice.mod_revision)
+    reshape = job.reshape(head.record.generation)
+    return found if reshape is None else found | {reshape.create_revision}
 
 
 def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
@@ -147,11 +151,14 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     notice = job.notice(head.record.generation)
     if notice is not None:
         requests.append((notice.record, notice.mod_revision))
-    left = (
+    left = [
         request.grace_ms / 1000 + more_s - asked_s.get(revision, 0.0)
         for request, revision in requests
         for more_s in (LATE_S, GONE_S)
-    )
+    ]
+    reshape = job.reshape(head.record.generation)
+    if reshape is not None:
+        left.append(reshaping.deadline_s(reshape.record) - asked_s.get(reshape.create_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
 
 

@@ -11,12 +11,14 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from strata.client import MemberSession, parse_endpoints
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
+from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, JobDone, StrataError
@@ -24,12 +26,14 @@ from strata.launch.addresses import address_towards
 from strata.launch.devices import OpenDevices
 from strata.launch.draining import prepare_devices, watching_devices
 from strata.launch.environment import Place
+from strata.launch.exit_status import of_signal
 from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.starting import ColdStarter, Starter
+from strata.launch.stopping import PREEMPT_SIGNALS
 from strata.launch.supervisor import SOCKET, Supervisor
-from strata.launch.warm import WarmStarter
+from strata.launch.warm import WarmStarter, uses_init
 from strata.observe import configure, get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -134,7 +138,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="strata-") as folder:
             if not await _connected(session, serve_session, asked):
-                return 128 + asked.result()
+                return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
             address = config.address or address_towards(endpoints[0].host, endpoints[0].port)
             run = _run(config, command, session, observer, Path(folder), devices, worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
@@ -178,6 +182,7 @@ async def _run(
         folder=folder,
         detect_s=timing.detect_s,
         door=door,
+        will_heed=partial(uses_init, command),
     )
     health = Health(config.health, session, supervisor, detect_s=timing.detect_s)
     relay = Relay(

@@ -37,6 +37,11 @@ class Slots:
         self.ranks: RankGroup | None = None
         """Those of the current generation; None between two of them."""
 
+    @property
+    def used(self) -> bool:
+        """Whether ranks were ever started here."""
+        return self._starts > 0
+
     def offer(self, address: str) -> Meeting:
         """Return where the next generation meets if rank 0 is here: a fresh port, kept until `end`."""
         self._port = ReservedPort()

@@ -148,6 +148,13 @@ class WarmStarter:
         return _Spare(child, ours)
 
 
+def uses_init(command: Sequence[str]) -> bool:
+    """Tell whether `command` is a Python script, or module, that uses `strata.init`, as far as can be read."""
+    python = python_command(command)
+    file = _source(python) if python is not None else None
+    return python is not None and file is not None and libraries_of(file, _root(python, file)).heeds
+
+
 def _source(python: PythonCommand) -> Path | None:
     """Return the file that the command runs, where it can be found without importing anything."""
     if python.script is not None:

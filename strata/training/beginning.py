@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
+from strata.training.alike import Sampling, Wanted
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
 from strata.training.feeds import Feeding
 from strata.training.goodput import GOODPUT_KEY, START, Ledger
-from strata.training.group import ensure_group
+from strata.training.group import JOIN, ensure_group
 from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
 from strata.training.saves import Saves
@@ -22,15 +23,6 @@ from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, buffe
 RESTORE: Final = "restore"
 
 log: Final = logging.getLogger("strata.training")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """What was asked for of the samples: how many a step has, in which order, how divided."""
-
-    global_batch: int | None = None
-    seed: int = 0
-    uneven: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +47,12 @@ def begin(
     clock: Clock,
     ledger: Ledger,
     arm: Callable[[], None] = lambda: None,
+    agree: Callable[[Wanted], Wanted] = lambda mine: mine,
 ) -> Beginning:
     """Restore `state` to where the world of `peers` begins, and return what follows from it.
 
     Torch's process group is initialised before. `arm` is called when this process is bound to its
-    generation by that.
+    generation by that. `agree` returns what holds for all ranks, once they are as far as this one.
     """
     peers.check()
     owns_group = ensure_group(peers, arm=arm)
@@ -78,10 +71,13 @@ def begin(
             account = restored.metadata.get(GOODPUT_KEY, "")
             ledger.go_on(account, began_unix_s=past.began_unix_s, now_unix_s=clock.unix_s())
             log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
+    rule = Rule(every_steps=config.save_every_steps, every_s=config.save_every_s)
+    peers.progress(position.step, JOIN)
+    wanted = agree(Wanted(rule=rule, sampling=sampling))
     saves = Saves(
         peers,
         checkpoints,
-        rule=Rule(every_steps=config.save_every_steps, every_s=config.save_every_s),
+        rule=wanted.rule,
         wait_s=config.save_wait_s,
         clock=clock,
         ledger=ledger,
@@ -92,9 +88,9 @@ def begin(
     feeding = Feeding(
         rank=peers.rank,
         world_size=peers.world_size,
-        global_batch=sampling.global_batch,
-        seed=sampling.seed,
-        uneven=sampling.uneven,
+        global_batch=wanted.sampling.global_batch,
+        seed=wanted.sampling.seed,
+        uneven=wanted.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
     )
     return Beginning(position=position, saves=saves, ledger=ledger, feeding=feeding, owns_group=owns_group)

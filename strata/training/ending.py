@@ -324,7 +324,7 @@ def execute_again() -> None:
 
     DataLoader workers would outlive that: they look whether their parent's process id is still the
     same, and it is. The connections of the old program's collectives would outlive it too: gloo
-    leaves its sockets to whatever is executed.
+    leaves its sockets to whatever is executed, and torch's store the pipe that wakes its thread.
     """
     for child in multiprocessing.active_children():
         child.kill()
@@ -332,16 +332,25 @@ def execute_again() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    _keep_no_sockets()
+    _keep_nothing_open()
     # what is blocked here stays blocked in the new program
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _keep_no_sockets() -> None:
-    """Have every socket, and what waits for them, closed as the program is replaced."""
+def _keep_nothing_open() -> None:
+    """Have every socket, what waits for them, and every pipe to oneself closed as the program is replaced.
+
+    A pipe of which one end is elsewhere may have been given to this program for a purpose.
+    """
+    opened: dict[str, list[int]] = {}
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # the names are all that is wanted
         with contextlib.suppress(OSError):  # closed meanwhile, as that of the listing is
-            where = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # no path of a file
-            if number > STDERR and where.startswith(("socket:", "anon_inode:")):
-                os.set_inheritable(number, False)
+            opened.setdefault(os.readlink(f"/proc/self/fd/{number}"), []).append(number)  # noqa: PTH115  # no path of a file
+    for where, numbers in opened.items():
+        own_pipe = where.startswith("pipe:") and len(numbers) > 1 and min(numbers) > STDERR
+        if own_pipe or where.startswith(("socket:", "anon_inode:")):
+            for number in numbers:
+                if number > STDERR:
+                    with contextlib.suppress(OSError):  # closed meanwhile
+                        os.set_inheritable(number, False)

@@ -110,14 +110,14 @@ class Preemption:
             return self._leaves_by_itself
         if self._stopper.covers(grace_s=self._grace_s):
             return True
-        log.warning("asking all ranks to stop: %s", reason)
         if isinstance(self._peers, Alone):
             self._stopper.asked(self._notice(reason))
             return True
         try:
             notice = self._request(reason)
         except StaleGeneration:
-            return self._leaves_by_itself  # its end is about to be heard here, too
+            # its end is about to be heard here, too: its supervisor may end this rank because of that
+            return self._leaves_by_itself
         except StrataError as error:
             log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
             return False

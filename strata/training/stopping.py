@@ -17,15 +17,23 @@ whether it is asked to leave as well.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
+from strata.core.reshaping import SAVED_BARRIER
 from strata.errors import Preempted, StrataError, Unavailable
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, STOP_ACTION_DRAIN, StopNotice
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_RESHAPE,
+    StopNotice,
+)
 
 if TYPE_CHECKING:
     from strata.training.run import Run
@@ -84,7 +92,9 @@ class Stopper:
         return notice is not None and self._means_us(notice) and left_s <= grace_s
 
     def _means_us(self, notice: StopNotice) -> bool:
-        return notice.action != STOP_ACTION_DRAIN or self._peers.worker_id in notice.worker_ids
+        if notice.action == STOP_ACTION_DRAIN:
+            return self._peers.worker_id in notice.worker_ids
+        return notice.action != STOP_ACTION_RESHAPE
 
     # -- in the session's thread
 
@@ -106,7 +116,12 @@ class Stopper:
             self._changed.notify_all()
         if first:
             grace = f"{notice.grace_ms / 1000:g} s"
-            log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
+            if notice.action == STOP_ACTION_RESHAPE:
+                log.warning(
+                    "another world follows; all ranks save first, within %s: %s", grace, notice.reason
+                )
+            else:
+                log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
     # -- in a thread of its own
@@ -175,22 +190,34 @@ class Stopper:
 
     def _stop(self, step: int) -> NoReturn:
         self._save(step)
+        self._say_that_it_is_saved(step)
         notice = self._asked_to_leave(step)
         self.leaving = True
         self._run.abandon(notice.reason, code=Preempted.code)
         raise Preempted(f"stopped after step {step}: {notice.reason}")
 
+    def _say_that_it_is_saved(self, step: int) -> None:
+        """Return once all ranks are as far, which is what the leader waits for before another world."""
+        notice = self._notice
+        if notice is None or notice.action != STOP_ACTION_RESHAPE:
+            return
+        # one that hears of another notice just now does not come: the leader goes by that then
+        with contextlib.suppress(StrataError):
+            self._peers.progress(step, STOP)
+            self._peers.barrier(SAVED_BARRIER)
+
     def _asked_to_leave(self, step: int) -> StopNotice:
         """Return the notice by which this process leaves; a newer world without the others is raised."""
-        waiting_for: tuple[str, ...] = ()
+        told: StopNotice | None = None
         while True:
             with self._changed:
                 notice = self._notice
                 assert notice is not None, "a step is agreed only after a notice"
                 if self._means_us(notice):
                     return notice
-            if waiting_for != (waiting_for := tuple(notice.worker_ids)):
-                log.warning("waiting for the world without %s", ", ".join(waiting_for))
+            if told is None or told.worker_ids != notice.worker_ids:
+                told, others = notice, ", ".join(notice.worker_ids)
+                log.warning("waiting for the world %s", f"without {others}" if others else "that follows")
             self._peers.progress(step, STOP)
             with self._changed:
                 if self._notice is notice:
@@ -234,7 +261,9 @@ class Stopper:
 
 
 def _is_wider(notice: StopNotice, held: StopNotice) -> bool:
-    """Tell whether `notice` means at least those whom `held` does."""
-    if notice.action != STOP_ACTION_DRAIN:
+    """Tell whether `notice` means at least those whom `held` does; nobody leaves by a RESHAPE."""
+    if held.action == STOP_ACTION_RESHAPE:
         return True
+    if notice.action != STOP_ACTION_DRAIN:
+        return notice.action != STOP_ACTION_RESHAPE
     return held.action == STOP_ACTION_DRAIN and {*notice.worker_ids} >= {*held.worker_ids}

@@ -54,6 +54,10 @@ class _StopActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopAction
     """All ranks save and end; the members stay, and wait for the job to be resumed."""
     STOP_ACTION_DRAIN: _StopAction.ValueType  # 3
     """All ranks save; the named workers leave with exit code 75, the others go on without them."""
+    STOP_ACTION_RESHAPE: _StopAction.ValueType  # 4
+    """All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it,
+    and any other notice replaces it.
+    """
 
 class StopAction(_StopAction, metaclass=_StopActionEnumTypeWrapper):
     """How the ranks of a generation are to end."""
@@ -65,6 +69,10 @@ STOP_ACTION_PAUSE: StopAction.ValueType  # 2
 """All ranks save and end; the members stay, and wait for the job to be resumed."""
 STOP_ACTION_DRAIN: StopAction.ValueType  # 3
 """All ranks save; the named workers leave with exit code 75, the others go on without them."""
+STOP_ACTION_RESHAPE: StopAction.ValueType  # 4
+"""All ranks save, and wait for a world of another size; nobody leaves. Only the leader asks for it,
+and any other notice replaces it.
+"""
 Global___StopAction: _TypeAlias = StopAction  # noqa: Y015
 
 @_typing.final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -185,11 +186,13 @@ from strata.training.ending import execute_again
 def child():
     time.sleep(1000)
 
-def is_socket(number):
-    try:
-        return stat.S_ISSOCK(os.fstat(number).st_mode)
-    except OSError:
-        return False
+def kinds():
+    for number in range(3, 99):
+        try:
+            mode = os.fstat(number).st_mode
+        except OSError:
+            continue
+        yield "socket" if stat.S_ISSOCK(mode) else "pipe" if stat.S_ISFIFO(mode) else "other"
 
 if __name__ == "__main__":
     first = "AGAIN" not in os.environ
@@ -201,9 +204,11 @@ if __name__ == "__main__":
         print("child", worker.pid, flush=True)
         as_gloo_does = socket.socket()
         os.set_inheritable(as_gloo_does.fileno(), True)
+        for as_the_store_does in os.pipe():
+            os.set_inheritable(as_the_store_does, True)
         threading.Thread(target=execute_again, daemon=True).start()
         time.sleep(1000)
-    print("sockets", [n for n in range(3, 99) if is_socket(n)], flush=True)
+    print("open", sorted(kinds()), flush=True)
 """
 
 
@@ -211,12 +216,15 @@ def test_a_program_runs_anew_with_its_arguments_and_without_its_children(tmp_pat
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     argv = [sys.executable, "-X", "utf8", str(program), "--steps", "3"]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split(
-        "\n"
-    )
+    kept, given = os.pipe()
+    with os.fdopen(kept), os.fdopen(given, "wb"):
+        run = subprocess.run(
+            argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, pass_fds=[given]
+        )
+    said = run.stdout.split("\n")
     first, child, second = said[0].split(), said[1].split(), said[2].split()
     assert first[:-1] == second[:-1]
     assert (first[-1], second[-1]) == ("True", "False")
     assert "['--steps', '3']" in said[2]
-    assert said[3] == "sockets []"
+    assert said[3] == "open ['pipe']", "what it was given, and nothing of its own"
     assert not Path(f"/proc/{child[1]}").exists()

@@ -17,6 +17,7 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
+    STOP_ACTION_RESHAPE,
     StopJobRequest,
     StopJobResponse,
     StopNotice,
@@ -141,6 +142,26 @@ def test_who_was_asked_already_asks_nobody(room: Room) -> None:
     room.notice(STOP_ACTION_PAUSE, grace_s=12.0)
     assert it._signalled(TERM)
     assert peers.requests == []
+
+
+def test_a_world_of_another_size_that_is_to_follow_is_no_answer_to_a_signal(room: Room) -> None:
+    peers = Asking(room, 0)
+    peers.answer = notice()
+    it = preemption(peers)
+    room.notice(STOP_ACTION_RESHAPE)
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 1
+    assert it._stopper.notice == notice()
+
+
+def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its supervisor's SIGTERM may come before the word that the generation has ended."""
+    peers = Asking(room, 0)
+    peers.answer = StaleGeneration("this node's ranks of generation 1 are being ended")
+    assert not preemption(peers)._signalled(TERM)
+    assert [record.message for record in caplog.records] == []
 
 
 def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> None:
