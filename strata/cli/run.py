@@ -88,6 +88,12 @@ def run(
         bool | None,
         typer.Option("--resume", help="Go on with a job that is done or has failed."),
     ] = None,
+    new: Annotated[
+        bool | None,
+        typer.Option(
+            "--new", help="Begin a job that is done or has failed from nothing; its checkpoints stay."
+        ),
+    ] = None,
     on_stall: Annotated[
         str | None,
         typer.Option("--on-stall", help="For ranks that stand still: report or evict. (report)"),
@@ -140,6 +146,7 @@ def run(
         "preempt": preempt,
         "preempt_grace_s": preempt_grace_s,
         "resume": resume,
+        "new": new,
         "health.on_stall": on_stall,
         "health.stall_factor": stall_factor,
         "health.stall_limits": stall_limits,

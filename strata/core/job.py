@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from strata.core.ids import WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import (
+    Anew,
     CheckpointRecord,
     GenerationRecord,
     JobPhase,
@@ -141,6 +142,11 @@ class JobView:
         return record.step if record is not None else None
 
     # -- checkpoints
+
+    def anew(self) -> int:
+        """Return the newest generation of which all that was saved is given up; 0 when of none."""
+        record = self.view.record(self.keys.anew, Anew)
+        return record.generation if record is not None else 0
 
     def latest(self) -> Entry[Latest] | None:
         return self.view.entry(self.keys.latest, Latest)

@@ -257,6 +257,11 @@ class JobKeys:
         return f"{self.root}latest"
 
     @property
+    def anew(self) -> str:
+        """Up to which generation what was saved is given up."""
+        return f"{self.root}anew"
+
+    @property
     def pins(self) -> str:
         return f"{self.root}pins/"
 

@@ -184,6 +184,13 @@ class StopNotice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Anew:
+    """The job was begun anew: what its generations up to this one have saved is given up."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reshape:
     """The leader has the ranks of one generation save a common step: another world follows, for `reason`."""
 

@@ -120,6 +120,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         devices=devices.names if devices is not None else (),
         pid=os.getpid(),
         resume=config.resume,
+        begin_anew=config.new,
         spec=JobSpec(
             min_workers=config.min_workers,
             max_workers=config.max_workers or config.min_workers,

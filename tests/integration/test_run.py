@@ -123,6 +123,20 @@ def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nod
     assert resumed.join() == 0
 
 
+def test_a_job_that_is_done_begins_anew_and_keeps_what_it_had(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    for options in (), ("--new",):
+        words = ("--storage", str(tmp_path), "--steps", "12")
+        node = nodes.run(cluster.endpoints, "stopping", *words, options=("--settle-s", "0.2", *options))
+        assert node.join() == 0
+    assert [e["step"] for e in record.of("start")] == [0, 0]
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        steps = [(one.step, one.generation) for one in client.checkpoints()]
+        assert client.latest_checkpoint().generation == 2
+    assert {(12, 1), (12, 2)} <= set(steps)
+
+
 def test_a_name_in_use_is_refused(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
     nodes.run(cluster.endpoints, "plain", "--wait", options=("--slots", "2"))
     record.wait("start", count=2)

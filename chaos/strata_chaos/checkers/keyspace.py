@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 UNKNOWN: Final = "unknown"
 
-_JOB_SINGLES: Final = frozenset({"spec", "standbys", "phase", "world", "latest", "import"})
+_JOB_SINGLES: Final = frozenset({"spec", "standbys", "phase", "world", "latest", "anew", "import"})
 _CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor"})
 
 

@@ -90,6 +90,7 @@ EXAMPLES: dict[str, Any] = {
         seats={"node-1": "node-2"},
         moved={"node-1": (2,)},
     ),
+    JOB.anew: r.Anew(generation=2),
     JOB.checkpoint(120, 2): r.CheckpointRecord(
         attempt=ATTEMPT,
         step=120,
