@@ -50,7 +50,7 @@ class Running:
 
 
 _processes = pytest.StashKey[ExitStack]()
-_futures = pytest.StashKey[list["Future[Result]"]]()
+_futures = pytest.StashKey["list[Future[Result]]"]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -65,7 +65,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     stack = session.config.stash[_processes] = ExitStack()
     processes = stack.enter_context(pool(JOBS))
-    futures = session.config.stash[_futures] = [processes.submit(run_seed, seed) for seed in range(SEEDS)]
+    futures = [processes.submit(run_seed, seed) for seed in range(SEEDS)]
+    session.config.stash[_futures] = futures
     for seed, future in enumerate(futures):
         future.add_done_callback(lambda done, seed=seed: _keep(folder / str(seed), done))  # type: ignore[misc]
 
