@@ -49,8 +49,10 @@ class Running:
         return found
 
 
+Futures = list[Future[Result]]
+
 _processes = pytest.StashKey[ExitStack]()
-_futures = pytest.StashKey["list[Future[Result]]"]()
+_futures = pytest.StashKey[Futures]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -65,7 +67,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     stack = session.config.stash[_processes] = ExitStack()
     processes = stack.enter_context(pool(JOBS))
-    futures = [processes.submit(run_seed, seed) for seed in range(SEEDS)]
+    futures: Futures = [processes.submit(run_seed, seed) for seed in range(SEEDS)]
     session.config.stash[_futures] = futures
     for seed, future in enumerate(futures):
         future.add_done_callback(lambda done, seed=seed: _keep(folder / str(seed), done))  # type: ignore[misc]
@@ -77,7 +79,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if stack is None:
         return
     if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED} and not session.shouldfail:
-        wait(session.config.stash[_futures], LIMIT_S)
+        futures = session.config.stash[_futures]
+        wait(futures, LIMIT_S)
     stack.close()
 
 
