@@ -25,6 +25,7 @@ from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
+from strata.checkpoint.rank_values import texts_of_ranks
 from strata.checkpoint.reader import Loaded, load
 from strata.checkpoint.restoring import restore_into
 from strata.checkpoint.saving import Saver
@@ -363,6 +364,12 @@ class CheckpointManager:
     def all_checkpoints(self) -> list[CheckpointMetadata]:
         """Return every checkpoint the catalog knows, oldest first."""
         return self._catalog.all()
+
+    def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
+        """Return the text that each rank had saved at `path`, key below key; ranks without one are absent."""
+        folder = self._catalog.folder(checkpoint)
+        digest = checkpoint.manifest_digest
+        return texts_of_ranks(self._storage, folder, manifest_digest=digest, path=path)
 
     # -- the end
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from strata.checkpoint.state import join
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
 from strata.training.alike import Sampling, Wanted
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
+from strata.training.cursors import CURSORS_KEY, CursorBook
 from strata.training.feeds import Feeding
 from strata.training.goodput import GOODPUT_KEY, START, Ledger
 from strata.training.group import JOIN, ensure_group
@@ -33,6 +35,7 @@ class Beginning:
     saves: Saves
     ledger: Ledger
     feeding: Feeding
+    cursors: CursorBook
     owns_group: bool
     """Whether torch's process group was initialised here, and is to be ended here."""
 
@@ -59,7 +62,7 @@ def begin(
     peers.progress(0, RESTORE)
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
-    restored = checkpoints.restore(state, of_rank_0=buffers_of(state))
+    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | {join(OWN_KEY, CURSORS_KEY)})
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())
@@ -71,6 +74,13 @@ def begin(
             account = restored.metadata.get(GOODPUT_KEY, "")
             ledger.go_on(account, began_unix_s=past.began_unix_s, now_unix_s=clock.unix_s())
             log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
+    cursors = CursorBook(
+        rank=peers.rank,
+        own=str(own.get(CURSORS_KEY, "")),
+        of_ranks=lambda: (
+            () if restored is None else checkpoints.texts_of_ranks(restored, OWN_KEY, CURSORS_KEY).values()
+        ),
+    )
     rule = Rule(every_steps=config.save_every_steps, every_s=config.save_every_s)
     peers.progress(position.step, JOIN)
     wanted = agree(Wanted(rule=rule, sampling=sampling))
@@ -84,6 +94,7 @@ def begin(
         position=position,
         saved=own.get(PACE_KEY, {}),
         failure_s=past.failure_s,
+        cursors=cursors.saved,
     )
     feeding = Feeding(
         rank=peers.rank,
@@ -93,4 +104,11 @@ def begin(
         uneven=wanted.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
     )
-    return Beginning(position=position, saves=saves, ledger=ledger, feeding=feeding, owns_group=owns_group)
+    return Beginning(
+        position=position,
+        saves=saves,
+        ledger=ledger,
+        feeding=feeding,
+        cursors=cursors,
+        owns_group=owns_group,
+    )
