@@ -31,9 +31,9 @@ POLL_S = 0.05
 """The driver looks so often; it acts on a clock, as whoever harms a cluster does."""
 LOOK_S = 0.2
 ANSWER_S = 3.0
-STUCK_S = 60.0
+STUCK_S = 120.0
 """So long after the last deed, and the last step, the training counts as stuck."""
-ENDED_S = 30.0
+ENDED_S = 60.0
 QUIET_S = 15.0
 
 
