@@ -25,8 +25,8 @@ from tests.schedules.judge import History, Looked, NodeEnd
 from tests.schedules.plan import Event, Kind, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM})
-"""A node left because it was asked to: 143 when its ranks, just started, did not heed notices yet."""
+LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM})
+"""A node left because it was asked to; by the signal itself when its Python had not come as far as our code."""
 POLL_S = 0.05
 """The driver looks so often; it acts on a clock, as whoever harms a cluster does."""
 LOOK_S = 0.2
