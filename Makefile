@@ -6,6 +6,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
+# Tests that take long wait for other processes, so there may be more of these than cores.
+TEST_PROCESSES := 3
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
 
 .PHONY: help test check demo bench chaos proto fmt clean distclean ready etcd \
@@ -20,8 +22,8 @@ ready: ## set up .venv (the other targets do this themselves)
 etcd: ## put etcd into .tools (likewise)
 	@scripts/fetch-etcd
 
-test: ready etcd ## run all tests (ARGS="-k name" for some of them)
-	@$(PY) -m pytest $(ARGS)
+test: ready etcd ## run all tests, side by side (ARGS="-n 0 -k name" for some of them, in one process)
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: format lint types floors generated house ## format, lint, types, floors, generated code, house rules
 

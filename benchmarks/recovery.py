@@ -1,10 +1,12 @@
 """How soon a training steps again after a rank was killed or frozen, beside stock torchrun.
 
-    python -m benchmarks.recovery [--json FILE] [--rounds 5] [--kills 3] [--detect-s 5]
+    python -m benchmarks.recovery [--json FILE] [--rounds 5] [--kills 3] [--calm-s 10] [--detect-s 5]
 
 Three nodes of one rank train a small model with DistributedDataParallel over gloo. `strata run` on
 three coordinators and torchrun with its c10d rendezvous take turns, `--rounds` times; in each turn
-a rank is killed `--kills` times, another one each time, and the time is taken until
+a rank is killed `--kills` times, another one each time, always after `--calm-s` of training (so
+that `strata run` has its next processes warm; without it every kill waits for torch's import, as
+under torchrun), and the time is taken until
 
 - told: the other nodes' supervisors know of it (Strata only: torchrun's agents say nothing)
 - again: every rank has trained a step in a new process
@@ -148,10 +150,11 @@ def _end(talkers: Sequence[Talker]) -> None:
 
 
 def harmed(
-    training: Training, victim_rank: int, number: int, *, limit_s: float = LIMIT_S
+    training: Training, victim_rank: int, number: int, *, calm_s: float, limit_s: float = LIMIT_S
 ) -> tuple[float, float, int]:
     """Signal a rank's process; return when, how long it took until all ranks trained anew, and its pid."""
     ranks = steady(training.record)
+    time.sleep(calm_s)
     began = time.monotonic()
     os.kill(ranks[victim_rank], number)
     fresh = steady(training.record, frozenset(ranks.values()), limit_s=limit_s)
@@ -161,25 +164,27 @@ def harmed(
     return began, again_s, ranks[victim_rank]
 
 
-def strata_turn(training: UnderStrata, kills: int, found: dict[str, list[float]]) -> None:
+def strata_turn(training: UnderStrata, kills: int, calm_s: float, found: dict[str, list[float]]) -> None:
     """Kill ranks, then freeze one."""
     for number in range(kills):
-        began, again_s, victim = harmed(training, number % NODES, signal.SIGKILL)
+        began, again_s, victim = harmed(training, number % NODES, signal.SIGKILL, calm_s=calm_s)
         found["again"].append(again_s)
         found["told"] += [at - began for at in training.told(began, victim)]
-    _, again_s, _ = harmed(training, 1, signal.SIGSTOP)
+    _, again_s, _ = harmed(training, 1, signal.SIGSTOP, calm_s=calm_s)
     found["frozen"].append(again_s)
 
 
-def torchrun_frozen(training: Training) -> float | None:
+def torchrun_frozen(training: Training, calm_s: float) -> float | None:
     """Freeze a rank; return the seconds until all train again, None when they do not within a minute."""
     try:
-        return harmed(training, 1, signal.SIGSTOP, limit_s=FROZEN_LOOK_S)[1]
+        return harmed(training, 1, signal.SIGSTOP, calm_s=calm_s, limit_s=FROZEN_LOOK_S)[1]
     except AssertionError:
         return None
 
 
-def run(rounds: int, kills: int, detect_s: float) -> tuple[dict[str, list[float]], list[float], float | None]:
+def run(
+    rounds: int, kills: int, calm_s: float, detect_s: float
+) -> tuple[dict[str, list[float]], list[float], float | None]:
     """Return what was measured of Strata, of torchrun, and of torchrun with a frozen rank."""
     ours: dict[str, list[float]] = {"again": [], "told": [], "frozen": []}
     theirs: list[float] = []
@@ -192,13 +197,15 @@ def run(rounds: int, kills: int, detect_s: float) -> tuple[dict[str, list[float]
             with ExitStack() as turn:
                 training = UnderStrata(cluster, folder, number)
                 turn.callback(training.end)
-                strata_turn(training, kills, ours)
+                strata_turn(training, kills, calm_s, ours)
             with ExitStack() as turn:
                 baseline = UnderTorchrun(folder / f"torchrun-{number}")
                 turn.callback(baseline.end)
-                theirs += [harmed(baseline, i % NODES, signal.SIGKILL)[1] for i in range(kills)]
+                theirs += [
+                    harmed(baseline, i % NODES, signal.SIGKILL, calm_s=calm_s)[1] for i in range(kills)
+                ]
                 if number == rounds:
-                    theirs_frozen = torchrun_frozen(baseline)
+                    theirs_frozen = torchrun_frozen(baseline, calm_s)
             print(
                 f"round {number} of {rounds}: killed, again after {_some(ours['again'][-kills:])} s"
                 f" (torchrun: {_some(theirs[-kills:])} s); frozen {ours['frozen'][-1]:.1f} s",
@@ -232,10 +239,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--calm-s", type=float, default=10.0)
     parser.add_argument("--detect-s", type=float, default=5.0)
     args = parser.parse_args(argv)
     began = time.monotonic()
-    ours, theirs, theirs_frozen = run(args.rounds, args.kills, args.detect_s)
+    ours, theirs, theirs_frozen = run(args.rounds, args.kills, args.calm_s, args.detect_s)
     figures: dict[str, Any] = {kind: distribution(seconds) for kind, seconds in ours.items()}
     figures["torchrun_again"] = distribution(theirs)
     ratios = sorted(b / a for a, b in zip(ours["again"], theirs, strict=True))
@@ -259,6 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary)
     result = {
         "benchmark": "recovery",
+        "calm_s": args.calm_s,
         "detect_s": args.detect_s,
         **figures,
         "torchrun_frozen_s": theirs_frozen,

@@ -51,6 +51,7 @@ _HOME = {
             "ConfigError",
             "Conflict",
             "InvalidArgument",
+            "JobDone",
             "JobFailed",
             "NotFound",
             "NotLeader",

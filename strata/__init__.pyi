@@ -22,6 +22,7 @@ from strata.errors import ClusterReplaced as ClusterReplaced
 from strata.errors import ConfigError as ConfigError
 from strata.errors import Conflict as Conflict
 from strata.errors import InvalidArgument as InvalidArgument
+from strata.errors import JobDone as JobDone
 from strata.errors import JobFailed as JobFailed
 from strata.errors import NotFound as NotFound
 from strata.errors import NotLeader as NotLeader

@@ -178,6 +178,12 @@ class CheckpointAborted(CheckpointError):
     code = "CHECKPOINT_ABORTED"
 
 
+class JobDone(Refused):
+    """The job has finished and takes no more members."""
+
+    code = "JOB_DONE"
+
+
 class JobFailed(StrataError):
     """The job has ended in failure and takes no more members."""
 

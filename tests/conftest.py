@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,6 +33,34 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 hypothesis.settings.register_profile("default", deadline=None, database=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share files out, not tests; there is such a hook only where pytest-xdist is installed."""
+    from tests.side_by_side import ByFile  # noqa: PLC0415  # imports xdist
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    from tests.side_by_side import rank  # noqa: PLC0415  # as above
+
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+SHOWN = "shown"
+"""A property of a test (`record_property`) that the end of the run shows."""
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show what tests have found out, also those of other processes."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, text in report.user_properties:
+            if name == SHOWN:
+                terminalreporter.write_line(f"\n{text}")
+
 
 pytest_plugins = ["tests.cluster_fixtures", "tests.etcd_fixtures", "tests.secured_fixtures"]
 

@@ -35,6 +35,8 @@ STEPS_PER_EPOCH = 1500 // (NODES * BATCH)
 SAVE_EVERY = 20
 ACCURACY = 0.9
 WAIT_S = 60.0
+START_S = 300.0
+"""Three nodes import torch at the same time, on a machine that may have read none of it yet."""
 
 console = Console(highlight=False)
 
@@ -72,7 +74,7 @@ class Demo:
         """Train, and kill on the way."""
         self.client = CoordinatorClient.connect(cluster.endpoints, job=JOB)
         self._start_nodes(cluster)
-        self._reach(1, "the first step")
+        self._reach(1, "the first step", limit_s=START_S)
         self.say(f"training: {self.steps} steps, {NODES} ranks, a checkpoint every {SAVE_EVERY}")
         self._reach(self.steps // 8, "the first kill")
         self._kill_leader(cluster)
@@ -93,8 +95,8 @@ class Demo:
             self.nodes.append(Child.start(command, name=f"node-{number}", log=log))
         self.say(f"{NODES} nodes started: strata run -- python examples/demo/train.py")
 
-    def _reach(self, step: int, what: str) -> None:
-        self._wait(f"step {step} ({what})", lambda: self.feed.step() >= step)
+    def _reach(self, step: int, what: str, *, limit_s: float = WAIT_S) -> None:
+        self._wait(f"step {step} ({what})", lambda: self.feed.step() >= step, limit_s)
 
     def _wait(self, what: str, condition: Callable[[], bool], limit_s: float = WAIT_S) -> float:
         def look() -> bool:

@@ -88,6 +88,12 @@ def run(
         bool | None,
         typer.Option("--resume", help="Go on with a job that is done or has failed."),
     ] = None,
+    new: Annotated[
+        bool | None,
+        typer.Option(
+            "--new", help="Begin a job that is done or has failed from nothing; its checkpoints stay."
+        ),
+    ] = None,
     on_stall: Annotated[
         str | None,
         typer.Option("--on-stall", help="For ranks that stand still: report or evict. (report)"),
@@ -114,7 +120,7 @@ def run(
 ) -> None:
     """Join a job, run its ranks on this node, and start them again when the world changes.
 
-    One a node. The exit status is 0 when the job is done, 75 when this node was preempted and shall be
+    One a node. The exit status is 0 when the job is done (or was before), 75 when this node was preempted and shall be
     requeued, 78 when the job has failed for good, and 128 + n when signal n stopped it.
 
     Example: strata run --job gpt --slots 8 --min-workers 2 -- python train.py
@@ -140,6 +146,7 @@ def run(
         "preempt": preempt,
         "preempt_grace_s": preempt_grace_s,
         "resume": resume,
+        "new": new,
         "health.on_stall": on_stall,
         "health.stall_factor": stall_factor,
         "health.stall_limits": stall_limits,

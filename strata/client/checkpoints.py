@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from strata.checkpoint import root
@@ -23,6 +22,7 @@ from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import write_marker
+from strata.checkpoint.rank_values import texts_of_ranks
 from strata.checkpoint.reader import Loaded
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
@@ -431,6 +431,11 @@ class CheckpointManager:
         """Return every checkpoint the catalog knows, oldest first."""
         return self._catalog.all()
 
+    def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
+        """Return the text that each rank had saved at `path`, key below key; ranks without one are absent."""
+        folder, digest = self._catalog.folder(checkpoint), checkpoint.manifest_digest
+        return texts_of_ranks(self._storage, folder, manifest_digest=digest, path=path)
+
     # -- the end
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
@@ -479,12 +484,7 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return

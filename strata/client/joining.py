@@ -18,10 +18,12 @@ from google.protobuf import json_format
 
 from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
+from strata.client.lone_watch import Words, lone_watch
 from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
 from strata.client.stack_dump import answer_stack_dumps
+from strata.client.stall_watch import kept
 from strata.config import Credentials, LibraryConfig
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
@@ -228,6 +230,7 @@ async def _join(
     session = MemberSession(
         endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
     )
+    watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)
     try:
@@ -242,7 +245,10 @@ async def _join(
     except BaseException:
         running.cancel()
         raise
-    return Seat(session=session, watcher=watcher, place=place, owns_member=True)
+    watch.watch(place.generation)
+    watching = background.submit(kept(watch.run, Words()))
+    running.add_done_callback(lambda _ended: watching.cancel())
+    return Seat(session=session, watcher=watcher, place=place, owns_member=True, watch=watch)
 
 
 def _report_bug(running: concurrent.futures.Future[None]) -> None:

@@ -20,8 +20,9 @@ from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
 from strata.client.session import Session
+from strata.client.stall_watch import StallWatch
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import JobFailed, Refused, StaleGeneration, StrataError, Unavailable
+from strata.errors import JobDone, JobFailed, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import RankProgress
@@ -61,6 +62,8 @@ class Seat:
     watcher: Watcher
     place: RankPlace
     owns_member: bool
+    watch: StallWatch | None = None
+    """A lone trainer's, over itself."""
     rounds: RoundBook = field(default_factory=RoundBook)
     phase: str = ""
     heeds_notices: bool = False
@@ -120,7 +123,7 @@ class Watcher:
 async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str, after: int) -> RankPlace:
     """Return this member's place once a world newer than generation `after` has one for it.
 
-    For a member with one rank. `JobFailed` or `Refused` when the job ends instead.
+    For a member with one rank. `JobFailed` or `JobDone` when the job ends instead.
     """
     while True:
         watcher.changed.clear()
@@ -130,7 +133,7 @@ async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str
         if update is not None and update.phase == JOB_PHASE_FAILED:
             raise JobFailed(f"job {job} has failed: {update.phase_reason}")
         if update is not None and update.phase == JOB_PHASE_DONE:
-            raise Refused(f"job {job} is done: {update.phase_reason}")
+            raise JobDone(f"job {job} is done: {update.phase_reason}")
         if update is not None and update.world.generation > after and update.HasField("place"):
             return RankPlace(
                 job=job,
@@ -291,7 +294,8 @@ class RankClient:
         told = RankProgress(
             rank=self.rank, step=step, phase=phase, heeds_notices=self._seat.heeds_notices, step_us=own_us
         )
-        self._loop.soon(lambda: self._session.progress(self.generation, [told]))
+        tell = self._session.progress if self._seat.watch is None else self._seat.watch.hear
+        self._loop.soon(lambda: tell(self.generation, [told]))
 
     def heed_notices(self) -> None:
         """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
@@ -395,6 +399,8 @@ class RankClient:
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
         self._seat.rounds = RoundBook()
+        if self._seat.watch is not None:
+            self._seat.watch.watch(self.generation)
 
     # -- the end
 
@@ -410,7 +416,8 @@ class RankClient:
     def close(self, *, code: int = 0, reason: str = "") -> None:
         """End this client; the last one of its rank in this process ends the session. Idempotent.
 
-        Under `strata run` the supervisor learns from the process's own end how the rank fared.
+        Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
+        stopped as it was asked to (75) is said here: the program may end with another code after that.
         A lone trainer says it here: with code 0 its rank is done, with 75 it stopped as it was asked
         to. Otherwise, and when the process ends without this, the member leaves its world, which ends
         the generation for the others.
@@ -424,15 +431,16 @@ class RankClient:
 
     async def _close(self, code: int, reason: str) -> None:
         self._seat.users -= 1
-        if self._seat.users:
-            return
-        if self._seat.owns_member and code in {0, PREEMPTED} and self._session.error is None:
+        last, member = not self._seat.users, self._seat.owns_member
+        told = last and code in {0, PREEMPTED} if member else code == PREEMPTED
+        if told and self._session.error is None:
             try:
                 async with asyncio.timeout(LOCAL_SLACK_S):
                     await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
             except (StrataError, TimeoutError):
                 pass  # its generation has ended, or nobody hears: leaving says the rest
-        await self._session.leave(reason)
+        if last:
+            await self._session.leave(reason)
 
     async def _detach(self) -> None:
         """Leave when the process ends without `close`, so that it is not taken for frozen."""

@@ -99,6 +99,11 @@ class RunConfig:
         doc="how long new ranks have the node to themselves before the next warm processes start",
     )
     resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
+    new: bool = setting(
+        "run.new",
+        default=False,
+        doc="begin a job that is done or has failed from nothing; its checkpoints are given up, and stay",
+    )
     health: HealthConfig = field(default_factory=HealthConfig)
     credentials: Credentials = field(default_factory=Credentials)
     log: LogConfig = field(default_factory=LogConfig)
@@ -127,6 +132,11 @@ class RunConfig:
             raise ConfigError("--max-fruitless-generations must be at least 1")
         if self.restart not in {PROCESS, IN_PROCESS}:
             raise ConfigError(f"--restart must be {PROCESS} or {IN_PROCESS}, not {self.restart!r}")
+        if self.new and self.resume:
+            raise ConfigError(
+                "--new and --resume exclude each other",
+                hint="--resume goes on from the latest checkpoint, --new begins from nothing",
+            )
         if self.max_generations < 0:
             raise ConfigError("--max-generations cannot be negative")
 

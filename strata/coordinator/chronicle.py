@@ -23,6 +23,7 @@ from strata.core.records import (
     Leader,
     PoisonRecord,
     RankFailed,
+    Reshape,
     StopNotice,
     WorldHead,
 )
@@ -131,17 +132,8 @@ class Chronicle:
                         f"rank {int(rank)} of generation {int(generation)} on {failed.worker} ended:"
                         f" {failed.reason}",
                     )
-            case ("jobs", job, "worlds", generation, "notice"):
-                notice = view.record(key, StopNotice)
-                if notice is not None:
-                    who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
-                    self._note(
-                        event,
-                        "notice",
-                        job,
-                        f"generation {int(generation)} is asked to stop: {notice.action.value}{who},"
-                        f" {notice.reason}",
-                    )
+            case ("jobs", job, "worlds", generation, "notice" | "reshape"):
+                self._on_notice(event, job, int(generation))
             case ("jobs", job, "barriers", name, _, round_, "outcome"):
                 self._on_outcome(event, job, name, int(round_))
             case ("jobs", job, "checkpoints", _, _):
@@ -165,6 +157,20 @@ class Chronicle:
             self._generations.add()
         what = "forms" if head.forming else f"has {head.size} ranks on {head.members} members"
         self._note(event, "generation", job, f"generation {head.generation} {what}: {head.reason}")
+
+    def _on_notice(self, event: Event, job: str, generation: int) -> None:
+        """Say what the ranks of a generation are asked for, by somebody or by the leader."""
+        key = event.kv.key
+        if key.endswith("/reshape"):
+            reshape = self._view.record(key, Reshape)
+            if reshape is not None:
+                self._note(event, "notice", job, f"generation {generation} saves first: {reshape.reason}")
+            return
+        notice = self._view.record(key, StopNotice)
+        if notice is not None:
+            who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
+            what = f"{notice.action.value}{who}, {notice.reason}"
+            self._note(event, "notice", job, f"generation {generation} is asked to stop: {what}")
 
     def _on_outcome(self, event: Event, job: str, name: str, round_: int) -> None:
         if event.deleted:

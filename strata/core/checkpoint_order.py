@@ -3,7 +3,8 @@
 The order is (generation, step): what a later world saved counts as newer, whatever its step. A
 world that restores from step s takes that record over: `latest` names it under the new
 generation. What older generations had saved beyond s is thereby *superseded*: it belongs to a
-history that was given up, never counts as newer, and is restored only by explicit request.
+history that was given up, never counts as newer, and is restored only by explicit request. So does
+all that a job had saved before it was begun anew (`J/anew`).
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ def restorations(job: JobView) -> Iterator[tuple[int, int]]:
 
 
 def superseded(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether a later world went back behind this record."""
-    return any(g > record.generation and record.step > s for g, s in restorations(job))
+    """Tell whether a later world went back behind this record, or the job was begun anew after it."""
+    return record.generation <= job.anew() or any(
+        g > record.generation and record.step > s for g, s in restorations(job)
+    )
 
 
 def supersedes_any(job: JobView, generation: int) -> bool:

@@ -245,7 +245,7 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
     latest = job.latest()
     operations: list[Operation] = [Put(key=entry.key, value=encode(committed))]
     newer = latest is None or order(record) > (latest.record.generation, latest.record.step)
-    if newer and record.type in RESTORABLE_TYPES:
+    if newer and record.generation > job.anew() and record.type in RESTORABLE_TYPES:
         moved = Latest(
             generation=record.generation,
             step=record.step,
@@ -260,6 +260,7 @@ def decide_commit(job: JobView, entry: Entry[CheckpointRecord]) -> Decision:
                 unchanged(entry.key, entry.mod_revision),
                 unchanged(head.key, head.mod_revision),
                 unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
+                unchanged(job.keys.anew, job.view.mod_revision(job.keys.anew)),
             ),
             success=tuple(operations),
         ),

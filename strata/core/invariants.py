@@ -83,7 +83,7 @@ def _worlds(job: JobView) -> Iterator[str]:
     world = job.world_as_written()
     if world is None:
         for name in job.view.names(job.keys.worlds):
-            for ended in ("done", "failed", "stopped", "notice", "restored"):
+            for ended in ("done", "failed", "stopped", "notice", "reshape", "restored"):
                 if ended in job.view.names(job.keys.generation(int(name))):
                     yield f"generation {name} has {ended} keys, and there is no head"
         return
@@ -152,6 +152,8 @@ def _notices(job: JobView) -> Iterator[str]:
         return
     head = world.head
     notice = job.notice(head.generation)
+    if job.reshape(head.generation) is not None and head.forming:
+        yield f"generation {head.generation} is forming and is to save first"
     if notice is not None and head.forming:
         yield f"generation {head.generation} is forming and is asked to stop"
     if notice is not None:

@@ -8,6 +8,7 @@ from strata.core.checkpoint_records import Rewind
 from strata.core.ids import WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import (
+    Anew,
     CheckpointRecord,
     GenerationRecord,
     JobPhase,
@@ -19,6 +20,7 @@ from strata.core.records import (
     RankDone,
     RankFailed,
     RankStopped,
+    Reshape,
     Restored,
     StopNotice,
     Worker,
@@ -123,6 +125,14 @@ class JobView:
         """Return what asks the ranks of `generation` to stop, or None."""
         return self.view.entry(self.keys.notice(generation), StopNotice)
 
+    def reshape(self, generation: int) -> Entry[Reshape] | None:
+        """Return what has the ranks of `generation` save before another world follows, or None."""
+        return self.view.entry(self.keys.reshape(generation), Reshape)
+
+    def met(self, barrier: str, generation: int) -> bool:
+        """Tell whether all ranks of `generation` have met at a barrier of that name."""
+        return self.view.get(self.keys.barrier_floor(barrier, generation)) is not None
+
     def history(self) -> list[Entry[GenerationRecord]]:
         """Return what is kept of the generations so far, in their order."""
         return list(self.view.entries(self.keys.history, GenerationRecord))
@@ -133,6 +143,11 @@ class JobView:
         return record.step if record is not None else None
 
     # -- checkpoints
+
+    def anew(self) -> int:
+        """Return the newest generation of which all that was saved is given up; 0 when of none."""
+        record = self.view.record(self.keys.anew, Anew)
+        return record.generation if record is not None else 0
 
     def latest(self) -> Entry[Latest] | None:
         return self.view.entry(self.keys.latest, Latest)

@@ -162,6 +162,10 @@ class JobKeys:
         """What asks the ranks of a generation to stop."""
         return f"{self.generation(generation)}notice"
 
+    def reshape(self, generation: int) -> str:
+        """What has the ranks of a generation save before a world of another size follows."""
+        return f"{self.generation(generation)}reshape"
+
     @property
     def history(self) -> str:
         return f"{self.root}history/"
@@ -301,6 +305,11 @@ class JobKeys:
     @property
     def latest(self) -> str:
         return f"{self.root}latest"
+
+    @property
+    def anew(self) -> str:
+        """Up to which generation what was saved is given up."""
+        return f"{self.root}anew"
 
     @property
     def pins(self) -> str:

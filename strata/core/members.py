@@ -18,12 +18,23 @@ from dataclasses import dataclass, field
 
 from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
-from strata.core.records import JobPhase, JobSpec, Phase, RankDone, RankFailed, RankStopped, Worker, encode
-from strata.core.txn import Compare, Decision, Delete, Put, Txn, absent, created_at, unchanged
+from strata.core.records import (
+    Anew,
+    JobPhase,
+    JobSpec,
+    Phase,
+    RankDone,
+    RankFailed,
+    RankStopped,
+    Worker,
+    encode,
+)
+from strata.core.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, created_at, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     Conflict,
     InvalidArgument,
+    JobDone,
     JobFailed,
     Refused,
     StaleGeneration,
@@ -47,8 +58,9 @@ class Registration:
 
     `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
     that names one never becomes a newcomer by accident. `resume` lets a new process take up a
-    finished job; a reconnect never does. So does an `attempt` above the one in which it ended; the first
-    member of an attempt brings the job's limits, except to a job that is paused.
+    finished job; a reconnect never does. `anew` does the same from nothing: what the job has saved is given
+    up, but stays, and this member's limits count from then on. So does an `attempt` above the one in which it ended; the first
+    member of an attempt brings the job's limits. A paused job stays paused.
     """
 
     worker: WorkerId
@@ -61,6 +73,7 @@ class Registration:
     incarnation: int = 0
     resume: bool = False
     attempt: int = 0
+    anew: bool = False
 
 
 def check_registration(registration: Registration) -> None:
@@ -110,7 +123,7 @@ def decide_register(
     Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
     `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, `JobFailed`, and `Refused` for a finished job, for
+    before it believes this), `StaleIncarnation`, `JobFailed`, `JobDone`, and `Refused` for
     who is `leaving` and has no key any more, and for a new job above `max_jobs`: waiting makes no
     room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created at the same
     moment may pass it by their number.
@@ -135,12 +148,9 @@ def decide_register(
         return _taken(job, registration, held, failed_incarnation)
     phase = job.view.record(job.keys.phase, JobPhase)
     refusal = _finished(job, phase)
-    newer = (
-        not registration.incarnation
-        and registration.attempt > job.attempt()
-        and job.phase() is not Phase.PAUSED
-    )
-    if refusal is not None and (registration.incarnation or not (registration.resume or newer)):
+    newer = not registration.incarnation and registration.attempt > job.attempt()
+    taken_up = registration.resume or registration.anew or newer
+    if refusal is not None and (registration.incarnation or not taken_up):
         return Decision(reason=refusal.message, refusal=refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
         full = Refused(
@@ -149,6 +159,11 @@ def decide_register(
         )
         return Decision(reason=full.message, refusal=full)
     return _create(job, registration, served_by, resumed=refusal is not None, newer=newer)
+
+
+_TAKE_UP = (
+    "go on with it by --resume, begin it anew by --new (its checkpoints stay), or give another name by --job"
+)
 
 
 def _worker(registration: Registration, served_by: InstanceId) -> Worker:
@@ -192,12 +207,12 @@ def _finished(job: JobView, phase: JobPhase | None) -> StrataError | None:
     if phase is not None and phase.phase is Phase.FAILED:
         return JobFailed(
             f"job {job.keys.name} has failed: {phase.reason}",
-            hint="go on with it by --resume, or give the new one another name by --job",
+            hint=_TAKE_UP,
         )
     if phase is not None and phase.phase is Phase.DONE:
-        return Refused(
+        return JobDone(
             f"job {job.keys.name} is done: {phase.reason}",
-            hint="go on with it by --resume, or give the new one another name by --job",
+            hint=_TAKE_UP,
         )
     return None
 
@@ -212,26 +227,34 @@ def _create(
         unchanged(keys.spec, view.mod_revision(keys.spec)),
         unchanged(keys.phase, view.mod_revision(keys.phase)),
     )
-    puts = [Put(key=key, value=encode(_worker(registration, served_by)))]
+    puts: list[Operation] = [Put(key=key, value=encode(_worker(registration, served_by)))]
+    anew = resumed and registration.anew
     reason = f"{registration.worker} registers with {registration.slots} slots"
     spec = job.spec()
     if spec is None:
         puts.append(Put(key=keys.spec, value=encode(registration.spec)))
         reason += f" and creates job {keys.name}"
-    elif spec.record != registration.spec and newer:
+    elif spec.record != registration.spec and (newer or anew):
         puts.append(Put(key=keys.spec, value=encode(registration.spec)))
         reason += ", whose spec is the job's from now on"
     elif spec.record != registration.spec:
         reason += "; the job's spec stands as it was created, this member's is ignored"
     if resumed or newer:
-        what = f"attempt {registration.attempt} begun" if newer else "resumed"
+        what = "begun anew" if anew else f"attempt {registration.attempt} begun" if newer else "resumed"
+        paused = view.record(keys.phase, JobPhase) if job.phase() is Phase.PAUSED else None
         again = JobPhase(
-            phase=Phase.RUNNING,
-            reason=f"{what} by {registration.worker}",
+            phase=Phase.RUNNING if paused is None else Phase.PAUSED,
+            reason=f"{what} by {registration.worker}" if paused is None else paused.reason,
             attempt=max(registration.attempt, job.attempt()),
         )
         puts.append(Put(key=keys.phase, value=encode(again)))
         reason += f" and resumes job {keys.name}" if resumed else f", the first of attempt {again.attempt}"
+    if anew:
+        # the phase is compared, and no world is written while it says that the job has ended: the head stands
+        head = job.head()
+        generation = head.record.generation if head is not None else 0
+        puts += [Put(key=keys.anew, value=encode(Anew(generation=generation))), Delete(key=keys.latest)]
+        reason += f" from nothing: the checkpoints of its {generation} generations are given up"
     return Decision(reason=reason, txn=Txn(compares=compares, success=tuple(puts)))
 
 

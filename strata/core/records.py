@@ -166,24 +166,44 @@ class RestorePoint:
 class StopNotice:
     """Asks the ranks of one generation to agree on a step, to save it and to stop there.
 
-    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take; 0: stop without one.
+    `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take, from when this was written;
+    0: stop without one. `since`: members that came later are not meant; 0: than this was written.
     """
 
     action: StopAction
     reason: str
     workers: tuple[WorkerId, ...] = ()
     grace_ms: int = 0
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anew:
+    """The job was begun anew: what its generations up to this one have saved is given up."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshape:
+    """The leader has the ranks of one generation save a common step: another world follows, for `reason`."""
+
+    epoch: int
+    reason: str
+    grace_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """Members that were asked to leave, and are given no place: those that the notice names, or all.
 
-    Whoever registered after `revision`, at which the notice was written, is not meant.
+    Whoever registered after `revision` is not meant. `written`: the revision at which the notice got
+    its last form, and its time began.
     """
 
     notice: StopNotice
     revision: int
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 A *notice* asks the ranks of one generation to agree on a step, to save it and to stop there; how
 they do that is theirs (`core.agreement`). It is created once, by any replica, and only ever made
-more urgent. A rank that then ends with code 75 has stopped and not failed.
+wider or more urgent (`merged`). A rank that then ends with code 75 has stopped and not failed.
 
     action   who leaves                 when all who shall stop have ended
     -------  -------------------------  ------------------------------------------------
@@ -17,9 +17,10 @@ carry that on (`WorldHead.asked`) until they are gone. So nobody is placed while
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from strata.core import reshaping
 from strata.core.ids import WorkerId, checked_id
 from strata.core.job import JobView, World
 from strata.core.records import (
@@ -70,7 +71,13 @@ def all_asked(job: JobView) -> tuple[Asked, ...]:
     notice = job.notice(head.record.generation)
     if notice is None or notice.record.action is StopAction.PAUSE:
         return head.record.asked
-    return (*head.record.asked, Asked(notice=notice.record, revision=notice.create_revision))
+    asked = Asked(notice=notice.record, revision=meant_before(notice), written=notice.mod_revision)
+    return (*head.record.asked, asked)
+
+
+def meant_before(notice: Entry[StopNotice]) -> int:
+    """Return the revision before which a member must have come to be meant by this notice."""
+    return notice.record.since or notice.mod_revision
 
 
 def means(asked: Asked, worker: str, incarnation: int) -> bool:
@@ -105,12 +112,17 @@ def leaving(
 
 def remembered(asked: Iterable[Asked], asked_s: Mapping[int, float]) -> tuple[Asked, ...]:
     """Return the requests to leave that still count."""
-    return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.revision, 0.0), GONE_S))
+    return tuple(one for one in asked if not _over(one.notice, asked_s.get(_written(one), 0.0), GONE_S))
 
 
 def is_late(notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> bool:
     """Tell whether the ranks had all the time that a notice gave them, and `LATE_S`."""
-    return _over(notice.record, asked_s.get(notice.create_revision, 0.0), LATE_S)
+    return _over(notice.record, asked_s.get(notice.mod_revision, 0.0), LATE_S)
+
+
+def _written(asked: Asked) -> int:
+    """Return the revision at which a request's time began anew: heads of an older version say one only."""
+    return asked.written or asked.revision
 
 
 def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
@@ -123,8 +135,11 @@ def revisions(job: JobView) -> set[int]:
     if head is None:
         return set()
     notice = job.notice(head.record.generation)
-    found = {one.revision for one in head.record.asked}
-    return found if notice is None else found | {notice.create_revision}
+    found = {_written(one) for one in head.record.asked}
+    if notice is not None:
+        found.add(notice.mod_revision)
+    reshape = job.reshape(head.record.generation)
+    return found if reshape is None else found | {reshape.create_revision}
 
 
 def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
@@ -132,15 +147,18 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     head = job.head()
     if head is None:
         return None
-    requests = [(one.notice, one.revision) for one in head.record.asked]
+    requests = [(one.notice, _written(one)) for one in head.record.asked]
     notice = job.notice(head.record.generation)
     if notice is not None:
-        requests.append((notice.record, notice.create_revision))
-    left = (
+        requests.append((notice.record, notice.mod_revision))
+    left = [
         request.grace_ms / 1000 + more_s - asked_s.get(revision, 0.0)
         for request, revision in requests
         for more_s in (LATE_S, GONE_S)
-    )
+    ]
+    reshape = job.reshape(head.record.generation)
+    if reshape is not None:
+        left.append(reshaping.deadline_s(reshape.record) - asked_s.get(reshape.create_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
 
 
@@ -187,8 +205,8 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
     if refusal is not None:
         return Decision(reason=refusal.message, refusal=refusal)
     held = job.notice(current)
-    notice = _notice(request)
-    if held is not None and not (request.now and _more_urgent(notice, held.record)):
+    notice = _notice(request) if held is None else merged(held, _notice(request))
+    if held is not None and notice == held.record:
         return Decision(reason=f"generation {current} is asked to stop already: {held.record.reason}")
     key = job.keys.notice(current)
     compares = (
@@ -200,6 +218,37 @@ def decide_stop(job: JobView, request: StopRequest) -> Decision:
         reason=f"generation {current} is asked to stop ({notice.action.value}): {notice.reason}",
         txn=Txn(compares=compares, success=(Put(key=key, value=encode(notice)),)),
     )
+
+
+def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
+    """Return the one notice that says what both ask for; the held one when that covers it.
+
+        held              asked    what holds
+        ----------------  -------  ----------------------------------------------------------------
+        DRAIN             DRAIN    a DRAIN of both's members, if that are not too many for one
+        DRAIN, PREEMPT    PREEMPT  a PREEMPT: it means all who are here by now
+        PAUSE             PREEMPT  the PAUSE; a PREEMPT only at once, for a person decides that
+        PREEMPT, PAUSE    DRAIN    the held one: who is drained stops with all
+        DRAIN, PREEMPT    PAUSE    the held one, unchanged: the next generation may be asked
+
+    But for the last, the shorter time of both. `since` keeps whom the held one means: who comes back
+    under a name that was drained is a newcomer, whatever is added after that.
+    """
+    record, now = held.record, asked.grace_ms == 0
+    if asked.action is StopAction.PAUSE and record.action is not StopAction.PAUSE:
+        return record
+    grace_ms = min(record.grace_ms, asked.grace_ms)
+    preempts = record.action is StopAction.DRAIN or (record.action is StopAction.PAUSE and now)
+    if asked.action is StopAction.PREEMPT and preempts:
+        return replace(asked, grace_ms=grace_ms)
+    names, reason = record.workers, record.reason
+    if asked.action is record.action is StopAction.DRAIN and not set(asked.workers) <= set(names):
+        names = tuple(sorted({*names, *asked.workers}))
+        if len(names) > MAX_NAMED:
+            return record
+        reason = reason if asked.reason in reason else _cut(f"{reason}; {asked.reason}")
+    wider = replace(record, grace_ms=grace_ms, workers=names, reason=reason)
+    return record if wider == record else replace(wider, since=meant_before(held))
 
 
 # -- inside -----------------------------------------------------------------------------------
@@ -227,19 +276,14 @@ def _notice(request: StopRequest) -> StopNotice:
     reason = request.reason or f"{request.action.value} was asked for"
     return StopNotice(
         action=request.action,
-        reason=reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 1] + "…",
+        reason=_cut(reason),
         workers=tuple(sorted(set(request.workers))),
         grace_ms=0 if request.now else request.grace_ms or DEFAULT_GRACE_MS,
     )
 
 
-def _more_urgent(notice: StopNotice, held: StopNotice) -> bool:
-    """Tell whether `notice` asks for the same as `held`, or for everybody, and at once."""
-    wider = notice.action is StopAction.PREEMPT or (notice.action, notice.workers) == (
-        held.action,
-        held.workers,
-    )
-    return wider and held.grace_ms > 0
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 1] + "…"
 
 
 def _pause_at_once(job: JobView, request: StopRequest) -> Decision:
@@ -258,9 +302,10 @@ def _pause_at_once(job: JobView, request: StopRequest) -> Decision:
 
 def _undrainable(job: JobView, world: World, request: StopRequest) -> Refused | NotFound | None:
     for worker in request.workers:
-        if job.worker(worker) is None:
+        held = job.worker(worker)
+        if held is None:
             return NotFound(f"no member {worker} is in job {job.keys.name}", hint="strata members shows them")
-        if world.holder(worker) is None:
+        if world.find(worker, held.create_revision) is None:  # it, or the one that came in its place
             return Refused(
                 f"{worker} stands by in job {job.keys.name}: it has no rank that could stop",
                 hint="end its strata run, which nobody will notice",

@@ -14,8 +14,9 @@
                       phase PAUSED                                    a forming one
                       somebody has it go back, or the checkpoint      a world that begins elsewhere
                           that its ranks wait for is corrupt
-                      more members than the spec takes (any more)     a smaller world
-                      standbys, room for them, settling over          a larger world
+                      more members than the spec takes (any more)     a smaller world, and
+                      standbys, room for them, settling over          a larger world: once the
+                                                                     ranks have saved (`core.reshaping`)
 
 A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
 notices and forming worlds neither count nor reset. Members who were asked to leave are not counted
@@ -27,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from strata.core import stopping
+from strata.core import reshaping, stopping
 from strata.core.checkpoint_damage import missed_by
 from strata.core.checkpoint_order import newest, rewind_target
 from strata.core.job import JobView, World
@@ -37,6 +38,7 @@ from strata.core.records import (
     JobSpec,
     Member,
     Phase,
+    Reshape,
     StopAction,
     StopNotice,
     Worker,
@@ -49,12 +51,16 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world."""
+    """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
+
+    `save_first`: it does not end yet; its ranks are to be asked to save before.
+    """
 
     why: str
     failure: bool = False
     phase: Phase | None = None
     forming: bool = False
+    save_first: bool = False
 
 
 class Situation:
@@ -87,6 +93,11 @@ class Situation:
     def notice(self) -> Entry[StopNotice] | None:
         """What asks the ranks of the active world to stop."""
         return self.job.notice(self.generation) if self.active is not None else None
+
+    @property
+    def reshape(self) -> Entry[Reshape] | None:
+        """What has the ranks of the active world save before another one follows."""
+        return self.job.reshape(self.generation) if self.active is not None else None
 
     def alive(self, member: Member) -> bool:
         worker = self.registered.get(member.worker)
@@ -158,15 +169,32 @@ class Situation:
             return self._after(_named(left), failure=False)
         if self.notice is not None:
             return self._stopped(self.notice, world, done, ended)
+        if self.reshape is not None:
+            return self._saved(self.reshape)
         if done:
             return None  # it is about to finish
         if world.head.members > spec.max_workers:
-            return Change(why=f"the job takes {spec.max_workers} members now")
+            return self._reshaped(f"the job takes {spec.max_workers} members now")
         newcomers = len(self.present) - sum(self.alive(member) for member in world.members)
         if (why := self._elsewhere(world)) is not None:
             return why
         if newcomers > 0 and world.head.members < spec.max_workers and settled:
-            return Change(why=f"{newcomers} more members have settled")
+            return self._reshaped(f"{newcomers} more members have settled")
+        return None
+
+    def _reshaped(self, why: str) -> Change:
+        """Return the world that follows, though nobody was lost; its ranks save first if they can."""
+        return Change(why=why, save_first=reshaping.heeded(self.job, self.generation))
+
+    def _saved(self, reshape: Entry[Reshape]) -> Change | None:
+        """Return what follows once the ranks have saved, or had their time to.
+
+        That is a world whatever has changed meanwhile: those that saved do not train on in this one.
+        """
+        if reshaping.finished(self.job, self.generation):
+            return Change(why=reshape.record.reason)
+        if reshaping.is_late(reshape, self.asked_s):
+            return Change(why=f"{reshape.record.reason}; the ranks had not saved in time")
         return None
 
     def _elsewhere(self, world: World) -> Change | None:

@@ -4,9 +4,9 @@
 (PROTOCOLS 6.1). Whether a new generation is due, and why, is `core.world_changes`; how it is
 written is here.
 
-What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, a rewind,
-`latest`; nothing of the members, for a death in between simply makes the next generation. That
-needs no comparison either where a plan rests on a death: an incarnation that is gone never returns,
+What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, what
+has the ranks save first, a rewind, `latest`; nothing of the members, for a death in between simply
+makes the next generation. That needs no comparison either where a plan rests on a death: an incarnation that is gone never returns,
 and the `failed`, `done` and `stopped` keys of a generation stay until a newer head is written.
 
 Every head comes with a line of history in its transaction, and closes that of the one before.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from strata.core import stopping
+from strata.core import reshaping, stopping
 from strata.core.checkpoint_order import latest_under, newest, restore_point
 from strata.core.chunks import chunks_of, write_members
 from strata.core.ids import WorkerId
@@ -31,6 +31,7 @@ from strata.core.records import (
     JobPhase,
     Member,
     Phase,
+    Reshape,
     Restored,
     Standbys,
     WorldHead,
@@ -106,6 +107,8 @@ class _Planner:
         change = self.situation.change(settled=settled)
         if change is None:
             return self._keep()
+        if change.save_first:
+            return self._ask_to_save(change.why)
         if change.phase is not Phase.DONE:
             open_records = tuple(
                 entry for entry in self.job.checkpoints() if entry.record.state is CheckpointState.OPEN
@@ -124,11 +127,21 @@ class _Planner:
         view, job = self.job.view, self.job.keys
         read = [job.head, job.phase, job.spec, job.rewind]
         if self.situation.generation:
-            read.append(job.notice(self.situation.generation))
+            read += [job.notice(self.situation.generation), job.reshape(self.situation.generation)]
         return [
             created_at(self.keys.leader, self.epoch),
             *(unchanged(key, view.mod_revision(key)) for key in read),
         ]
+
+    def _ask_to_save(self, why: str) -> WorldPlan:
+        """Have the ranks of the current generation save a common step; then plan again."""
+        generation = self.situation.generation
+        record = Reshape(epoch=self.epoch, reason=_cut(why), grace_ms=reshaping.GRACE_MS)
+        put = Put(key=self.job.keys.reshape(generation), value=encode(record))
+        return WorldPlan(
+            reason=f"the ranks of generation {generation} save first: {why}",
+            txns=(Txn(compares=tuple(self._guards()), success=(put,)),),
+        )
 
     def _end(self, phase: Phase, why: str) -> WorldPlan:
         """Finish the job. An all-done world rests on `done` keys, which outlive the head."""
@@ -248,6 +261,8 @@ class _Planner:
             reason = f"generation {situation.generation} goes on with {world.head.members} members"
             if situation.notice is not None:
                 reason += f", which are asked to stop: {situation.notice.record.reason}"
+            elif situation.reshape is not None:
+                reason += f", which save first: {situation.reshape.record.reason}"
         reason = f"{reason}; {why}" if why else reason
         again_s = stopping.next_deadline_s(self.job, situation.asked_s)
         operations, compares = self._standbys(world.members if world is not None else ())

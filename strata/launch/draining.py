@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.client.stall_watch import kept
 from strata.config import HealthConfig
 from strata.core.devices import fault
 from strata.errors import Refused, StrataError
 from strata.launch.devices import DeviceWatch, OpenDevices, open_devices
-from strata.launch.health import kept
 from strata.launch.traces import trace_environment
 from strata.observe import get_logger
 from strata.v1.members_pb2 import DeviceStatus
@@ -112,7 +112,7 @@ async def watching_devices(
         telemetry_s=config.telemetry_s,
         ignored_xids=config.ignored(),
     )
-    tasks.append(asyncio.create_task(kept(watch.run), name="watch over devices"))
+    tasks.append(asyncio.create_task(kept(watch.run, log), name="watch over devices"))
     try:
         yield
     finally:

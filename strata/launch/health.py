@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.client.stall_watch import Actions, StallWatch, kept
 from strata.config import HealthConfig
 from strata.config.health import EVICT
 from strata.core.stalls import StallLimits, kind_of
 from strata.errors import StrataError
 from strata.launch.environment import Place
-from strata.launch.stalls import Actions, StallWatch
 from strata.launch.traces import collect_trace
 from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress
@@ -62,6 +62,7 @@ class Health:
         self.stalls = StallWatch(
             limits,
             Actions(
+                log=log,
                 tell=upstream.progress,
                 stack=ranks.stack,
                 trace=self._trace,
@@ -77,7 +78,7 @@ class Health:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Watch inside the block."""
-        watch = asyncio.create_task(kept(self.stalls.run), name="watch over stalls")
+        watch = asyncio.create_task(kept(self.stalls.run, log), name="watch over stalls")
         try:
             yield
         finally:
@@ -95,14 +96,3 @@ class Health:
 
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
         return await collect_trace(os.environ, rank)
-
-
-async def kept(watch: Callable[[], Awaitable[None]]) -> None:
-    """Run a watch, and begin it anew after a bug: it must not end the training that it watches."""
-    while True:
-        try:
-            await watch()
-        except Exception:
-            # as the docstring says; a minute later, so that it does not fill the log
-            log.exception("health.watch_failed")
-            await asyncio.sleep(60)

@@ -23,6 +23,7 @@ from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PREEMPT,
+    STOP_ACTION_RESHAPE,
     StopJobRequest,
     StopJobResponse,
     StopNotice,
@@ -57,7 +58,9 @@ def notice_for(update: WorldUpdate, worker_id: str) -> StopNotice | None:
 
 
 def names(notice: StopNotice, worker_id: str) -> bool:
-    """Tell whether a notice asks something of this member, and not of others only."""
+    """Tell whether a notice asks something of this member, and not of others, or of its ranks, only."""
+    if notice.action == STOP_ACTION_RESHAPE:
+        return False
     return notice.action != STOP_ACTION_DRAIN or worker_id in notice.worker_ids
 
 
@@ -123,7 +126,7 @@ class Stopping:
             if not await _ended(ranks, limit_s, hurry):
                 log.warning("run.not_stopped_together", ranks=ranks.alive(), reason=notice.reason)
         elif notice.grace_ms > 0:
-            grace_s = self._stop_grace_s
+            grace_s = min(self._stop_grace_s, notice.grace_ms / 1000 + LATE_S)
             log.info("run.stopping", reason=notice.reason)
         late, generation = ranks.alive(), ranks.place.generation
         await self._slots.end(grace_s, urgent=self._urgent)

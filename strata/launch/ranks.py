@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from strata.config.run import PROCESS
+from strata.core.exit_codes import PREEMPTED
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
@@ -67,6 +68,7 @@ class RankGroup:
         self._doomed: dict[int, str] = {}
         self._attached: set[int] = set()
         self._heeding: set[int] = set()
+        self._stopped: set[int] = set()
         self._all_heed = asyncio.Event()
         self._stopping = False
         self._watchers: dict[int, asyncio.Task[None]] = {}
@@ -168,6 +170,10 @@ class RankGroup:
         if self.heeding:
             self._all_heed.set()
 
+    def note_stopped(self, rank: int) -> None:
+        """Take note that a rank has stopped as asked: that its program then ends well does not make it done."""
+        self._stopped.add(rank)
+
     async def will_heed(self, limit_s: float) -> bool:
         """Tell whether every rank that still runs heeds notices; one may need that long to say so.
 
@@ -230,6 +236,8 @@ class RankGroup:
             self._renew(rank)
             return
         reason = self._doomed.get(rank, child.describe())
+        if code == 0 and rank in self._stopped:
+            code, reason = PREEMPTED, f"stopped as asked, and {reason}"
         log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason)
         self._on_exit(self.place.generation, rank, code, reason)
 

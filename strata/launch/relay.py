@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
+from strata.core.exit_codes import PREEMPTED
 from strata.errors import InvalidArgument, Refused, StaleGeneration, StrataError
 from strata.launch.environment import Place
 from strata.observe import get_logger
@@ -110,9 +111,10 @@ class Relay:
         on_attached: OfRank,
         on_silent: OfRank,
         on_heeding: OfRank | None = None,
+        on_stopped: OfRank | None = None,
     ) -> None:
         """`on_attached`: a rank is let in. `on_silent`: one is attached no more though it did not leave.
-        `on_heeding`: it says that it stops by itself when its generation is asked to.
+        `on_heeding`: it says that it stops by itself when its generation is asked to; `on_stopped`: it has.
         """
         self._upstream = upstream
         self._listener = listener
@@ -122,6 +124,7 @@ class Relay:
         self._on_attached = on_attached
         self._on_silent = on_silent
         self._on_heeding = on_heeding
+        self._on_stopped = on_stopped
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
         """By local rank, which a process keeps from one generation to the next."""
@@ -234,6 +237,11 @@ class Relay:
         if self._on_heeding is not None:
             self._on_heeding(rank, generation)
 
+    def stopped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        if self._on_stopped is not None:
+            self._on_stopped(rank, generation)
+
     def _detached(self, handler: _RankHandler, end: End) -> None:
         rank, generation = handler.rank, handler.generation
         if self._attached.get(handler.local_rank) is not handler:
@@ -306,7 +314,11 @@ class _RankHandler:
             self._relay._listener.hear(self.generation, mine)  # the relay's other half
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:
-        raise Refused("a rank's end is reported by the supervisor that waits for its process")
+        mine = (rank_exit.rank, rank_exit.generation) == (self.rank, self.generation)
+        if not mine or rank_exit.code != PREEMPTED:
+            raise Refused("a rank's end is reported by the supervisor that waits for its process")
+        self._relay.stopped(self.rank, self.generation)
+        return Reply(token=self._upstream.token)
 
     async def call(self, call: Call) -> Reply:
         name = call.WhichOneof("request")

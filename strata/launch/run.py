@@ -11,25 +11,29 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from strata.client import MemberSession, parse_endpoints
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
+from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
-from strata.errors import ConfigError, StrataError
+from strata.errors import ConfigError, JobDone, StrataError
 from strata.launch.addresses import address_towards
 from strata.launch.devices import OpenDevices
 from strata.launch.draining import prepare_devices, watching_devices
 from strata.launch.environment import Place
+from strata.launch.exit_status import of_signal
 from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.starting import ColdStarter, Starter
+from strata.launch.stopping import PREEMPT_SIGNALS
 from strata.launch.supervisor import SOCKET, Supervisor
-from strata.launch.warm import WarmStarter
+from strata.launch.warm import WarmStarter, uses_init
 from strata.observe import configure, get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -95,6 +99,8 @@ class _Door:
 async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
 
+    That is 0, with a warning, when the job was done before this node came.
+
     Waits for coordinators as long as it takes; a signal ends that too.
     """
     configure(fmt=config.log.format, level=config.log.level)
@@ -114,6 +120,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         devices=devices.names if devices is not None else (),
         pid=os.getpid(),
         resume=config.resume,
+        begin_anew=config.new,
         spec=JobSpec(
             min_workers=config.min_workers,
             max_workers=config.max_workers or config.min_workers,
@@ -132,7 +139,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="strata-") as folder:
             if not await _connected(session, serve_session, asked):
-                return 128 + asked.result()
+                return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
             address = config.address or address_towards(endpoints[0].host, endpoints[0].port)
             run = _run(config, command, session, observer, Path(folder), devices, worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
@@ -144,6 +151,9 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             finally:
                 supervise.cancel()
                 await asyncio.gather(supervise, return_exceptions=True)
+    except JobDone as error:  # the others finished without this node: nothing is left to do
+        log.warning("job.done_before", reason=error.message, hint=error.hint)
+        return 0
     finally:
         serve_session.cancel()
         await asyncio.gather(serve_session, return_exceptions=True)
@@ -173,6 +183,7 @@ async def _run(
         folder=folder,
         detect_s=timing.detect_s,
         door=door,
+        will_heed=partial(uses_init, command),
     )
     health = Health(config.health, session, supervisor, detect_s=timing.detect_s)
     relay = Relay(
@@ -184,6 +195,7 @@ async def _run(
         on_attached=supervisor.rank_attached,
         on_silent=supervisor.rank_is_silent,
         on_heeding=supervisor.rank_heeds_notices,
+        on_stopped=supervisor.rank_stopped,
     )
     door.relay, door.health = relay, health
     async with (

@@ -1,4 +1,4 @@
-"""Which large libraries a script is going to import, found without running it."""
+"""Which large libraries a script is going to import, and whether it uses `strata.init`: found without running it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,21 @@ _WRITERS = frozenset({"putenv", "unsetenv", "load_dotenv", "sched_setaffinity"})
 _METHODS = {"environ": frozenset({"setdefault", "update", "pop", "clear"}), "path": frozenset({"insert"})}
 
 
+_INIT = frozenset({"init", "TrainingOrchestrator"})
+"""What of `strata` makes a script's ranks heed notices."""
+
+
 @dataclass(slots=True)
 class Libraries:
-    """What was found: `modules`, in the order of their imports, and what some were left out for."""
+    """What was found: `modules`, in the order of their imports, and what some were left out for.
+
+    `heeds`: some file uses `strata.init`, so that ranks stop by themselves when they are asked to.
+    """
 
     modules: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Sentences: where a file prepares something that imports after it may look at."""
+    heeds: bool = False
 
 
 def libraries_of(script: Path, root: Path) -> Libraries:
@@ -45,7 +53,12 @@ def libraries_of(script: Path, root: Path) -> Libraries:
         if file in seen:
             continue
         seen.add(file)
-        for name in _imported(file, found.left_out):
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        found.heeds = found.heeds or _uses_init(tree)
+        for name in _imported(tree, file, found.left_out):
             if name.partition(".")[0] not in LIBRARIES:
                 ahead += _local(name, root)
             elif name not in found.modules:
@@ -53,12 +66,24 @@ def libraries_of(script: Path, root: Path) -> Libraries:
     return found
 
 
-def _imported(file: Path, left_out: list[str]) -> Iterator[str]:
+def _uses_init(tree: ast.Module) -> bool:
+    """Tell whether a file names `strata.init`, or the class behind it, under whatever name it imports it."""
+    aliases = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname or alias.name for alias in node.names if alias.name == "strata"}
+        if _names(node) == ["strata"] and isinstance(node, ast.ImportFrom):
+            aliases |= {"" for alias in node.names if alias.name in _INIT}
+    if "" in aliases:
+        return True
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in _INIT and _last_name(node.value) in aliases
+        for node in ast.walk(tree)
+    )
+
+
+def _imported(tree: ast.Module, file: Path, left_out: list[str]) -> Iterator[str]:
     """Yield what a file imports, in the order of its lines, up to one that prepares for others."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
     prepared = 0
     for node in sorted(ast.walk(tree), key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0))):
         names = _names(node)

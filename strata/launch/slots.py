@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from strata.launch.environment import Place
 from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
 from strata.launch.rendezvous import Meeting, ReservedPort
+
+RENEW_S: Final = 5.0
+"""How often it is looked whether what was prepared is still there."""
+RENEWALS: Final = 3
+"""For each slot and generation so many that ended are replaced: what ends at once does so again."""
 
 
 class Slots:
@@ -24,10 +30,17 @@ class Slots:
         self._port: ReservedPort | None = None
         self._starts = 0
         self._preparing: asyncio.TimerHandle | None = None
+        self._prepared = 0
+        """How many processes were started to wait since `prepare`."""
         self._kept: dict[int, RankProcess] = {}
         """By local rank: processes of the generation before that will be ranks of the next one."""
         self.ranks: RankGroup | None = None
         """Those of the current generation; None between two of them."""
+
+    @property
+    def used(self) -> bool:
+        """Whether ranks were ever started here."""
+        return self._starts > 0
 
     def offer(self, address: str) -> Meeting:
         """Return where the next generation meets if rank 0 is here: a fresh port, kept until `end`."""
@@ -48,11 +61,19 @@ class Slots:
         return frozenset(adopted)
 
     def prepare(self, after_s: float = 0.0) -> None:
-        """Get ready for the ranks of the next generation, after so long."""
+        """Get ready for the ranks of the next generation, after so long, and stay so."""
+        self._prepared = 0
+        self._prepare_in(after_s)
+
+    def _prepare_in(self, seconds: float) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
-        loop = asyncio.get_running_loop()
-        self._preparing = loop.call_later(after_s, self._program.starter.prepare, self._count)
+        self._preparing = asyncio.get_running_loop().call_later(seconds, self._prepare_now)
+
+    def _prepare_now(self) -> None:
+        self._prepared += self._program.starter.prepare(self._count)
+        if 0 < self._prepared < self._count * (1 + RENEWALS):
+            self._prepare_in(RENEW_S)
 
     async def end(
         self, grace_s: float, *, urgent: asyncio.Event, keep: Collection[int] = frozenset()

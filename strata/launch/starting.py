@@ -24,8 +24,8 @@ class Starter(Protocol):
         """Return the process that runs the command; `OSError` when it cannot be run at all."""
         ...
 
-    def prepare(self, count: int) -> None:
-        """Get ready to start so many processes soon."""
+    def prepare(self, count: int) -> int:
+        """Get ready to start so many processes soon; return how many more had to be made ready for that."""
         ...
 
     def close(self) -> None:
@@ -42,8 +42,9 @@ class ColdStarter:
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
         return Started(child=Child.start(self._command, name=name, env=environment), warm=False)
 
-    def prepare(self, count: int) -> None:
+    def prepare(self, count: int) -> int:
         """Nothing can be prepared."""
+        return 0
 
     def close(self) -> None:
         """Nothing was prepared."""

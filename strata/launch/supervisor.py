@@ -17,7 +17,7 @@ coordinators changes nothing here: ranks go on, and what they did is told later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -93,7 +93,9 @@ class Supervisor:
         folder: Path,
         detect_s: float,
         door: Door,
+        will_heed: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`will_heed` tells whether the command is such that its ranks will heed notices once they run."""
         self._config = config
         self._upstream = upstream
         self._worker_id = worker_id
@@ -101,6 +103,8 @@ class Supervisor:
         self._socket = folder / SOCKET
         self._detect_s = detect_s
         self._door = door
+        self._will_heed = will_heed
+        self._have_heeded = False
         self._reports = ExitReports(upstream)
         self._slots = Slots(
             Program(
@@ -168,7 +172,14 @@ class Supervisor:
         """Take note that a rank stops by itself when its generation is asked to."""
         ranks = self._slots.ranks
         if ranks is not None and ranks.place.generation == generation:
+            self._have_heeded = True
             ranks.note_heeding(rank)
+
+    def rank_stopped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_stopped(rank)
 
     # -- its life
 
@@ -323,6 +334,8 @@ class Supervisor:
         if told is not None and leaves(told) and not self._stop.urgent.is_set():
             # a rank that got the signal asked for what this member could not
             return await self._leave_preempted(f"{self._stop.signal_name}: {told.reason}")
+        if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
+            return await self._leave_preempted(f"stopped by {self._stop.signal_name}")
         await self._upstream.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
 
@@ -331,9 +344,16 @@ class Supervisor:
         ranks = self._slots.ranks
         if not self._stop.preempts or ranks is None or not ranks.running or self._stop.urgent.is_set():
             return None
-        if not await ranks.will_heed(SAY_S) or not ranks.running:
+        if not await ranks.will_heed(SAY_S) and not self._still_starting():
             return None
-        return await self._ask(ranks.place.generation)
+        return await self._ask(ranks.place.generation) if ranks.running else None
+
+    def _still_starting(self) -> bool:
+        """Whether ranks that do not heed notices yet, or do not run, are of a training that will.
+
+        No rank begins a step before all of them are ready, so nothing is lost with those here.
+        """
+        return not self._slots.used or self._have_heeded or self._will_heed()
 
     async def _ask(self, generation: int) -> StopNotice | None:
         asking = asyncio.ensure_future(

@@ -111,12 +111,21 @@ class WarmStarter:
                 return Started(child=spare.child, warm=True)
         return self._cold.start(environment, name=name)
 
-    def prepare(self, count: int) -> None:
-        """See to it that `count` processes wait; one that cannot be started is done without."""
-        self._spares = [spare for spare in self._spares if spare.child.poll() is None]
+    def prepare(self, count: int) -> int:
+        """See to it that `count` processes wait, and return how many were started for that.
+
+        One that cannot be started is done without.
+        """
+        lost = [spare for spare in self._spares if spare.child.poll() is not None]
+        for spare in lost:
+            log.info("warm.lost", pid=spare.child.pid, reason=spare.child.describe())
+            spare.close()
+        self._spares = [spare for spare in self._spares if spare not in lost]
+        before = len(self._spares)
         with contextlib.suppress(OSError):
             while len(self._spares) < count:
                 self._spares.append(self._spare())
+        return len(self._spares) - before
 
     def close(self) -> None:
         """End the processes that wait."""
@@ -137,6 +146,13 @@ class WarmStarter:
                 raise
         log.debug("warm.started", pid=child.pid)
         return _Spare(child, ours)
+
+
+def uses_init(command: Sequence[str]) -> bool:
+    """Tell whether `command` is a Python script, or module, that uses `strata.init`, as far as can be read."""
+    python = python_command(command)
+    file = _source(python) if python is not None else None
+    return python is not None and file is not None and libraries_of(file, _root(python, file)).heeds
 
 
 def _source(python: PythonCommand) -> Path | None:

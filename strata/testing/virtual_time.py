@@ -81,6 +81,9 @@ class _DueTimer:
 
     __slots__ = ("_timer",)
 
+    _source_traceback = None
+    """Which `call_later` of asyncio's loop looks at."""
+
     def __init__(self, timer: TimerHandle) -> None:
         self._timer = timer
 

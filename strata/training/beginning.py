@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from strata.checkpoint.state import join
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
+from strata.training.alike import Sampling, Wanted
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
+from strata.training.cursors import CURSORS_KEY, CursorBook
 from strata.training.feeds import Feeding
 from strata.training.goodput import GOODPUT_KEY, START, Ledger
-from strata.training.group import ensure_group
+from strata.training.group import JOIN, ensure_group
 from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
 from strata.training.saves import Saves
@@ -25,15 +28,6 @@ log: Final = logging.getLogger("strata.training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """What was asked for of the samples: how many a step has, in which order, how divided."""
-
-    global_batch: int | None = None
-    seed: int = 0
-    uneven: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
     """One rank's place to begin at in one generation."""
 
@@ -41,6 +35,7 @@ class Beginning:
     saves: Saves
     ledger: Ledger
     feeding: Feeding
+    cursors: CursorBook
     owns_group: bool
     """Whether torch's process group was initialised here, and is to be ended here."""
 
@@ -55,18 +50,19 @@ def begin(
     clock: Clock,
     ledger: Ledger,
     arm: Callable[[], None] = lambda: None,
+    agree: Callable[[Wanted], Wanted] = lambda mine: mine,
 ) -> Beginning:
     """Restore `state` to where the world of `peers` begins, and return what follows from it.
 
     Torch's process group is initialised before. `arm` is called when this process is bound to its
-    generation by that.
+    generation by that. `agree` returns what holds for all ranks, once they are as far as this one.
     """
     peers.check()
     owns_group = ensure_group(peers, arm=arm)
     peers.progress(0, RESTORE)
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
-    restored = checkpoints.restore(state, of_rank_0=buffers_of(state))
+    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | {join(OWN_KEY, CURSORS_KEY)})
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())
@@ -78,23 +74,41 @@ def begin(
             account = restored.metadata.get(GOODPUT_KEY, "")
             ledger.go_on(account, began_unix_s=past.began_unix_s, now_unix_s=clock.unix_s())
             log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
+    cursors = CursorBook(
+        rank=peers.rank,
+        own=str(own.get(CURSORS_KEY, "")),
+        of_ranks=lambda: (
+            () if restored is None else checkpoints.texts_of_ranks(restored, OWN_KEY, CURSORS_KEY).values()
+        ),
+    )
+    rule = Rule(every_steps=config.save_every_steps, every_s=config.save_every_s)
+    peers.progress(position.step, JOIN)
+    wanted = agree(Wanted(rule=rule, sampling=sampling))
     saves = Saves(
         peers,
         checkpoints,
-        rule=Rule(every_steps=config.save_every_steps, every_s=config.save_every_s),
+        rule=wanted.rule,
         wait_s=config.save_wait_s,
         clock=clock,
         ledger=ledger,
         position=position,
         saved=own.get(PACE_KEY, {}),
         failure_s=past.failure_s,
+        cursors=cursors.saved,
     )
     feeding = Feeding(
         rank=peers.rank,
         world_size=peers.world_size,
-        global_batch=sampling.global_batch,
-        seed=sampling.seed,
-        uneven=sampling.uneven,
+        global_batch=wanted.sampling.global_batch,
+        seed=wanted.sampling.seed,
+        uneven=wanted.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
     )
-    return Beginning(position=position, saves=saves, ledger=ledger, feeding=feeding, owns_group=owns_group)
+    return Beginning(
+        position=position,
+        saves=saves,
+        ledger=ledger,
+        feeding=feeding,
+        cursors=cursors,
+        owns_group=owns_group,
+    )

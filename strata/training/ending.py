@@ -3,6 +3,7 @@
     under strata run        wait: the supervisor ends this process and starts another
       --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
     a lone member           leave, and run the program anew in its place (os.execv)
+      that is to leave      leave for good, with exit code 75
 
 A lone member's main thread may hang in a collective whose peer has gone, and nothing ends that from
 inside: gloo's abort does not reach a frozen peer. So its program is replaced from a background
@@ -22,17 +23,26 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from strata.core.exit_codes import PREEMPTED
 from strata.errors import StaleGeneration, StrataError
 from strata.training.group import abort_group
 from strata.training.peers import Peers
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    StopJobRequest,
+)
 
 PATIENCE_S: Final = 60.0
 """How long a rank of an ended generation waits to be ended."""
 OVER_S: Final = 10.0
 """How much longer than `detect_s` the end of a generation may follow what it made fail here."""
 REAP_S: Final = 1.0
+ASK_S: Final = 5.0
+"""How long coordinators have to take note that this member leaves."""
 STDERR: Final = 2
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 
@@ -45,6 +55,15 @@ class Ending(Protocol):
     @property
     def armed(self) -> bool:
         """Whether this process belongs to its generation for good."""
+        ...
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this process ends itself, with 75, at the end of a generation in which it was to leave."""
+        ...
+
+    def leave_then(self, reason: str) -> None:
+        """Take note of why this process is to leave, at the latest when its generation ends. Any thread."""
         ...
 
     def arm(self) -> None:
@@ -68,6 +87,10 @@ class NeverEnds:
     """Of a process without any coordinator."""
 
     armed = True
+    leaves = False
+
+    def leave_then(self, reason: str) -> None:
+        pass
 
     def arm(self) -> None:
         pass
@@ -86,9 +109,13 @@ class SupervisedEnding:
     """A supervisor ends this process: waiting for it spares the user an error that is none."""
 
     armed = True
+    leaves = False
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+
+    def leave_then(self, reason: str) -> None:
+        pass  # its supervisor was asked as well, or learns of it from the notice
 
     def arm(self) -> None:
         pass
@@ -112,6 +139,7 @@ class InProcessEnding:
     """
 
     armed = True
+    leaves = False
 
     def __init__(self, peers: Peers) -> None:
         self._generation = peers.generation
@@ -119,6 +147,9 @@ class InProcessEnding:
         self._newer = False
         self._place: RankPlace | None = None
         self._forget = (peers.observe_world(self._on_world), peers.observe_place(self._on_place))
+
+    def leave_then(self, reason: str) -> None:
+        pass  # as with any supervisor
 
     def arm(self) -> None:
         pass
@@ -172,19 +203,41 @@ class InProcessEnding:
 
 
 class LoneEnding:
-    """This process leaves, and runs its program anew, once a newer world is there and it is armed."""
+    """This process leaves, and runs its program anew, once a newer world is there and it is armed.
 
-    def __init__(self, peers: Peers, *, detect_s: float, again: Callable[[], None] | None = None) -> None:
-        """`detect_s` is how soon a death is known; `again` replaces the program, and does not come back."""
+    Not if it has to leave the job, because of a signal or of a notice that its generation did not live to
+    obey: then it asks to be drained, so that nobody takes it for dead, and ends with 75.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        *,
+        detect_s: float,
+        again: Callable[[], None] | None = None,
+        gone: Callable[[], None] | None = None,
+    ) -> None:
+        """`detect_s` is how soon a death is known; `again` replaces the program, `gone` ends the process:
+        they do not come back.
+        """
         self._peers = peers
         self._detect_s = detect_s
         self._again = again if again is not None else execute_again
+        self._gone = gone if gone is not None else exit_preempted
         self._lock = threading.Lock()
         self._update: WorldUpdate | None = None
         self._started = threading.Event()
         self._closed = False
+        self._leaves_because = ""
         self.armed = False
         self._forget = peers.observe_world(self._on_world)
+
+    @property
+    def leaves(self) -> bool:
+        return self.armed and not self._closed
+
+    def leave_then(self, reason: str) -> None:
+        self._leaves_because = self._leaves_because or reason
 
     def arm(self) -> None:
         with self._lock:
@@ -226,11 +279,44 @@ class LoneEnding:
         threading.Thread(target=self._replace, args=(update,), name="strata-again", daemon=True).start()
 
     def _replace(self, update: WorldUpdate) -> None:
+        self._leaves_because = self._leaves_because or self._asked(update)
+        if self._leaves_because:
+            self._leave(update)
+            return
         why = f"generation {update.world.generation} began: {update.world.reason}"
         log.warning("running this program anew: %s", why)
         with contextlib.suppress(StrataError):  # nobody is there to hear it
             self._peers.close(code=1, reason=f"restarts, because {why}")
-        self._again()
+        (self._gone if self._leaves_because else self._again)()  # a signal may have come meanwhile
+
+    def _asked(self, update: WorldUpdate) -> str:
+        """Return why a notice that still holds has this member leave, "" when none does."""
+        notice = update.notice
+        named = notice.action == STOP_ACTION_DRAIN and self._peers.worker_id in notice.worker_ids
+        return notice.reason if named or notice.action == STOP_ACTION_PREEMPT else ""
+
+    def _leave(self, update: WorldUpdate) -> None:
+        """Leave for good, as somebody who was asked to."""
+        log.warning("leaving: %s", self._leaves_because)
+        with contextlib.suppress(StrataError):  # then it counts as one that was lost
+            if update.HasField("place"):
+                request = StopJobRequest(
+                    job=self._peers.job,
+                    action=STOP_ACTION_DRAIN,
+                    worker_ids=[self._peers.worker_id],
+                    reason=self._leaves_because,
+                )
+                self._peers.call(request, timeout_s=ASK_S)
+            self._peers.close(code=PREEMPTED, reason=self._leaves_because)
+        self._gone()
+
+
+def exit_preempted() -> None:
+    """End this process with 75, whatever its main thread does: it may hang in a collective."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(PREEMPTED)
 
 
 def execute_again() -> None:
@@ -238,7 +324,7 @@ def execute_again() -> None:
 
     DataLoader workers would outlive that: they look whether their parent's process id is still the
     same, and it is. The connections of the old program's collectives would outlive it too: gloo
-    leaves its sockets to whatever is executed.
+    leaves its sockets to whatever is executed, and torch's store the pipe that wakes its thread.
     """
     for child in multiprocessing.active_children():
         child.kill()
@@ -246,16 +332,25 @@ def execute_again() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    _keep_no_sockets()
+    _keep_nothing_open()
     # what is blocked here stays blocked in the new program
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _keep_no_sockets() -> None:
-    """Have every socket, and what waits for them, closed as the program is replaced."""
+def _keep_nothing_open() -> None:
+    """Have every socket, what waits for them, and every pipe to oneself closed as the program is replaced.
+
+    A pipe of which one end is elsewhere may have been given to this program for a purpose.
+    """
+    opened: dict[str, list[int]] = {}
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  # the names are all that is wanted
         with contextlib.suppress(OSError):  # closed meanwhile, as that of the listing is
-            where = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115  # no path of a file
-            if number > STDERR and where.startswith(("socket:", "anon_inode:")):
-                os.set_inheritable(number, False)
+            opened.setdefault(os.readlink(f"/proc/self/fd/{number}"), []).append(number)  # noqa: PTH115  # no path of a file
+    for where, numbers in opened.items():
+        own_pipe = where.startswith("pipe:") and len(numbers) > 1 and min(numbers) > STDERR
+        if own_pipe or where.startswith(("socket:", "anon_inode:")):
+            for number in numbers:
+                if number > STDERR:
+                    with contextlib.suppress(OSError):  # closed meanwhile
+                        os.set_inheritable(number, False)

@@ -12,14 +12,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
-from strata.errors import Refused, StaleGeneration
+from strata.errors import BarrierBroken, Refused, StaleGeneration
+from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
-from strata.training.beginning import Beginning, Sampling, begin
+from strata.training.beginning import Beginning, begin
 from strata.training.clock import Clock
 from strata.training.ending import OVER_S, Ending, InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
 from strata.training.feeds import Loader
@@ -137,6 +139,8 @@ class TrainingOrchestrator:
             ending.over(error)
             raise
         except BaseException as error:
+            if isinstance(error, BarrierBroken):  # a rank is lost: a newer world is on its way
+                ending.failed(error)
             if not self._in_process:  # there, whether it is a failure is not known yet
                 peers.close(code=1, reason=f"{type(error).__name__}: {error}")
             raise
@@ -207,6 +211,7 @@ class TrainingOrchestrator:
                         clock=self._clock,
                         ledger=ledger,
                         arm=ending.arm,
+                        agree=partial(as_rank_0, peers),
                     )
                 except StaleGeneration as error:
                     if ending.armed:
@@ -223,6 +228,7 @@ class TrainingOrchestrator:
                     grace_s=self.config.preempt_grace_s,
                     clock=self._clock.monotonic_s,
                     save_cost_s=run.saves.expected_s,
+                    ending=ending,
                 )
             )
 

@@ -2,6 +2,7 @@
 
 A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
 of them stop alike, however many were signalled. A training without coordinators stops by itself.
+When the generation ends before that, a supervisor knows what to do; a lone member leaves (`Ending`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from strata.errors import StrataError
+from strata.errors import StaleGeneration, StrataError
+from strata.training.ending import Ending
 from strata.training.peers import Alone
 from strata.training.signals import PreemptSignals
 from strata.training.stopping import Stopper
@@ -49,9 +51,14 @@ class Preemption:
         grace_s: float,
         clock: Callable[[], float],
         save_cost_s: Callable[[], float],
+        ending: Ending | None = None,
     ) -> None:
-        """`member_only`: a signal makes this member leave, and the others go on without it."""
+        """`member_only`: a signal makes this member leave, and the others go on without it.
+
+        `ending` is what follows the end of the generation: it is told why this process is to leave then.
+        """
         self._peers = run.peers
+        self._ending = ending
         self._member_only = member_only
         self._grace_s = grace_s
         self._ended = False
@@ -85,23 +92,32 @@ class Preemption:
 
     def _world_ended(self) -> None:
         self._ended = True
-        if self._signals is not None and not self._stopper.leaving:
+        if self._signals is not None and not self._stopper.leaving and not self._leaves_by_itself:
             self._signals.obey_heard()
+
+    @property
+    def _leaves_by_itself(self) -> bool:
+        """Whether this process leaves at the end of its generation if it was told that it has to."""
+        return self._ending is not None and self._ending.leaves
 
     def _signalled(self, number: int) -> bool:
         """Ask all ranks to stop; False when there is nobody who could."""
-        if self._ended:
-            return False
-        if self._stopper.notice is not None:
-            return True
         name = signal.Signals(number).name
         reason = f"{name} to rank {self._peers.rank} on {self._peers.worker_id}"
-        log.warning("asking all ranks to stop: %s", reason)
+        if self._ending is not None:
+            self._ending.leave_then(reason)
+        if self._ended:
+            return self._leaves_by_itself
+        if self._stopper.covers(grace_s=self._grace_s):
+            return True
         if isinstance(self._peers, Alone):
             self._stopper.asked(self._notice(reason))
             return True
         try:
             notice = self._request(reason)
+        except StaleGeneration:
+            # its end is about to be heard here, too: its supervisor may end this rank because of that
+            return self._leaves_by_itself
         except StrataError as error:
             log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
             return False

@@ -21,6 +21,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.errors import InvalidArgument, StaleGeneration, StrataError
 from strata.training.beginning import Beginning
 from strata.training.clock import Clock
+from strata.training.cursors import Cursors
 from strata.training.ending import Ending
 from strata.training.feeds import Feed, Loader
 from strata.training.goodput import START, STEP, Goodput
@@ -101,6 +102,7 @@ class Run:
         self.saves = beginning.saves
         self._ledger = beginning.ledger
         self._feeding = beginning.feeding
+        self._cursors = beginning.cursors
         self._remembered = Remembered.of(self._state)
         self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
         self._facts: dict[str, Any] = dict(beginning.feeding.saved)
@@ -168,6 +170,14 @@ class Run:
     def last_of_step(self) -> bool:
         """Whether the optimizer is to step after the batch at hand."""
         return self._last
+
+    def cursors(self, dataset: str = "default") -> Cursors:
+        """Return how far the shards of a dataset are: saved and restored with the state, of whichever rank.
+
+        Every rank calls it before its first step. For shards that are read by hand
+        (`DatasetRegistry.get_assigned_shards`); the samples of `run.steps` have their own position.
+        """
+        return self._cursors.of(dataset)
 
     def recovery(self) -> RecoveryResponse:
         """Return where this member's ranks went on from: checkpoint, each rank's part, and its shards.

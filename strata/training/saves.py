@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from strata.checkpoint.handle import CheckpointInfo
@@ -19,6 +19,7 @@ from strata.core.arrivals import payload_limit
 from strata.errors import BarrierTimeout
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.clock import Clock
+from strata.training.cursors import CURSORS_KEY
 from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Peers
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
@@ -43,8 +44,13 @@ class Saves:
         position: Position,
         saved: Mapping[str, Any],
         failure_s: float = PRIOR_S,
+        cursors: Callable[[], str] = lambda: "",
     ) -> None:
-        """`saved` is what the checkpoint that this generation began from says of its pace."""
+        """`saved` is what the checkpoint that this generation began from says of its pace.
+
+        `cursors` returns what this rank's part is to say of shards.
+        """
+        self._cursors = cursors
         self._peers = peers
         self._checkpoints = checkpoints
         self._rule = rule
@@ -80,7 +86,12 @@ class Saves:
         self.plan = next_save(
             self._rule, step=position.step, before=self.plan.interval, pace=pace if pace.step_s else None
         )
-        own = {**saved_position(position), LOADER_KEY: dict(facts), PACE_KEY: json.loads(payload_of(pace))}
+        own = {
+            **saved_position(position),
+            LOADER_KEY: dict(facts),
+            PACE_KEY: json.loads(payload_of(pace)),
+            CURSORS_KEY: self._cursors(),
+        }
         state[OWN_KEY] = own
         metadata = {GOODPUT_KEY: json.dumps(account)} if account else {}
         info = self._checkpoints.save_state(

@@ -10,19 +10,30 @@ The notice is heard in the session's thread. A thread of its own then carries th
 Before the save all ranks meet once more, with the time that each has left and what a save has
 cost it, so that all of them save or none. What is not committed within the grace is given up, and
 that is logged as an error: the job then goes on from the checkpoint before.
+
+A notice may become wider while the ranks stop, or have: who waits for a world without others looks
+whether it is asked to leave as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
+from strata.core.reshaping import SAVED_BARRIER
 from strata.errors import Preempted, StrataError, Unavailable
 from strata.v1.session_pb2 import WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, STOP_ACTION_DRAIN, StopNotice
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_RESHAPE,
+    StopNotice,
+)
 
 if TYPE_CHECKING:
     from strata.training.run import Run
@@ -74,6 +85,17 @@ class Stopper:
         """What this generation was asked to do; None while it was not."""
         return self._notice
 
+    def covers(self, *, grace_s: float) -> bool:
+        """Tell whether this process is asked to stop for good already, and within `grace_s`."""
+        with self._changed:
+            notice, left_s = self._notice, self._deadline_s - self._clock()
+        return notice is not None and self._means_us(notice) and left_s <= grace_s
+
+    def _means_us(self, notice: StopNotice) -> bool:
+        if notice.action == STOP_ACTION_DRAIN:
+            return self._peers.worker_id in notice.worker_ids
+        return notice.action != STOP_ACTION_RESHAPE
+
     # -- in the session's thread
 
     def _on_world(self, update: WorldUpdate) -> None:
@@ -83,15 +105,23 @@ class Stopper:
             self.asked(update.notice)
 
     def asked(self, notice: StopNotice) -> None:
-        """Begin to agree on a step; asked again, only the time that is left may become less."""
+        """Begin to agree on a step; asked again, more may have to leave, or in less time."""
         deadline_s = self._clock() + notice.grace_ms / 1000
         with self._changed:
-            first = self._notice is None
+            before = self._notice
+            first = before is None
             self._deadline_s = deadline_s if first else min(self._deadline_s, deadline_s)
-            self._notice = notice
+            if before is None or _is_wider(notice, before):  # answers and news may overtake each other
+                self._notice = notice
+            self._changed.notify_all()
         if first:
             grace = f"{notice.grace_ms / 1000:g} s"
-            log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
+            if notice.action == STOP_ACTION_RESHAPE:
+                log.warning(
+                    "another world follows; all ranks save first, within %s: %s", grace, notice.reason
+                )
+            else:
+                log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
     # -- in a thread of its own
@@ -159,14 +189,39 @@ class Stopper:
         self._forget()
 
     def _stop(self, step: int) -> NoReturn:
-        notice = self._notice
-        assert notice is not None, "a step is agreed only after a notice"
         self._save(step)
-        if notice.action != STOP_ACTION_DRAIN or self._peers.worker_id in notice.worker_ids:
-            self.leaving = True
-            self._run.abandon(notice.reason, code=Preempted.code)
-            raise Preempted(f"stopped after step {step}: {notice.reason}")
-        self._wait_for_the_next_world(step, notice)
+        self._say_that_it_is_saved(step)
+        notice = self._asked_to_leave(step)
+        self.leaving = True
+        self._run.abandon(notice.reason, code=Preempted.code)
+        raise Preempted(f"stopped after step {step}: {notice.reason}")
+
+    def _say_that_it_is_saved(self, step: int) -> None:
+        """Return once all ranks are as far, which is what the leader waits for before another world."""
+        notice = self._notice
+        if notice is None or notice.action != STOP_ACTION_RESHAPE:
+            return
+        # one that hears of another notice just now does not come: the leader goes by that then
+        with contextlib.suppress(StrataError):
+            self._peers.progress(step, STOP)
+            self._peers.barrier(SAVED_BARRIER)
+
+    def _asked_to_leave(self, step: int) -> StopNotice:
+        """Return the notice by which this process leaves; a newer world without the others is raised."""
+        told: StopNotice | None = None
+        while True:
+            with self._changed:
+                notice = self._notice
+                assert notice is not None, "a step is agreed only after a notice"
+                if self._means_us(notice):
+                    return notice
+            if told is None or told.worker_ids != notice.worker_ids:
+                told, others = notice, ", ".join(notice.worker_ids)
+                log.warning("waiting for the world %s", f"without {others}" if others else "that follows")
+            self._peers.progress(step, STOP)
+            with self._changed:
+                if self._notice is notice:
+                    self._changed.wait(_LOOK_S)
 
     def _save(self, step: int) -> None:
         """Save the common step, unless that cannot be done in time."""
@@ -204,10 +259,11 @@ class Stopper:
         with self._changed:
             return self._deadline_s - self._clock()
 
-    def _wait_for_the_next_world(self, step: int, notice: StopNotice) -> NoReturn:
-        """Stay until a newer world has ended this generation; that is raised here."""
-        log.warning("waiting for the world without %s", ", ".join(notice.worker_ids))
-        while True:
-            self._peers.progress(step, STOP)
-            with self._changed:
-                self._changed.wait(_LOOK_S)
+
+def _is_wider(notice: StopNotice, held: StopNotice) -> bool:
+    """Tell whether `notice` means at least those whom `held` does; nobody leaves by a RESHAPE."""
+    if held.action == STOP_ACTION_RESHAPE:
+        return True
+    if notice.action != STOP_ACTION_DRAIN:
+        return notice.action != STOP_ACTION_RESHAPE
+    return held.action == STOP_ACTION_DRAIN and {*notice.worker_ids} >= {*held.worker_ids}

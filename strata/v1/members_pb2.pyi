@@ -35,6 +35,7 @@ class Registration(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    BEGIN_ANEW_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -52,6 +53,8 @@ class Registration(_message.Message):
     """Which attempt at the job this process belongs to, where its launcher counts them. A job that
     ended in an earlier one is taken up again; in the same one it stays closed.
     """
+    begin_anew: _builtins.bool
+    """Takes up a job that is done or has failed, from nothing: its checkpoints are given up, and stay."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -72,10 +75,11 @@ class Registration(_message.Message):
         incarnation: _builtins.int = ...,
         resume: _builtins.bool = ...,
         attempt: _builtins.int = ...,
+        begin_anew: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

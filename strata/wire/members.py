@@ -26,6 +26,7 @@ def registration(message: members_pb2.Registration) -> Registration:
         incarnation=message.incarnation,
         resume=message.resume,
         attempt=message.attempt,
+        anew=message.begin_anew,
     )
 
 

@@ -59,6 +59,7 @@ STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
     errors.CheckpointNotFound: Code.NOT_FOUND,
     errors.CheckpointCorrupt: Code.DATA_LOSS,
     errors.CheckpointAborted: Code.ABORTED,
+    errors.JobDone: Code.FAILED_PRECONDITION,
     errors.JobFailed: Code.FAILED_PRECONDITION,
 }
 """The status of each class; a class that is absent has that of its nearest ancestor.

@@ -86,12 +86,24 @@ def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice
 
 
 def notice_of(job: JobView) -> worlds_pb2.StopNotice | None:
-    """Return what asks the ranks that run at this moment to stop, or None."""
+    """Return what asks the ranks that run at this moment to stop, or None.
+
+    What somebody asks counts more than what the leader needs for a world of another size.
+    """
     world = active_world(job) if job.phase() is Phase.RUNNING else None
-    entry = None if world is None else job.notice(world.head.generation)
-    if world is None or entry is None:
+    if world is None:
         return None
-    return notice_message(world.head.generation, entry.record)
+    generation = world.head.generation
+    if (entry := job.notice(generation)) is not None:
+        return notice_message(generation, entry.record)
+    if (reshape := job.reshape(generation)) is None:
+        return None
+    return worlds_pb2.StopNotice(
+        generation=generation,
+        action=worlds_pb2.STOP_ACTION_RESHAPE,
+        reason=reshape.record.reason,
+        grace_ms=reshape.record.grace_ms,
+    )
 
 
 def asked_to_leave(

@@ -38,6 +38,17 @@ def gradient(weights, batch=images): return (weights - batch).mean(0)
 """
 
 
+SHARDS = """
+from types import SimpleNamespace
+run = strata.init(state={"weights": weights})
+registry = SimpleNamespace(get_assigned_shards=lambda **_: [SimpleNamespace(index=index) for index in (3, 5)])
+def read(shard, after):
+    for done in range(after + 8, 25, 8):
+        print("read", shard.index, done)
+        yield done, images[done - 8 : done]
+"""
+
+
 def block(which: str) -> str:
     (found,) = [block for block in BLOCKS if which in block]
     return found
@@ -78,12 +89,16 @@ def test_the_examples_with_torch(tmp_path: Path) -> None:
 
 
 def test_the_examples_without_torch(tmp_path: Path) -> None:
-    code = NUMPY + block("step_done(") + "print(run.step, weights.round(3).tolist())\n"
+    code = NUMPY + block("while run.step <") + "print(run.step, weights.round(3).tolist())\n"
     assert run(code, tmp_path) == "100 [1.0, 1.0, 1.0]\n"
     code = NUMPY + block("ElasticSampler(") + "print(run.step, run.goodput().ratio > 0)\n"
     other = tmp_path / "other"
     other.mkdir()
     assert run(code, other) == "10 True\n"
+    code = NUMPY + SHARDS + block("run.cursors(") + "        if run.step == 4: raise SystemExit\n"
+    (tmp_path / "shards").mkdir()
+    assert run(code, tmp_path / "shards") == "read 3 8\nread 3 16\nread 3 24\nread 5 8\n"
+    assert run(code, tmp_path / "shards") == "read 5 16\nread 5 24\n"
     assert "TrainingOrchestrator(" in block("min_workers=2")
     assert (
         run("import strata\n" + block("min_workers=2") + "print(orchestrator.config.keep_count)\n", tmp_path)

@@ -43,8 +43,20 @@ class WarmReplica:
     Every process has a name of its own, so that none waits for the lease of the one before it.
     """
 
-    def __init__(self, name: str, port: int, options: list[str], logs: Path, *, spare: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        options: list[str],
+        logs: Path,
+        *,
+        spare: bool,
+        program: Path,
+        env: Mapping[str, str],
+    ) -> None:
         self.name = name
+        self._program = program
+        self._env = env
         self.address = f"127.0.0.1:{port}"
         self._options = [f"--listen={self.address}", *options]
         self._run = 0
@@ -58,11 +70,11 @@ class WarmReplica:
         self._run += 1
         try:
             child = Child.start(
-                [sys.executable, PROGRAM, f"--replica={self.name}-{self._run}", *self._options],
+                [sys.executable, self._program, f"--replica={self.name}-{self._run}", *self._options],
                 name=self.name,
                 log=self._log,
                 stdin=stdin,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "GRPC_ENABLE_FORK_SUPPORT": "0"},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "GRPC_ENABLE_FORK_SUPPORT": "0", **self._env},
             )
         finally:
             os.close(stdin)
@@ -108,8 +120,13 @@ class Replicas:
         detect_s: float = 5.0,
         spares: bool = False,
         ways: Mapping[str, str] | None = None,
+        program: Path = PROGRAM,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """`ways`: the etcd endpoints of those replicas, by name, that reach it in a way of their own."""
+        """`ways`: the etcd endpoints of those replicas, by name, that reach it in a way of their own.
+
+        `program` is what each of them runs, with `env` added to the environment.
+        """
         ways = ways or {}
         direct = ",".join(etcd.endpoints)
         options = [
@@ -125,6 +142,8 @@ class Replicas:
                 [*options, f"--etcd={ways.get(f'r{number}', direct)}"],
                 logs,
                 spare=spares,
+                program=program,
+                env=env or {},
             )
             for number, port in enumerate(free_ports(3), 1)
         ]
@@ -219,8 +238,13 @@ async def started(
     detect_s: float = 5.0,
     spares: bool = False,
     ways: Mapping[str, str] | None = None,
+    program: Path = PROGRAM,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Replicas]:
     """Have replicas for one test alone."""
-    with closing(Replicas(etcd, cluster, logs, detect_s=detect_s, spares=spares, ways=ways)) as replicas:
+    made = Replicas(
+        etcd, cluster, logs, detect_s=detect_s, spares=spares, ways=ways, program=program, env=env
+    )
+    with closing(made) as replicas:
         async with replicas:
             yield replicas

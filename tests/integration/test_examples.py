@@ -12,7 +12,7 @@ from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import GetJobRequest
 from tests.cluster_fixtures import ROOT, Nodes
-from tests.processes import LIMIT_S, Record
+from tests.processes import Record
 from tests.torchrun_agents import agent
 
 EXAMPLES = ROOT / "examples"
@@ -37,7 +37,7 @@ def test_a_stranger_s_script_with_three_lines_changed_goes_on_after_a_kill(
         options=("--slots", "2"),
         env={**saving(tmp_path, every=10), "EPOCHS": "12"},
     )
-    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job, timeout_s=LIMIT_S) as client:
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job, timeout_s=SLOW_S) as client:
         record.wait("rank.started", count=2, generation=1)
         trained = client.call_until(
             GetJobRequest(job=nodes.job), lambda answer: bool(answer.job.latest_step >= 20)

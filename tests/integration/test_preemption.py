@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
+from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, GetJobRequest
 from tests.cluster_fixtures import RANKS, Nodes
-from tests.processes import Event, Record, Talker
+from tests.processes import LIMIT_S, Event, Record, Talker
 
 ROUNDS = 20
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -34,9 +36,9 @@ class Training:
         )
         assert asking.join() == 0
 
-    def lone(self, number: int, count: int) -> Talker:
+    def lone(self, number: int, count: int, **environment: str) -> Talker:
         """Start one of `count` trainers that no supervisor runs."""
-        return self._python("stopping", count, STRATA_WORKER_ID=f"lone-{number}")
+        return self._python("stopping", count, STRATA_WORKER_ID=f"lone-{number}", **environment)
 
     def rounds(self, rounds: int, count: int) -> Talker:
         """Start `count` such trainers again whenever all have ended, so many times."""
@@ -56,7 +58,13 @@ class Training:
         events = self._record.events
         self._heard = len(events) if after is None else events.index(after) + 1
 
-    def start(self, *slots: int, options: tuple[str, ...] = (), needed: int | None = None) -> list[Talker]:
+    def start(
+        self,
+        *slots: int,
+        options: tuple[str, ...] = (),
+        needed: int | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> list[Talker]:
         """Start a node with so many ranks each; the job needs all of them, or `needed`."""
         self.mark()
         size = ("--min-workers", str(needed or len(slots)), "--no-warm", *options)
@@ -64,7 +72,7 @@ class Training:
             self._nodes.run(
                 self._cluster.endpoints,
                 "stopping",
-                *("--storage", str(self._folder)),
+                *("--storage", str(self._folder), *arguments),
                 node=f"node-{number}",
                 options=("--slots", str(count), *size),
             )
@@ -155,6 +163,39 @@ def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> 
     lone[0].signal(signal.SIGTERM)
     assert [trainer.join() for trainer in lone] == [75, 75]
     stopped_together(training.heard("preempted", count=2))
+
+
+def test_trainers_of_their_own_that_are_taken_away_together_leave_and_none_has_failed(
+    training: Training, cluster: LocalCluster, job: str
+) -> None:
+    """Each of them says that only it must leave; the third one waits for others then."""
+    lone = [training.lone(number, 3, STRATA_TRAIN_PREEMPT="member") for number in range(3)]
+    training.heard("training")
+    for trainer in lone[:2]:
+        trainer.signal(signal.SIGTERM)
+    assert [trainer.join() for trainer in lone[:2]] == [75, 75]
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.world.generation > 1))
+        told = client.generations()
+    assert told[0].world.forming
+    assert [each.failure for each in told] == [False] * len(told)
+    assert "drained: SIGTERM to rank" in told[-2].world.reason
+    assert lone[2].child.poll() is None
+
+
+def test_a_script_that_ends_well_after_it_was_preempted_has_not_finished_the_job(
+    training: Training, cluster: LocalCluster, job: str
+) -> None:
+    nodes = training.start(1, 1, options=("--max-workers", "2"), needed=1, arguments=("--ends-well",))
+    training.heard("training", count=2)
+    training.ask("drain", "node-1")
+    assert nodes[1].join() == 75
+    training.mark()
+    training.heard("training", count=1)
+    training.ask("preempt")
+    assert nodes[0].join() == 75
+    with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
+        assert client.job_status().phase == JOB_PHASE_RUNNING
 
 
 @pytest.mark.usefixtures("torch_installed")

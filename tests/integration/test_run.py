@@ -62,6 +62,10 @@ def test_two_nodes_on_one_host_share_a_job(cluster: LocalCluster, nodes: Nodes) 
     one.wait_quiet()
     other.wait_quiet()
 
+    late = nodes.run(cluster.endpoints, "steps", node="c", options=TWO)
+    assert late.join() == 0, "a scheduler that requeued it is not told of a failure"
+    assert "is done" in nodes.record.wait_one("job.done_before", source="c")["reason"]
+
 
 @pytest.mark.usefixtures("torch_installed")
 def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: Nodes) -> None:
@@ -117,6 +121,20 @@ def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nod
     assert failed.join() == 78
     resumed = nodes.run(cluster.endpoints, "plain", options=(*quick, "--resume"))
     assert resumed.join() == 0
+
+
+def test_a_job_that_is_done_begins_anew_and_keeps_what_it_had(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    for options in (), ("--new",):
+        words = ("--storage", str(tmp_path), "--steps", "12")
+        node = nodes.run(cluster.endpoints, "stopping", *words, options=("--settle-s", "0.2", *options))
+        assert node.join() == 0
+    assert [e["step"] for e in record.of("start")] == [0, 0]
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        steps = [(one.step, one.generation) for one in client.checkpoints()]
+        assert client.latest_checkpoint().generation == 2
+    assert {(12, 1), (12, 2)} <= set(steps)
 
 
 def test_a_name_in_use_is_refused(cluster: LocalCluster, nodes: Nodes, record: Record) -> None:
@@ -177,7 +195,7 @@ def test_without_coordinators_it_waits_says_why_and_may_be_interrupted(
     assert "127.0.0.1" in waiting["reason"]
     assert waiting["hint"]
     node.signal(number)
-    assert node.join(10.0) == 128 + number
+    assert node.join(10.0) == (75 if number == signal.SIGTERM else 128 + number)
     assert nodes.record.of("start") == []
     assert "Traceback" not in json.dumps(nodes.record.events)
 

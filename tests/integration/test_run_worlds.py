@@ -13,7 +13,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, GetJobRequest, GetJobResponse
 from tests.cluster_fixtures import Nodes
 from tests.processes import LIMIT_S, Event, Record
 
-OPTIONS = ("--min-workers", "1", "--max-workers", "2", "--settle-s", "0.3", "--no-warm")
+OPTIONS = ("--min-workers", "2", "--max-workers", "2", "--settle-s", "0.3", "--no-warm")
 
 
 def trains(record: Record, generation: int, count: int) -> set[str]:
@@ -36,7 +36,7 @@ def test_a_job_is_scaled_paused_resumed_and_drained_while_it_trains(
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
         client.scale(max_workers=3)
         assert trains(record, 2, 3) == {"a", "b", "c"}
-        client.scale(max_workers=1)
+        client.scale(min_workers=1, max_workers=1)
         (alone,) = trains(record, 3, 1)
         assert alone in first
         client.scale(max_workers=3)

@@ -184,6 +184,20 @@ def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_si
     assert any("rank 1 of a failed (was ended by SIGKILL)" in reason for reason in reasons)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    stopping = ("stopping", "--storage", str(tmp_path / "checkpoints"), "--ends-well")
+    one = agent(nodes, cluster.endpoints, tmp_path, *stopping, name="a", nnodes="1")
+    record.wait_one("training", limit_s=START_S)
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        client.stop("preempt", grace_s=20.0)
+        assert one.join(START_S) == 75
+        assert client.job_status().phase == JOB_PHASE_RUNNING
+
+
 def test_an_agent_that_would_give_up_at_the_first_failure_is_refused(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

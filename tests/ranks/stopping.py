@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10**6)
     parser.add_argument("--pace-s", type=float, default=0.002)
     parser.add_argument("--min-workers", type=int, default=1)
+    parser.add_argument("--ends-well", action="store_true", help="end with 0 also when preempted")
     options = parser.parse_args()
 
     state: dict[str, Any] = {"sum": np.zeros(1000)}
@@ -36,6 +37,8 @@ def main() -> int:
                 say("training", step=run.step)
     except strata.Preempted as error:
         say("preempted", step=run.step, sum=float(state["sum"][0]), why=str(error))
+        if options.ends_well:
+            return 0
         raise
     except strata.StaleGeneration as error:
         say("stale", step=run.step, why=error.message)

@@ -19,21 +19,21 @@ from strata.client import CoordinatorClient
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import StrataError
 from strata.launch.local_cluster import LocalCluster
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_PAUSED, STOP_ACTION_PREEMPT
 from tests.processes import Record, Talker, gone
 from tests.schedules.judge import History, Looked, NodeEnd
 from tests.schedules.plan import Event, Kind, Plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM})
-"""A node left because it was asked to: 143 when its ranks, just started, did not heed notices yet."""
+LEFT = frozenset({PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM})
+"""A node left because it was asked to; by the signal itself when its Python had not come as far as our code."""
 POLL_S = 0.05
 """The driver looks so often; it acts on a clock, as whoever harms a cluster does."""
 LOOK_S = 0.2
 ANSWER_S = 3.0
-STUCK_S = 60.0
+STUCK_S = 120.0
 """So long after the last deed, and the last step, the training counts as stuck."""
-ENDED_S = 30.0
+ENDED_S = 60.0
 QUIET_S = 15.0
 
 
@@ -251,10 +251,10 @@ class Drive:
         for node in self._nodes:
             node.back_s = back_s
         try:
-            self._client.stop("preempt", grace_s=10.0)
+            notice = self._client.stop("preempt", grace_s=10.0)
         except StrataError:
             return False
-        return True
+        return notice is not None and notice.action == STOP_ACTION_PREEMPT
 
     def _term_node(self, node: Node, back_s: float) -> bool:
         if node.talker.child.poll() is not None:
@@ -268,9 +268,10 @@ class Drive:
     def _drain(self, node: Node, back_s: float) -> bool:
         node.back_s = back_s
         try:
-            return self._client.stop("drain", worker_ids=(node.name,), grace_s=10.0) is not None
+            notice = self._client.stop("drain", worker_ids=(node.name,), grace_s=10.0)
         except StrataError:
             return False
+        return notice is not None and node.name in notice.worker_ids
 
     def _resume(self) -> None:
         """Resume the job; one that is only about to pause, again a little later."""

@@ -13,8 +13,8 @@ from typing import Any
 
 Event = dict[str, Any]
 DONE = 0
-LATE = frozenset({4, 75, 78, 143})
-"""`strata run` that was preempted, or got SIGTERM before its ranks could heed it, when the job was about to be done, or came when it was (4)."""
+LATE = frozenset({75, 78, 143, -15})
+"""`strata run` that was preempted, or got SIGTERM before it could heed it, when the job was about to be done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

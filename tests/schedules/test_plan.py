@@ -12,8 +12,8 @@ def test_a_seed_gives_the_same_plan_again() -> None:
     assert make_plan(3, kinds=ALL) != make_plan(4, kinds=ALL)
 
 
-def test_fifty_seeds_have_every_kind_of_deed() -> None:
-    plans = [make_plan(seed, kinds=ALL) for seed in range(1, 51)]
+def test_a_dozen_seeds_have_every_kind_of_deed() -> None:
+    plans = [make_plan(seed, kinds=ALL) for seed in range(1, 13)]
     assert {event.kind for plan in plans for event in plan.events} == ALL
     assert {plan.slots for plan in plans} == {1, 2}
 

@@ -1,47 +1,105 @@
 """The thousand seeds run from the start of the session on, on what the other tests leave idle.
 
 They take minutes of both cores, and integration tests mostly wait. So the processes give way to all
-others, and `test_simulation` finds most results there when its turn comes.
+others, and `test_simulation` finds most results there when its turn comes. Where several pytest
+processes share the suite, one of them runs the seeds, and whichever has `test_simulation` finds the
+results in a folder of this run.
 """
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
+import pickle
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.sim.batch import pool
 from tests.sim.run import Result, run_seed
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
 JOBS = 2
+LIMIT_S = 900.0
 SIMULATION = Path(__file__).with_name("test_simulation.py")
+LOOK_S = 0.1
 
-Running = dict[int, Future[Result]]
+
+class Running:
+    """All seeds, being run in their order by some process of this run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def result(self, seed: int) -> Result:
+        """Return what came of a seed, once it is there."""
+        path = self._folder / str(seed)
+        until = time.monotonic() + LIMIT_S
+        while not path.exists():
+            assert time.monotonic() < until, f"seed {seed} is not done after {LIMIT_S:g} s"
+            time.sleep(LOOK_S)
+        found: Result | BaseException = pickle.loads(path.read_bytes())  # our own
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+Futures = list[Future[Result]]
 
 _processes = pytest.StashKey[ExitStack]()
-_running = pytest.StashKey[Running]()
+_futures = pytest.StashKey[Futures]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin with the seeds if they are asked for."""
+    """Begin with the seeds if they are asked for and no other process of this run has."""
     if session.config.option.collectonly or all(item.path != SIMULATION for item in session.items):
+        return
+    folder = _folder(session.config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
         return
     stack = session.config.stash[_processes] = ExitStack()
     processes = stack.enter_context(pool(JOBS))
-    session.config.stash[_running] = {seed: processes.submit(run_seed, seed) for seed in range(SEEDS)}
+    futures: Futures = [processes.submit(run_seed, seed) for seed in range(SEEDS)]
+    session.config.stash[_futures] = futures
+    for seed, future in enumerate(futures):
+        future.add_done_callback(lambda done, seed=seed: _keep(folder / str(seed), done))  # type: ignore[misc]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Begin no further seed."""
-    if (stack := session.config.stash.get(_processes, None)) is not None:
-        stack.close()
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Go on for another process's sake, unless the run is broken off; then begin no further seed."""
+    stack = session.config.stash.get(_processes, None)
+    if stack is None:
+        return
+    if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED} and not session.shouldfail:
+        futures = session.config.stash[_futures]
+        wait(futures, LIMIT_S)
+    stack.close()
 
 
 @pytest.fixture(scope="session")
-def running(pytestconfig: pytest.Config) -> Running:
-    """All seeds, being run in their order."""
-    return pytestconfig.stash[_running]
+def running(pytestconfig: pytest.Config) -> Iterator[Running]:
+    """All seeds, being run in their order; nobody looks for their results afterwards."""
+    folder = _folder(pytestconfig)
+    yield Running(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder(config: pytest.Config) -> Path:
+    run = getattr(config, "workerinput", {}).get("testrunuid", str(os.getpid()))
+    return ROOT / ".strata" / "tmp" / f"seeds-{run}"
+
+
+def _keep(path: Path, done: Future[Result]) -> None:
+    if done.cancelled():
+        return
+    new = path.with_suffix(".new")
+    new.write_bytes(pickle.dumps(done.exception() or done.result()))
+    new.rename(path)

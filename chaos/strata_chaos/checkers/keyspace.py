@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 UNKNOWN: Final = "unknown"
 
-_JOB_SINGLES: Final = frozenset({"spec", "standbys", "phase", "world", "latest", "import"})
+_JOB_SINGLES: Final = frozenset({"spec", "standbys", "phase", "world", "latest", "anew", "import"})
 _CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor"})
 
 
@@ -80,7 +80,7 @@ def _job(parts: list[str]) -> tuple[str, tuple[Any, ...]]:
 
 def _world(generation: int, rest: list[str]) -> tuple[str, tuple[Any, ...]]:
     match rest:
-        case [("restored" | "notice") as what]:
+        case [("restored" | "notice" | "reshape") as what]:
             return what, (generation,)
         case [("failed" | "done" | "stopped") as how, rank]:
             return how, (generation, int(rank))

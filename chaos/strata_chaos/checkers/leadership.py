@@ -23,8 +23,10 @@ RULES: Final = {
     "known-keys": "every key is one that docs/keyspace.md describes",
 }
 
-_EPOCH_IN_VALUE: Final = frozenset({"world", "standbys", "phase", "dataset-assignment"})
-_CLEARED_BY_LEADER: Final = frozenset({"chunk", "failed", "done", "stopped", "notice", "restored", "history"})
+_EPOCH_IN_VALUE: Final = frozenset({"world", "standbys", "phase", "reshape", "dataset-assignment"})
+_CLEARED_BY_LEADER: Final = frozenset(
+    {"chunk", "failed", "done", "stopped", "notice", "reshape", "restored", "history"}
+)
 
 
 class Leadership:

@@ -22,12 +22,15 @@ EVERY_S: Final = 30.0
 
 
 class JobQueue:
-    """The jobs that are due. `folders` are the parts of a job whose changes matter."""
+    """The jobs that are due. `folders` are the parts of a job whose changes matter, as do those of `barriers`."""
 
-    def __init__(self, name: str, keys: ClusterKeys, folders: frozenset[str]) -> None:
+    def __init__(
+        self, name: str, keys: ClusterKeys, folders: frozenset[str], *, barriers: frozenset[str] = frozenset()
+    ) -> None:
         self._name = name
         self._keys = keys
         self._folders = folders
+        self._barriers = barriers
         self._due: dict[str, float] = {}
         self._failing: dict[str, Backoff] = {}
         self._all_at = 0.0
@@ -37,7 +40,9 @@ class JobQueue:
         found = False
         for event in batch.events:
             match self._keys.parts(event.kv.key):
-                case ("jobs", job, folder, *_) if folder in self._folders:
+                case ("jobs", job, folder, *rest) if folder in self._folders or (
+                    folder == "barriers" and rest and rest[0] in self._barriers
+                ):
                     if job not in self._failing:
                         self._due[job] = 0.0
                         found = True

@@ -22,6 +22,7 @@ from strata.core.checkpoints import decide_close
 from strata.core.housekeeping import FirstSeen
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
+from strata.core.reshaping import SAVED_BARRIER
 from strata.core.stopping import revisions
 from strata.core.txn import WatchBatch
 from strata.core.worlds import WorldPlan, needs_settling, plan_world
@@ -56,7 +57,7 @@ class Worlds:
         self._mirror = mirror
         self._fence = fence
         self._heartbeat = heartbeat
-        self._jobs = JobQueue(self.name, keys, FOLDERS)
+        self._jobs = JobQueue(self.name, keys, FOLDERS, barriers=frozenset({SAVED_BARRIER}))
         self._unix_now = unix_now
         self._settling_since: dict[str, float] = {}
         self._asked: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)

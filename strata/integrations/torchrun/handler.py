@@ -175,6 +175,10 @@ class StrataRendezvous(RendezvousHandler):
         if self._spare and isinstance(sys.exc_info()[1], AttributeError):
             # torch's agent returns nothing then, and its launcher (2.13) asks that whether it failed
             raise SystemExit(0)
+        if (
+            self._member.stopped and sys.exc_info()[1] is None
+        ):  # torchrun would end with 0, as if all was done
+            raise SystemExit(PREEMPTED)
         return True
 
     # -- inside

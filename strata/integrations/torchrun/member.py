@@ -62,6 +62,8 @@ class AgentMember:
         self._session = AgentSession(settings, on_world=self._leave_if_over)
         self._handled = 0
         self._finishing = False
+        self.stopped = False
+        """Whether the workers that ended well here had stopped as they were asked to: the job goes on."""
         self._leaving: asyncio.Task[None] | None = None
         self.place: Place | None = None
         """Where the workers of the generation joined last stand."""
@@ -166,8 +168,10 @@ class AgentMember:
         if self.place is None or self._finishing:
             return
         self._finishing = True
+        self.stopped = self._session.stopped.issuperset(self.place.ranks)
         for rank in self.place.ranks:
-            self._session.reports.report(self.place.generation, rank, 0, "")
+            code = PREEMPTED if rank in self._session.stopped else 0
+            self._session.reports.report(self.place.generation, rank, code, "")
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:

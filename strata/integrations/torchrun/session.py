@@ -105,6 +105,8 @@ class AgentSession:
         self._told: set[str] = set()
         self._place: Place | None = None
         self._heeding: set[int] = set()
+        self.stopped: set[int] = set()
+        """The workers that have stopped as they were asked to, whatever they end with."""
 
     @property
     def world(self) -> WorldUpdate | None:
@@ -164,6 +166,7 @@ class AgentSession:
                     on_attached=lambda _rank, _generation: None,
                     on_silent=self._silent,
                     on_heeding=lambda rank, _generation: self._heeding.add(rank),
+                    on_stopped=lambda rank, _generation: self.stopped.add(rank),
                 )
                 async with (
                     serving(relay, door, timing),
@@ -190,6 +193,7 @@ class AgentSession:
         """Let in the workers of `place` from now on, and no others."""
         self._place = place
         self._heeding.clear()
+        self.stopped.clear()
         self._news.set()
         if self._relay is not None and self._health is not None:
             self._relay.set_place(place)

@@ -48,6 +48,20 @@ def test_ctrl_c_while_the_command_still_loads(monkeypatch: pytest.MonkeyPatch) -
     assert ended.value.code == 128 + signal.SIGINT
 
 
+@pytest.mark.parametrize(("command", "code"), [("run", 75), ("status", -signal.SIGTERM)])
+def test_a_preemption_while_the_command_still_loads(command: str, code: int) -> None:
+    """A scheduler that takes the node away then shall put `strata run` back into its queue."""
+    program = (
+        "import os, signal, sys\n"
+        "import strata.cli, strata.cli.app\n"
+        "strata.cli.app.run = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"sys.argv = ['strata', {command!r}]\n"
+        "strata.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=50, check=False, capture_output=True)
+    assert done.returncode == code
+
+
 def test_a_folder_that_cannot_be_made_is_refused() -> None:
     done = strata("dev", "--data", "/proc/x")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)

@@ -186,6 +186,22 @@ def test_a_rank_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) ->
 # -- another number of ranks ------------------------------------------------------------------
 
 
+def test_what_every_rank_had_at_a_key_is_read_of_the_manifests_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        infos = [
+            manager.save_state({"own": {"text": f"of {rank}", "w": np.zeros(3)}}, 20)
+            for rank, manager in enumerate(ranks)
+        ]
+        for info in infos:
+            info.wait(LIMIT_S)
+        (checkpoint,) = ranks[1].all_checkpoints()
+        assert ranks[1].texts_of_ranks(checkpoint, "own", "text") == {0: "of 0", 1: "of 1"}
+        assert ranks[1].texts_of_ranks(checkpoint, "own", "w") == {}
+        assert ranks[1].texts_of_ranks(checkpoint, "gone", "text") == {}
+
+
 def test_more_ranks_get_what_all_had_in_common(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         save(ranks, 20, w=np.arange(3.0), lr=0.1)

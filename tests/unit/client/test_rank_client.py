@@ -243,12 +243,13 @@ async def closing(code: int) -> None:
         )
         await client._close(code, "why")
         exits = [(x.generation, x.rank, x.code) for x in r.serving.all("rank_exit")]
-        assert exits == ([(1, 0, 0)] if code == 0 else [])
+        assert exits == ([(1, 0, code)] if code in {0, 75} else [])
         assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
 
 
-def test_closing_says_that_the_rank_is_done_or_only_leaves() -> None:
+def test_closing_says_that_the_rank_is_done_or_has_stopped_or_only_leaves() -> None:
     virtual_time.run(closing(0))
+    virtual_time.run(closing(75))
     virtual_time.run(closing(1))
 
 

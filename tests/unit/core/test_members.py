@@ -6,6 +6,7 @@ import pytest
 
 from strata.client.terms import is_final
 from strata.core.ids import BootId, InstanceId, WorkerId
+from strata.core.job_requests import decide_resume
 from strata.core.members import (
     MAX_SLOTS,
     MAX_WORKERS,
@@ -19,6 +20,7 @@ from strata.core.txn import Decision
 from strata.errors import (
     Conflict,
     InvalidArgument,
+    JobDone,
     JobFailed,
     Refused,
     StaleIncarnation,
@@ -199,7 +201,23 @@ def test_a_newer_attempt_is_remembered_though_the_job_runs_and_a_pause_outlasts_
     assert phase_of(store).attempt == 3
     store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=3))
     enter(store, registration("w4", attempt=4))
-    assert phase_of(store).phase is Phase.PAUSED
+    assert phase_of(store) == JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=4)
+
+
+def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finished() -> None:
+    """Its late member would, if the attempt were not remembered: then w2 begins the job anew."""
+    store = Store()
+    enter(store, registration("w1", attempt=1))
+    store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=1))
+    enter(store, registration("w2", max_workers=5, attempt=2))
+    spec = store.job().spec()
+    assert spec is not None
+    assert spec.record.max_workers == 5
+    store.settle(decide_resume)
+    assert phase_of(store).attempt == 2
+    store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="over", attempt=phase_of(store).attempt))
+    with pytest.raises(JobDone, match="over"):
+        enter(store, registration("w3", attempt=2))
 
 
 def test_a_failed_job_says_why() -> None:

@@ -1,13 +1,18 @@
-"""A finished job taken up again by name (`strata run --resume`)."""
+"""A finished job taken up again by name: `strata run --resume`, or `--new`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from strata.core.checkpoint_order import superseded
 from strata.core.ids import InstanceId
 from strata.core.members import decide_register
-from strata.core.records import JobPhase, Phase
+from strata.core.records import CheckpointState, JobPhase, Phase
 from strata.errors import JobFailed, Refused
+from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
 from tests.unit.core.test_worlds import commit, ends, head
 
@@ -61,6 +66,57 @@ def test_a_failed_job_begins_with_a_clean_count() -> None:
     carry_out(store, epoch)
     assert (head(store).generation, head(store).fruitless) == (2, 0)
     assert store.problems() == []
+
+
+def anew(store: Store, worker: str, **more: Any) -> None:
+    again = registration(worker, boot=f"anew-{worker}", **more)
+    again = replace(again, anew=True)
+    store.settle(lambda job: decide_register(job, again, served_by=InstanceId("i-r1")))
+
+
+def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing() -> None:
+    store = Store()
+    epoch = finished(store, 0)
+    anew(store, "w0", min_workers=1, max_workers=2)
+    anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same start: it only joins
+    assert "all 2 members are here" in carry_out(store, epoch)
+    assert (head(store).generation, head(store).restore, store.live.anew()) == (2, None, 1)
+    spec = store.live.spec()
+    assert spec is not None
+    assert (spec.record.min_workers, spec.record.max_workers) == (1, 2)
+    kept = store.live.checkpoint(20, 1)
+    assert kept is not None
+    assert kept.record.state is CheckpointState.COMMITTED
+    assert superseded(store.live, kept.record)
+    assert store.problems() == []
+    commit(store, 5)
+    ends(store, 0, 1)
+    carry_out(store, epoch)
+    restore = head(store).restore
+    assert restore is not None
+    assert (restore.step, restore.record_generation) == (5, 2), "what it has saved since counts"
+    assert store.problems() == []
+
+
+def test_a_save_of_the_run_before_does_not_come_back() -> None:
+    """Its last ack arrives after the job was begun anew, and before the first new world."""
+    job = SavingJob()
+    job.save(20)
+    record = job.begin(step=40, attempt="late")
+    for rank in range(record.ranks):
+        job.ack(rank, 40, "late")
+    job.seal(40, "late")
+    for rank in range(record.ranks):
+        ends(job.store, rank, 0)
+    carry_out(job.store, job.epoch)
+    for worker in ("a", "b"):
+        leave(job.store, worker)
+    anew(job.store, "a", min_workers=1, max_workers=1)
+    assert [one.step for one in job.commit()] == [20, 40]
+    assert job.store.live.latest() is None
+    carry_out(job.store, job.epoch)
+    assert (head(job.store).generation, head(job.store).restore) == (2, None)
+    assert job.store.problems() == []
 
 
 def test_a_reconnect_never_resumes() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_resume
 from strata.core.members import decide_rank_exit
-from strata.core.records import JobPhase, Phase, StopAction, StopNotice, WorldHead
+from strata.core.records import JobPhase, Phase, StopNotice
 from strata.core.stopping import (
-    DEFAULT_GRACE_MS,
     GONE_S,
     LATE_S,
     MAX_GRACE_MS,
@@ -23,64 +20,8 @@ from strata.core.stopping import (
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
-from tests.unit.core.rig import JOB, Observer, Store, carry_out, lead, leave, plan, register, world_of
-
-PREEMPT, PAUSE, DRAIN = StopAction.PREEMPT, StopAction.PAUSE, StopAction.DRAIN
-GRACE_S = DEFAULT_GRACE_MS / 1000
-
-
-class Job:
-    """A job of w0, w1 and w2 with two ranks each, training."""
-
-    def __init__(self, members: int = 3, *, least: int = 2, most: int = 3, **limits: int) -> None:
-        self.store = Store()
-        self.epoch = lead(self.store)
-        self.spec: dict[str, Any] = {"min_workers": least, "max_workers": most, **limits}
-        for index in range(members):
-            self.join(f"w{index}")
-        self.go(settled=True)
-
-    def join(self, name: str) -> None:
-        register(self.store, name, slots=2, **self.spec)
-
-    def leaves(self, *names: str) -> None:
-        for name in names:
-            leave(self.store, name)
-
-    def go(self, *, settled: bool = False, asked_s: float = 0.0) -> str:
-        reason = carry_out(self.store, self.epoch, settled=settled, asked_s=asked_s)
-        assert self.store.problems() == []
-        return reason
-
-    def stop(self, action: StopAction, *workers: str, **more: Any) -> Decision:
-        request = StopRequest(
-            action=action, reason="maintenance", workers=tuple(map(WorkerId, workers)), **more
-        )
-        return self.store.settle(lambda job: decide_stop(job, request))
-
-    def ends(self, *ranks: int, code: int = 75) -> None:
-        world = self.store.live.world()
-        assert world is not None
-        for rank in ranks:
-            member = world.member_of(rank)
-            self.store.settle(
-                lambda job, rank=rank, member=member: decide_rank_exit(  # type: ignore[misc]  # bound at once
-                    job, member.worker, member.incarnation, world.head.generation, rank, code
-                )
-            )
-        assert self.store.problems() == []
-
-    @property
-    def head(self) -> WorldHead:
-        head = self.store.live.head()
-        assert head is not None
-        return head.record
-
-    @property
-    def notice(self) -> StopNotice | None:
-        held = self.store.live.notice(self.head.generation)
-        return held.record if held is not None else None
-
+from tests.unit.core.rig import JOB, Observer, plan, world_of
+from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
 
 # -- asking -----------------------------------------------------------------------------------
 
@@ -96,6 +37,7 @@ def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_firs
     before = job.store.revision
     assert "asked to stop already" in job.stop(PAUSE).reason
     assert "asked to stop already" in job.stop(DRAIN, "w1").reason
+    assert "asked to stop already" in job.stop(PREEMPT, grace_ms=6000).reason
     assert job.store.revision == before
 
 
@@ -120,24 +62,6 @@ def test_a_request_for_a_generation_that_was_asked_and_has_ended_is_done() -> No
     job.go()
     assert job.head.generation == 2
     assert "has ended" in job.stop(PREEMPT, generation=1).reason
-
-
-def test_now_makes_a_notice_more_urgent_and_only_that() -> None:
-    job = Job()
-    job.stop(DRAIN, "w1")
-    assert "already" in job.stop(DRAIN, "w2", now=True).reason
-    job.stop(DRAIN, "w1", now=True)
-    assert job.notice is not None
-    assert (job.notice.grace_ms, job.notice.action) == (0, DRAIN)
-    before = job.store.revision
-    job.stop(DRAIN, "w1", now=True)
-    job.stop(DRAIN, "w1")
-    assert job.store.revision == before
-    wide = Job()
-    wide.stop(DRAIN, "w1")
-    wide.stop(PREEMPT, now=True)
-    assert wide.notice is not None
-    assert wide.notice.action is PREEMPT
 
 
 @pytest.mark.parametrize(

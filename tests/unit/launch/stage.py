@@ -117,7 +117,9 @@ class FakeDoor:
 class Stage:
     """A supervisor that runs, the session it thinks it has, and the places it told of."""
 
-    def __init__(self, command: tuple[str, ...], folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, command: tuple[str, ...], folder: Path, *, will_heed: bool = False, **settings: Any
+    ) -> None:
         self.upstream = FakeUpstream()
         self.door = FakeDoor()
         self.supervisor = Supervisor(
@@ -129,6 +131,7 @@ class Stage:
             folder=folder,
             detect_s=5.0,
             door=self.door,
+            will_heed=lambda: will_heed,
         )
         self.done = asyncio.create_task(self.supervisor.run())
 

@@ -16,6 +16,7 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
+    STOP_ACTION_RESHAPE,
     StopJobRequest,
     StopJobResponse,
     StopNotice,
@@ -211,6 +212,47 @@ async def test_who_has_no_place_in_the_world_that_follows_leaves_at_once() -> No
         assert it.upstream.calls.empty()
 
 
+async def test_ranks_that_are_still_starting_count_as_stopped_and_the_status_is_75() -> None:
+    """They have not called strata.init yet, so no rank of the generation has begun a step."""
+    async with stage(*FOREVER, will_heed=True) as it:
+        await it.enter(update(1))
+        it.supervisor.ask_to_stop(TERM)
+        request, answer = await it.upstream.calls.get()
+        assert isinstance(request, StopJobRequest)
+        answer.set_result(StopJobResponse(notice=notice()))
+        assert await it.done == 75
+        assert it.upstream.exits.get_nowait().code == 75
+        assert it.upstream.left.get_nowait() == "SIGTERM: a test asks"
+
+
+async def test_a_new_process_of_ranks_that_heeded_before_is_still_starting() -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        it.supervisor.rank_heeds_notices(0, 1)
+        await it.enter(update(2))
+        it.supervisor.ask_to_stop(TERM)
+        _, answer = await it.upstream.calls.get()
+        answer.set_result(StopJobResponse(notice=notice(generation=2)))
+        assert await it.done == 75
+
+
+async def test_ranks_that_never_heed_end_as_the_signal_says() -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        it.supervisor.ask_to_stop(TERM)
+        assert await it.done == 128 + TERM
+        assert it.upstream.calls.empty()
+
+
+async def test_a_world_of_another_size_is_the_ranks_affair(stopped: Any) -> None:
+    """They wait for it by themselves: their processes live until it is there."""
+    async with stage(*OBEDIENT) as it:
+        await told(it, action=STOP_ACTION_RESHAPE)
+        assert (await it.enter(update(2))).generation == 2
+        assert it.upstream.exits.empty()
+        await stopped()
+
+
 @pytest.mark.parametrize("answered", ["unavailable", "nobody"])
 async def test_without_a_notice_the_signal_is_handed_on(answered: str) -> None:
     async with stage(*FOREVER) as it:
@@ -219,7 +261,8 @@ async def test_without_a_notice_the_signal_is_handed_on(answered: str) -> None:
             answer.set_result(StopJobResponse())
         else:
             answer.set_exception(Unavailable("no coordinator"))
-        assert await it.done == 128 + TERM
+        assert await it.done == 75, "it goes on from the last checkpoint once it is requeued"
+        assert it.upstream.left.get_nowait() == "stopped by SIGTERM"
 
 
 @pytest.mark.parametrize("when", ["while asking", "while waiting"])
@@ -277,6 +320,7 @@ def test_a_scheduler_that_warned_and_then_means_it_is_not_impatient(
         (STOP_ACTION_DRAIN, ("w",), True, True),
         (STOP_ACTION_DRAIN, ("w",), False, True),
         (STOP_ACTION_DRAIN, ("v",), True, False),
+        (STOP_ACTION_RESHAPE, (), True, False),
     ],
 )
 def test_whom_a_notice_means(action: Any, workers: tuple[str, ...], placed: bool, means: bool) -> None:

@@ -62,6 +62,17 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
                 await group.join()
 
 
+async def test_a_rank_that_has_stopped_as_asked_is_not_done_because_its_program_ends_well() -> None:
+    """It would be taken for finished, and so, when all are preempted, would the job."""
+    async with started(2, "sh", "-c", "exit $((RANK - 2))") as (group, ended):
+        group.note_stopped(2)
+        group.note_stopped(3)
+        assert {await ended.get(), await ended.get()} == {
+            (3, 2, 75, "stopped as asked, and exited with 0"),
+            (3, 3, 1, "exited with 1"),
+        }
+
+
 async def test_each_exit_is_told_once_with_its_global_rank() -> None:
     async with started(2, "sh", "-c", "exit $((RANK * 10))") as (group, ended):
         assert {await ended.get(), await ended.get()} == {

@@ -78,6 +78,7 @@ class Node:
         self.upstream = FakeUpstream()
         self.silent: list[tuple[int, int]] = []
         self.attachments: list[tuple[int, int]] = []
+        self.stopped: list[tuple[int, int]] = []
         self.relay = Relay(
             self.upstream,
             worker_id="w",
@@ -86,6 +87,7 @@ class Node:
             listener=self.upstream,
             on_attached=lambda rank, generation: self.attachments.append((rank, generation)),
             on_silent=lambda rank, generation: self.silent.append((rank, generation)),
+            on_stopped=lambda rank, generation: self.stopped.append((rank, generation)),
         )
         self.relay.set_place(place(1))
         self._tasks = tasks
@@ -271,8 +273,19 @@ async def test_a_rank_that_is_being_ended_does_not_ask_the_job_to_stop() -> None
 async def test_a_rank_cannot_report_an_end() -> None:
     async with node() as it:
         link = await it.attached(2)
-        link.send(up(rank_exit={"id": 1, "rank": 3, "generation": 1}))
-        assert isinstance(unpack((await news(link)).reply.error), Refused)
+        for told in ({"rank": 2}, {"rank": 2, "code": 1}, {"rank": 3, "code": 75}):
+            link.send(up(rank_exit={"id": 1, "generation": 1, **told}))
+            assert isinstance(unpack((await news(link)).reply.error), Refused)
+        assert not it.stopped
+
+
+@in_virtual_time()
+async def test_a_rank_says_that_it_has_stopped_as_asked() -> None:
+    async with node() as it:
+        link = await it.attached(2)
+        link.send(up(rank_exit={"id": 1, "rank": 2, "generation": 1, "code": 75}))
+        assert not (await news(link)).reply.HasField("error")
+        assert it.stopped == [(2, 1)]
 
 
 @in_virtual_time()

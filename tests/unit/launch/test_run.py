@@ -28,3 +28,8 @@ async def test_names_that_no_cluster_knows_are_refused(config: RunConfig) -> Non
     with pytest.raises(StrataError) as refused:
         await run.run_supervisor(config, ["true"])
     assert isinstance(refused.value, ConfigError | InvalidArgument)
+
+
+def test_a_job_goes_on_or_begins_anew_and_not_both() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        RunConfig(new=True, resume=True)

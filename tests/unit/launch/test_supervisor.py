@@ -230,13 +230,15 @@ async def test_a_rank_that_will_not_stop_is_killed_after_the_grace() -> None:
 
 
 @pytest.mark.parametrize("when", ["before any world", "at the barrier"])
-async def test_a_signal_is_obeyed_while_waiting(when: str) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 128 + signal.SIGINT), (signal.SIGTERM, 75)])
+async def test_a_signal_is_obeyed_while_waiting(when: str, number: int, status: int) -> None:
+    """Who is preempted before anything ran here is to be requeued, whatever would have run."""
     async with stage("true") as it:
         if when == "at the barrier":
             it.supervisor.on_world(update(1))
             await it.upstream.arrivals.get()
-        it.supervisor.ask_to_stop(signal.SIGINT)
-        assert await it.done == 128 + signal.SIGINT
+        it.supervisor.ask_to_stop(number)
+        assert await it.done == status
 
 
 async def test_a_silent_rank_is_killed_with_the_reason() -> None:

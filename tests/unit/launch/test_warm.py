@@ -12,7 +12,7 @@ import pytest
 from strata.launch.children import Child
 from strata.launch.script_imports import libraries_of
 from strata.launch.starting import ColdStarter, Starter
-from strata.launch.warm import WarmStarter
+from strata.launch.warm import WarmStarter, uses_init
 
 LIMIT_S = 20.0
 
@@ -200,6 +200,32 @@ def test_the_libraries_of_a_script_and_its_own_files(folder: Path) -> None:
     found = libraries_of(folder / "train.py", folder)
     assert (found.modules, found.left_out) == (["torch.distributed", "numpy", "torch.nn"], [])
     assert libraries_of(folder / "gone.py", folder).modules == []
+
+
+@pytest.mark.parametrize(
+    ("text", "heeds"),
+    [
+        ("import strata\nrun = strata.init(model=net)\n", True),
+        ("import strata as st\ndef main():\n    st.init()\n", True),
+        ("from strata import TrainingOrchestrator\n", True),
+        ("import strata\nstrata.TrainingOrchestrator().train(main)\n", True),
+        ("import helper\n", True),
+        ("import strata\nclient = strata.connect()\nlogging.init()\n", False),
+        ("import wandb\nwandb.init()\n", False),
+        ("import strata (\n", False),
+    ],
+)
+def test_whether_a_script_uses_init_is_read_from_it_and_its_files(
+    folder: Path, text: str, heeds: bool
+) -> None:
+    (folder / "helper.py").write_text("from strata import init\n")
+    (folder / "train.py").write_text(text)
+    assert uses_init((sys.executable, "train.py", "--epochs", "3")) is heeds
+
+
+def test_of_another_program_nobody_knows_whether_it_uses_init() -> None:
+    assert not uses_init(("sh", "-c", "python train.py"))
+    assert not uses_init(("python", "-c", "import strata; strata.init()"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
-from strata.training.beginning import Sampling, begin
+from strata.training.alike import Sampling
+from strata.training.beginning import begin
 from strata.training.clock import Clock
 from strata.training.ending import NeverEnds
 from strata.training.goodput import Ledger

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 
 from strata.errors import StaleGeneration
 from strata.training.ending import InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, World
-from tests.unit.training.room import LIMIT_S, Room
+from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
+    JOB_PHASE_RUNNING,
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
+    StopJobRequest,
+    StopJobResponse,
+    StopNotice,
+    World,
+)
+from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
 STALE = StaleGeneration("the world is generation 2")
 
@@ -62,6 +73,58 @@ def test_a_newer_world_that_came_before_counts_when_it_is_armed() -> None:
     assert not again.count
     ending.arm()
     assert again.ran.wait(LIMIT_S)
+
+
+class Drained(RoomRank):
+    """A rank whose coordinators take note of what it asks for."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__(room, 0)
+        self.requests: list[Message] = []
+
+    def call(self, request: Message, *, timeout_s: float = 0.0) -> StopJobResponse:
+        self.requests.append(request)
+        return StopJobResponse()
+
+
+@pytest.mark.parametrize(
+    "how", ["a signal, with a place", "a signal, without a place", "preempted", "drained"]
+)
+def test_a_lone_member_that_is_to_leave_is_drained_and_leaves(how: str) -> None:
+    room, again, gone = Room(2), Again(), Again()
+    peers = Drained(room)
+    ending = LoneEnding(peers, detect_s=0.0, again=again, gone=gone)
+    ending.arm()
+    assert ending.leaves, "and nobody has to end it"
+    update = WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING)
+    if how.startswith("a signal"):
+        ending.leave_then("SIGTERM to it")
+        ending.leave_then("SIGTERM again")
+    else:
+        action = STOP_ACTION_PREEMPT if how == "preempted" else STOP_ACTION_DRAIN
+        named = [] if how == "preempted" else ["w7", "w0"]
+        update.notice.CopyFrom(StopNotice(generation=2, action=action, reason="as asked", worker_ids=named))
+    if how == "a signal, with a place":
+        update.place.first_rank = 1
+    for callback in list(room.observers[0]):
+        callback(update)
+    assert gone.ran.wait(LIMIT_S)
+    why = "SIGTERM to it" if how.startswith("a signal") else "as asked"
+    assert peers.left == (75, why)
+    assert not again.count
+    asked = StopJobRequest(job="j", action=STOP_ACTION_DRAIN, worker_ids=["w0"], reason=why)
+    assert peers.requests == ([asked] if update.HasField("place") else [])
+
+
+def test_a_lone_member_is_not_meant_by_what_others_are_asked_for() -> None:
+    room, again, gone = Room(2), Again(), Again()
+    ending = LoneEnding(room.rank(0), detect_s=0.0, again=again, gone=gone)
+    ending.arm()
+    drain = StopNotice(generation=2, action=STOP_ACTION_DRAIN, worker_ids=["w7"])
+    for callback in list(room.observers[0]):
+        callback(WorldUpdate(world=World(generation=2), phase=JOB_PHASE_RUNNING, notice=drain))
+    assert again.ran.wait(LIMIT_S)
+    assert not gone.count
 
 
 @pytest.mark.parametrize("how", ["closed", "done"])
@@ -123,11 +186,13 @@ from strata.training.ending import execute_again
 def child():
     time.sleep(1000)
 
-def is_socket(number):
-    try:
-        return stat.S_ISSOCK(os.fstat(number).st_mode)
-    except OSError:
-        return False
+def kinds():
+    for number in range(3, 99):
+        try:
+            mode = os.fstat(number).st_mode
+        except OSError:
+            continue
+        yield "socket" if stat.S_ISSOCK(mode) else "pipe" if stat.S_ISFIFO(mode) else "other"
 
 if __name__ == "__main__":
     first = "AGAIN" not in os.environ
@@ -139,9 +204,11 @@ if __name__ == "__main__":
         print("child", worker.pid, flush=True)
         as_gloo_does = socket.socket()
         os.set_inheritable(as_gloo_does.fileno(), True)
+        for as_the_store_does in os.pipe():
+            os.set_inheritable(as_the_store_does, True)
         threading.Thread(target=execute_again, daemon=True).start()
         time.sleep(1000)
-    print("sockets", [n for n in range(3, 99) if is_socket(n)], flush=True)
+    print("open", sorted(kinds()), flush=True)
 """
 
 
@@ -149,12 +216,15 @@ def test_a_program_runs_anew_with_its_arguments_and_without_its_children(tmp_pat
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     argv = [sys.executable, "-X", "utf8", str(program), "--steps", "3"]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split(
-        "\n"
-    )
+    kept, given = os.pipe()
+    with os.fdopen(kept), os.fdopen(given, "wb"):
+        run = subprocess.run(
+            argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, pass_fds=[given]
+        )
+    said = run.stdout.split("\n")
     first, child, second = said[0].split(), said[1].split(), said[2].split()
     assert first[:-1] == second[:-1]
     assert (first[-1], second[-1]) == ("True", "False")
     assert "['--steps', '3']" in said[2]
-    assert said[3] == "sockets []"
+    assert said[3] == "open ['pipe']", "what it was given, and nothing of its own"
     assert not Path(f"/proc/{child[1]}").exists()

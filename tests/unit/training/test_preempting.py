@@ -9,13 +9,15 @@ from typing import Any, cast
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import Refused, StrataError
+from strata.errors import Refused, StaleGeneration, StrataError
+from strata.training.ending import Ending, LoneEnding
 from strata.training.preempting import Preemption
 from strata.training.run import Run
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
+    STOP_ACTION_RESHAPE,
     StopJobRequest,
     StopJobResponse,
     StopNotice,
@@ -58,10 +60,16 @@ def room() -> Iterator[Room]:
     it.next_world()
 
 
-def preemption(peers: Asking, *, member_only: bool = False) -> Preemption:
+def preemption(peers: Asking, *, member_only: bool = False, ending: Ending | None = None) -> Preemption:
     run = cast("Run", RunOf(peers))
     return Preemption(
-        run, signals=(), member_only=member_only, grace_s=12.0, clock=lambda: 0.0, save_cost_s=lambda: 0.0
+        run,
+        signals=(),
+        member_only=member_only,
+        grace_s=12.0,
+        clock=lambda: 0.0,
+        save_cost_s=lambda: 0.0,
+        ending=ending,
     )
 
 
@@ -93,12 +101,67 @@ def test_a_signal_that_nobody_can_be_asked_for_is_to_be_obeyed(room: Room, answe
     assert not preemption(peers)._signalled(TERM)
 
 
+@pytest.mark.parametrize("member_only", [True, False])
+def test_who_hears_a_signal_while_others_are_drained_asks_for_itself(room: Room, member_only: bool) -> None:
+    """A generation has one notice; the coordinators make one of both."""
+    peers = Asking(room, 1)
+    peers.answer = notice(STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT)
+    peers.answer.worker_ids.extend(["w0", "w1"] if member_only else [])
+    it = preemption(peers, member_only=member_only)
+    room.notice(STOP_ACTION_DRAIN, workers=["w0"])
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 1
+    assert it._stopper.notice == peers.answer
+
+
+def test_who_has_less_time_than_was_said_says_so(room: Room) -> None:
+    peers = Asking(room, 1)
+    peers.answer = notice()
+    it = preemption(peers)
+    room.notice(STOP_ACTION_PREEMPT, grace_s=60.0)
+    assert it._signalled(TERM)
+    assert [request.grace_ms for request in peers.requests] == [12_000]
+
+
+def test_a_lone_member_leaves_by_itself_when_its_generation_ends_first(room: Room) -> None:
+    peers = Asking(room, 1)
+    peers.answer = StaleGeneration("the world is generation 2")
+    ending = LoneEnding(peers, detect_s=0.0, again=pytest.fail, gone=lambda: None)
+    it = preemption(peers, ending=ending)
+    assert not it._signalled(TERM), "it holds nothing yet: the signal ends it"
+    ending.arm()
+    assert it._signalled(TERM)
+    room.next_world()
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 2
+
+
 def test_who_was_asked_already_asks_nobody(room: Room) -> None:
     peers = Asking(room, 0)
     it = preemption(peers)
-    room.notice(STOP_ACTION_PAUSE)
+    room.notice(STOP_ACTION_PAUSE, grace_s=12.0)
     assert it._signalled(TERM)
     assert peers.requests == []
+
+
+def test_a_world_of_another_size_that_is_to_follow_is_no_answer_to_a_signal(room: Room) -> None:
+    peers = Asking(room, 0)
+    peers.answer = notice()
+    it = preemption(peers)
+    room.notice(STOP_ACTION_RESHAPE)
+    assert it._signalled(TERM)
+    assert len(peers.requests) == 1
+    assert it._stopper.notice == notice()
+
+
+def test_a_rank_that_is_ended_with_its_generation_says_nothing_of_a_preemption(
+    room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its supervisor's SIGTERM may come before the word that the generation has ended."""
+    peers = Asking(room, 0)
+    peers.answer = StaleGeneration("this node's ranks of generation 1 are being ended")
+    assert not preemption(peers)._signalled(TERM)
+    assert [record.message for record in caplog.records] == []
 
 
 def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> None:

@@ -13,9 +13,16 @@ import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
+from strata.core.reshaping import SAVED_BARRIER
 from strata.errors import Preempted, StaleGeneration
 from strata.training.stopping import Stopper
-from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, STOP_ACTION_PREEMPT
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_DRAIN,
+    STOP_ACTION_PAUSE,
+    STOP_ACTION_PREEMPT,
+    STOP_ACTION_RESHAPE,
+    StopNotice,
+)
 from tests.unit.training.making import make_run
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
@@ -211,6 +218,93 @@ def test_only_who_is_drained_leaves_and_the_others_wait_for_the_next_world(tmp_p
         assert trainer.run_.step == trainers[1].run_.step
         assert not trainer.stopper.leaving
         assert trainer.saved() == [trainer.run_.step]
+
+
+def test_who_is_drained_while_it_waits_for_the_next_world_leaves_as_well(tmp_path: Path) -> None:
+    room = Room(3)
+    trainers, _ = training(room, tmp_path)
+    room.notice(STOP_ACTION_DRAIN, workers=["w1"])
+    trainers[1].join(LIMIT_S)
+    room.notice(STOP_ACTION_DRAIN, workers=["w1", "w2"])
+    room.hear(2, StopNotice(generation=1, action=STOP_ACTION_DRAIN, worker_ids=["w1"]))  # it comes late
+    trainers[2].join(LIMIT_S)
+    assert isinstance(trainers[2].ended_by, Preempted)
+    assert trainers[2].stopper.leaving
+    assert trainers[2].run_.step == trainers[1].run_.step
+    assert trainers[0].is_alive()
+    room.notice(STOP_ACTION_PREEMPT)
+    joined(trainers)
+    assert isinstance(trainers[0].ended_by, Preempted)
+
+
+@pytest.mark.parametrize(
+    ("action", "workers", "grace_s", "covers"),
+    [
+        (STOP_ACTION_PREEMPT, [], 20.0, True),
+        (STOP_ACTION_PREEMPT, [], 31.0, False),
+        (STOP_ACTION_PAUSE, [], 30.0, True),
+        (STOP_ACTION_DRAIN, ["w0"], 30.0, True),
+        (STOP_ACTION_DRAIN, ["w1"], 30.0, False),
+        (STOP_ACTION_RESHAPE, [], 30.0, False),
+    ],
+)
+def test_whether_a_notice_is_all_that_could_be_asked_for(
+    action: Any, workers: list[str], grace_s: float, covers: bool, tmp_path: Path
+) -> None:
+    room = Room(2)
+    trainer = Trainer(room, 0, tmp_path)
+    assert not trainer.stopper.covers(grace_s=30.0)
+    room.notice(action, workers=workers, grace_s=grace_s)
+    assert trainer.stopper.covers(grace_s=30.0) is covers
+    room.next_world()
+
+
+def saved_together(room: Room) -> bool:
+    """Tell, once they have, that all ranks said that they saved."""
+    with room.changed:
+        return room.changed.wait_for(
+            lambda: len(room.rounds.get((SAVED_BARRIER, 1), {})) == room.size, LIMIT_S
+        )
+
+
+def test_before_a_world_of_another_size_all_save_and_wait_for_it(tmp_path: Path) -> None:
+    room = Room(3)
+    trainers, _ = training(room, tmp_path)
+    room.notice(STOP_ACTION_RESHAPE)
+    assert saved_together(room)
+    assert all(trainer.is_alive() for trainer in trainers)
+    room.next_world()
+    steps = {trainer.run_.step for trainer in joined(trainers)}
+    assert len(steps) == 1
+    for trainer in trainers:
+        assert isinstance(trainer.ended_by, StaleGeneration)
+        assert trainer.saved() == list(steps)
+        assert not trainer.stopper.leaving
+
+
+def test_that_nothing_could_be_saved_is_said_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The world that follows is not held up by a save that nobody makes."""
+    room = Room(2)
+    trainers, _ = training(room, tmp_path, cost_s=61.0)
+    room.notice(STOP_ACTION_RESHAPE, grace_s=60.0)
+    assert saved_together(room)
+    room.next_world()
+    assert [trainer.saved() for trainer in joined(trainers)] == [[], []]
+    assert "IS SKIPPED: a save takes about 61.0 s" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["before the step", "after the save"])
+def test_who_is_preempted_while_a_world_is_to_follow_leaves(when: str, tmp_path: Path) -> None:
+    room = Room(2)
+    trainers, _ = training(room, tmp_path)
+    room.notice(STOP_ACTION_RESHAPE)
+    if when == "after the save":
+        assert saved_together(room)
+    room.notice(STOP_ACTION_PREEMPT)
+    for trainer in joined(trainers):
+        assert isinstance(trainer.ended_by, Preempted)
+        assert trainer.saved() == [trainer.run_.step]
+        assert trainer.peers.left == (75, "a test asks")
 
 
 def test_data_that_ends_before_the_common_step_ends_the_training(

@@ -1,4 +1,4 @@
-"""The supervisor's watch over ranks that do nothing, in virtual time."""
+"""The watch over ranks that do nothing, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from strata.client.stall_watch import STACKS, Actions, StallWatch
 from strata.core.stalls import StallLimits
-from strata.launch.stalls import STACKS, Actions, StallWatch
+from strata.observe import get_logger
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import RankProgress
 
@@ -26,6 +27,7 @@ class Node:
         self.unable: set[int] = set()
         self.blamed: set[int] | None = set()
         actions = Actions(
+            log=get_logger(),
             tell=self._tell,
             stack=self._stack,
             trace=self._trace,

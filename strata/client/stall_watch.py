@@ -1,4 +1,4 @@
-"""The supervisor's watch over ranks that live but do nothing.
+"""The watch over ranks that live but do nothing: a supervisor's over its own, a lone trainer's over itself.
 
 It hears what each rank says on its way up (`core.stalls` has the rules), adds how long steps take,
 and looks once a second who has stood still for too long. Such a rank is asked where its threads are
@@ -13,18 +13,16 @@ and the report ends by itself when the rank moves.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final, Protocol
 
 from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, Standing, innermost, shortened, suspects
-from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress
-
-log = get_logger()
 
 LOOK_S: Final = 1.0
 """How often it looks who stands still."""
@@ -41,10 +39,23 @@ Tell = Callable[[int, Sequence[RankProgress]], None]
 """Called with (generation, ranks): tells the coordinators."""
 
 
+class Log(Protocol):
+    """Where people read what the watch finds: an event and its facts."""
+
+    def info(self, event: str, **facts: Any) -> None:
+        """Say what has become better."""
+        ...
+
+    def warning(self, event: str, **facts: Any) -> None:
+        """Say what is wrong."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Actions:
     """What the watch may do; the supervisor's other parts do it."""
 
+    log: Log
     tell: Tell
     stack: Callable[[int], Awaitable[str | None]]
     """Returns the stacks of a rank's threads, or None when it cannot tell."""
@@ -105,7 +116,7 @@ class StallWatch:
         before = watched.pace.step
         if watched.pace.hear(said.step, said.phase, now_s - max(0, said.age_ms) / 1000):
             if watched.stall is not None:
-                log.info(
+                self._actions.log.info(
                     "rank.moves_again",
                     rank=said.rank,
                     step=said.step,
@@ -177,7 +188,7 @@ class StallWatch:
             watched = self._ranks.get(rank)
             if watched is None or watched.stall is not stall:
                 continue  # it moved while it was asked
-            log.warning(
+            self._actions.log.warning(
                 "rank.stalled",
                 rank=rank,
                 generation=generation,
@@ -230,6 +241,17 @@ class StallWatch:
             if (stall := still[rank].stall) is not None:
                 evict(rank, generation, f"stalled: {stall.reason}" + (f" ({how})" if how else ""))
                 self._evicted = True
+
+
+async def kept(watch: Callable[[], Awaitable[None]], log: Log) -> None:
+    """Run a watch, and begin it anew after a bug: it must not end the training that it watches."""
+    while True:
+        try:
+            await watch()
+        except Exception:  # noqa: BLE001
+            # as the docstring says; a minute later, so that it does not fill the log
+            log.warning("health.watch_failed", reason=traceback.format_exc())
+            await asyncio.sleep(60)
 
 
 def _us(seconds: float | None) -> int:

@@ -1,0 +1,95 @@
+"""What all ranks of a training must have alike, though each reads it of its own settings: `Wanted`.
+
+A save is a barrier at a step that every rank plans for itself, and a step's samples are divided by a
+computed order. Where one node's file or flags say something else, its ranks would wait for a save
+that the others do not make, or train on samples that others train on as well. So the ranks meet
+before the first step, and what rank 0 was told holds for all of them; a difference is said aloud.
+
+That they have met also tells the leader that these ranks heed notices (`core.reshaping`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from strata.core.arrivals import ranks_text
+from strata.core.reshaping import BEGIN_BARRIER
+from strata.errors import Refused
+from strata.training.cadence import Rule
+from strata.training.peers import Peers
+
+_VERSION: Final = 1
+
+log: Final = logging.getLogger("strata.training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What was asked for of the samples: how many a step has, in which order, how divided."""
+
+    global_batch: int | None = None
+    seed: int = 0
+    uneven: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What one rank was told."""
+
+    rule: Rule
+    sampling: Sampling
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting by the name that users give it."""
+        return {**asdict(self.rule), **asdict(self.sampling)}
+
+
+def as_rank_0(peers: Peers, mine: Wanted) -> Wanted:
+    """Return what holds for all ranks, once every one is here; warn where this rank was told otherwise.
+
+    `Refused` when another version of Strata runs on some of them; else what a barrier raises.
+    """
+    payload = json.dumps({"v": _VERSION, **mine.settings()}, separators=(",", ":")).encode()
+    told = {rank: _read(rank, data) for rank, data in peers.barrier(BEGIN_BARRIER, payload).items()}
+    if 0 not in told:
+        raise Refused("rank 0 did not say what it was told", hint=_ALIKE)
+    first = told[0]
+    if peers.rank == 0:
+        _warn_of_others(told)
+    else:
+        for name, value in mine.settings().items():
+            if value != first[name]:
+                log.warning("%s is %s here, and %s on rank 0: that holds for all", name, value, first[name])
+    return Wanted(
+        rule=Rule(**{name: first[name] for name in Rule.__slots__}),
+        sampling=Sampling(**{name: first[name] for name in Sampling.__slots__}),
+    )
+
+
+def _warn_of_others(told: Mapping[int, Mapping[str, Any]]) -> None:
+    for name, value in told[0].items():
+        if others := [rank for rank, settings in sorted(told.items()) if settings[name] != value]:
+            log.warning(
+                "%s differs between the ranks: rank 0's %s holds for all; told otherwise: ranks %s",
+                name,
+                value,
+                ranks_text(others),
+            )
+
+
+def _read(rank: int, payload: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(payload)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or body.get("v") != _VERSION or body.keys() != _NAMES:
+        raise Refused(f"rank {rank} told {payload[:80]!r} before its first step", hint=_ALIKE)
+    return body
+
+
+_NAMES: Final = {"v", *Rule.__slots__, *Sampling.__slots__}
+_ALIKE: Final = "all ranks must run the same version of Strata"

@@ -1,0 +1,30 @@
+"""Which changes make a controller look at a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.coordinator.controllers.jobs import JobQueue
+from strata.core.keys import ClusterKeys
+from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
+from strata.core.txn import Event, KeyValue, WatchBatch
+
+KEYS = ClusterKeys("test")
+JOB = KEYS.job("j")
+
+
+@pytest.mark.parametrize(
+    ("key", "due"),
+    [
+        (JOB.head, True),
+        (JOB.latest, False),
+        (JOB.barrier_floor(SAVED_BARRIER, 1), True),
+        (JOB.barrier_floor(BEGIN_BARRIER, 1), False),
+        (JOB.outcome("step", 1, 7), False),
+    ],
+)
+def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
+    """A world of another size waits for one barrier; the leader does not look at every other."""
+    queue = JobQueue("worlds", KEYS, frozenset({"world"}), barriers=frozenset({SAVED_BARRIER}))
+    kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
+    assert queue.note(WatchBatch(revision=5, events=(Event(kv=kv),))) is due
