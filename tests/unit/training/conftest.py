@@ -1,0 +1,21 @@
+"""Several ranks that a test plays share one process, which has no process group, whatever was imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from strata.training.group import ensure_group
+from strata.training.peers import Peers
+
+
+def _no_group_of_several(peers: Peers, *, arm: Callable[[], None]) -> bool:
+    """Do for several ranks what is done where torch is not imported."""
+    return peers.world_size == 1 and ensure_group(peers, arm=arm)
+
+
+@pytest.fixture(autouse=True)
+def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Initialise no process group of several ranks, though some test before may have imported torch."""
+    monkeypatch.setattr("strata.training.beginning.ensure_group", _no_group_of_several)
