@@ -47,6 +47,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], *, name: str, log: Path | None) -> None:
         self._process = process
         self._ending = threading.Lock()
+        self._asked = False
         self.name = name
         self.log = log
 
@@ -173,6 +174,7 @@ class Child:
 
         A frozen one is woken, or it could not hear.
         """
+        self._asked = True
         self.send_signal(signal.SIGTERM)
         self.resume()
 
@@ -207,8 +209,13 @@ class Child:
             raise TimeoutError(f"{self.name} (pid {self.pid}) runs after {timeout_s} s") from None
 
     def stop(self, grace_s: float = 5.0) -> int:
-        """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block so long."""
-        self.ask_to_stop()
+        """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group; block so long.
+
+        One that was asked before gets no second SIGTERM: it could meet a program at its very end,
+        when its handler is gone, or mean "at once".
+        """
+        if not self._asked:
+            self.ask_to_stop()
         try:
             return self.join(grace_s)
         except TimeoutError:
@@ -216,8 +223,9 @@ class Child:
             return self.join()
 
     async def stop_async(self, grace_s: float = 5.0) -> int:
-        """End the child: SIGTERM, `grace_s` to comply, then SIGKILL to the group."""
-        self.ask_to_stop()
+        """End the child as `stop` does, without blocking."""
+        if not self._asked:
+            self.ask_to_stop()
         try:
             return await self.join_async(grace_s)
         except TimeoutError:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,17 @@ def test_the_signal_that_ended_it_is_named(tmp_path: Path) -> None:
 def test_stop_asks_first(tmp_path: Path) -> None:
     child = run_in_shell("trap 'exit 3' TERM; echo up; while :; do sleep 0.05; done", tmp_path / "log")
     first_words(child)
+    assert child.stop(LIMIT_S) == 3
+
+
+def test_who_was_asked_is_not_asked_again(tmp_path: Path) -> None:
+    once = "trap 'trap \"exit 4\" TERM; echo asked' TERM; echo up; for i in $(seq 20); do sleep 0.05; done; exit 3"
+    child = run_in_shell(once, tmp_path / "log")
+    first_words(child)
+    child.ask_to_stop()
+    deadline = time.monotonic() + LIMIT_S
+    while "asked" not in child.tail():
+        assert time.monotonic() < deadline
     assert child.stop(LIMIT_S) == 3
 
 

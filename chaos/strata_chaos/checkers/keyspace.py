@@ -22,7 +22,9 @@ class Key(NamedTuple):
 
 UNKNOWN: Final = "unknown"
 
-_JOB_SINGLES: Final = frozenset({"spec", "standbys", "phase", "world", "latest", "anew", "import"})
+_JOB_SINGLES: Final = frozenset(
+    {"spec", "standbys", "phase", "world", "latest", "anew", "import", "retention", "rewind"}
+)
 _CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor"})
 
 
@@ -73,6 +75,8 @@ def _job(parts: list[str]) -> tuple[str, tuple[Any, ...]]:
             return "cursor", (name, int(generation), int(shard))
         case ["pins", step, attempt]:
             return "pin", (int(step), attempt)
+        case [("tags" | "discarded") as what, name]:
+            return {"tags": "tag"}.get(what, what), (name,)
         case ["checkpoints", step, generation, *rest]:
             return _checkpoint(int(step), int(generation), rest)
     raise ValueError(parts)
@@ -101,6 +105,12 @@ def _checkpoint(step: int, generation: int, rest: list[str]) -> tuple[str, tuple
             return "ref", (step, generation, attempt, other)
         case [attempt, "readers", reader]:
             return "reader", (step, generation, attempt, reader)
+        case [attempt, "copies", tier, rank]:
+            return "copy", (step, generation, attempt, tier, rank if rank == "seal" else int(rank))
+        case [attempt, ("suspects" | "removed") as what, tier, host]:
+            return what, (step, generation, attempt, tier, host)
+        case [attempt, "tags", tag]:
+            return "tagged", (step, generation, attempt, tag)
     raise ValueError(rest)
 
 
