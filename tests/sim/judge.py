@@ -318,7 +318,7 @@ class Judge:
             self.wrong(f"generation {head.generation} has members, and the job is {job.phase().value}")
 
     def _judge_notice(self, event: Event, generation: int, before: tuple[bytes, int] | None) -> None:
-        """A notice is of the current generation, and becomes more urgent at most."""
+        """A notice is of the current generation; it becomes more urgent, or means more members."""
         notice = decode(StopNotice, event.kv.value)
         self.trace.count(f"notices to {notice.action.value}")
         if generation != self._generation():
@@ -328,8 +328,11 @@ class Judge:
         if before is None:
             return
         old = decode(StopNotice, before[0])
-        same = (old.action, old.workers) == (notice.action, notice.workers)
-        if notice.grace_ms or not old.grace_ms or not (same or notice.action is StopAction.PREEMPT):
+        wider = old.action is notice.action and set(old.workers) <= set(notice.workers)
+        urgent = notice.action is StopAction.PREEMPT and (
+            old.action is StopAction.DRAIN or not notice.grace_ms
+        )
+        if notice.grace_ms > old.grace_ms or not (wider or urgent):
             self.wrong(f"{event.kv.key} went from {old} to {notice}")
 
     def _judge_worker(

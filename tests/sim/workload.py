@@ -219,6 +219,10 @@ class Trainer:
             await self._finish(step, attempt)
         except CheckpointAborted:
             return
+        except CheckpointNotFound:
+            if not self._history.judge.kept:
+                raise
+            return  # given up, and cleared away before this rank heard of it
 
     async def _save_late(self, step: int) -> None:
         """Begin a save, make that of the next step, and finish the first: `latest` stays at the second."""
@@ -229,6 +233,10 @@ class Trainer:
             await self._finish(step, late)
         except CheckpointAborted:
             return
+        except CheckpointNotFound:
+            if not self._history.judge.kept:
+                raise
+            return  # given up, and cleared away before this rank heard of it
 
     async def _finish(self, step: int, attempt: str) -> None:
         """Ack, and wait for the end of the save."""
