@@ -22,6 +22,8 @@ from tests.ranks.training import GLOBAL_BATCH, LENGTH
 pytestmark = pytest.mark.timeout(180)
 
 STEPS = LENGTH // GLOBAL_BATCH
+GROWN_EPOCHS = 10
+"""Long enough for a second node to start meanwhile, also on a busy machine."""
 
 
 def check_samples(record: Record, *, epochs: int) -> None:
@@ -46,7 +48,7 @@ def assert_common_step(begun: Iterable[Event]) -> None:
 def test_a_rank_is_killed_and_the_world_grows(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    arguments = ("--storage", str(tmp_path), "--epochs", "3")
+    arguments = ("--storage", str(tmp_path), "--epochs", str(GROWN_EPOCHS))
     options = ("--min-workers", "1", "--max-workers", "2", "--slots", "2", "--settle-s", "0.5")
     env = {"STRATA_TRAIN_KEEP_COUNT": "0"}
     nodes.run(cluster.endpoints, "training", *arguments, node="a", options=options, env=env)
@@ -64,11 +66,11 @@ def test_a_rank_is_killed_and_the_world_grows(
     (told,) = (e["failure_s"] for e in grown if e["rank"] == 0)
     assert told == pytest.approx(PRIOR_S / 2, rel=0.01), "the history has one failure by now"
     assert [node.join() for node in nodes.talkers] == [0, 0]
-    check_samples(record, epochs=3)
+    check_samples(record, epochs=GROWN_EPOCHS)
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         latest = client.latest_checkpoint()
         recovery = client.recovery(worker_id="a")
-    assert latest.step == 3 * STEPS
+    assert latest.step == GROWN_EPOCHS * STEPS
     account = told_goodput(latest.metadata[GOODPUT_KEY])
     assert all(part in account for part in ("lost", "start", "restore")), account
     # where generation 3 began: by two ranks, so the other two have no part of their own

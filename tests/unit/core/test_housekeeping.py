@@ -129,9 +129,9 @@ def test_a_generation_is_cleared_away_a_minute_after_it_ended() -> None:
 def test_what_a_generation_restored_stays_while_it_supersedes_a_record() -> None:
     aged = Aged()
     aged.commit(20, 1)
-    aged.commit(40, 1, latest=False)
     aged.next_generation()
     assert aged.store.job().restored(2) == 20
+    aged.commit(40, 1, latest=False)  # what generation 1 had saved beyond it, and storage knows of
     aged.next_generation()
     aged.store.put(JOB.notice(2), StopNotice(action=StopAction.PREEMPT, reason=""))
     aged.store.put(JOB.stopped_rank(2, 0), RankStopped(worker=WorkerId("w0")))
