@@ -7,12 +7,10 @@ Without coordinators one process has a storage root of its own. A root belongs t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -20,29 +18,25 @@ from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import write_marker
 from strata.checkpoint.rank_values import texts_of_ranks
-from strata.checkpoint.reader import Loaded
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
+from strata.client.checkpoint_loading import MAX_STEP, Loading, steps_of
 from strata.client.checkpoint_restore import put_into
 from strata.client.checkpoint_retention import retain
 from strata.client.checkpoint_tiers import Tiers
 from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
-from strata.core.records import CheckpointState, CheckpointType
+from strata.core.records import CheckpointType
 from strata.errors import (
-    CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
     ConfigError,
     InvalidArgument,
-    StorageError,
     StrataError,
 )
 
@@ -54,10 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
 
 FAILING_PATIENCE_S: Final = 5.0
-_CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
-MAX_STEP: Final = 10**12
-_COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
-_STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -116,6 +106,9 @@ class CheckpointManager:
             failing_patience_s=FAILING_PATIENCE_S if self._coordinated is not None else None,
             when_full=WhenFull(self.config.when_full),
             low_memory=self.config.low_memory,
+        )
+        self._loading = Loading(
+            self._catalog, self._storage, self._tiers, keeping=self._keeping, lend=self._writer.lend
         )
 
     def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
@@ -287,7 +280,8 @@ class CheckpointManager:
         A rank that the saving world did not have takes what all ranks had alike, and of the paths in
         `of_rank_0`, at which ranks may differ, what rank 0 had.
         """
-        found = self._load_each(step, state)
+        self._writer.settle()
+        found = self._loading.each(step, state, begins=self._progressed_to is None)
         if not found:
             log.info("nothing to restore: %s", self._beginning())
             return None
@@ -304,7 +298,8 @@ class CheckpointManager:
 
     def load_bytes(self, step: int | None = None) -> bytes:
         """Return what `save` was given; `CheckpointNotFound` when there is none."""
-        found = self._load(step)
+        self._writer.settle()
+        found = self._loading.one(step, None, begins=self._progressed_to is None)
         if found is None:
             raise CheckpointNotFound("no checkpoint is there to load")
         checkpoint, loaded = found
@@ -315,89 +310,6 @@ class CheckpointManager:
             raise CheckpointError(f"the ranks saved different bytes, none for rank {self._catalog.rank}")
         self._note_restored(checkpoint)
         return bytes(loaded.saved.value(tree))
-
-    def _load_each(
-        self, step: int | Sequence[int] | None, state: Mapping[str, Any]
-    ) -> list[tuple[CheckpointMetadata, Loaded]]:
-        if isinstance(step, Sequence):
-            if not step:
-                raise InvalidArgument("restore() takes a step or several, not none")
-            return [found for one in step if (found := self._load(one, state)) is not None]
-        found = self._load(step, state)
-        return [found] if found is not None else []
-
-    def _load(
-        self, step: int | None, state: Mapping[str, Any] | None = None
-    ) -> tuple[CheckpointMetadata, Loaded] | None:
-        if step is not None:
-            step = integer("step", step, below=MAX_STEP)
-        self._writer.settle()
-        if step is not None:
-            checkpoint = self._find(step)
-            with self._keeping.reading(checkpoint) if self._keeping else contextlib.nullcontext():
-                return checkpoint, self._read(checkpoint, state)
-        if self._local is None:
-            point = self._catalog.restore_point()
-            return (point, self._read(point, state)) if point is not None else None
-        return self._newest_good(self._local, state)
-
-    def _newest_good(
-        self, catalog: LocalCatalog, state: Mapping[str, Any] | None
-    ) -> tuple[CheckpointMetadata, Loaded] | None:
-        """Return the newest checkpoint whose every byte is as saved, saying which are not."""
-        corrupt: CheckpointCorrupt | None = None
-        for checkpoint in reversed(catalog.all()):
-            if checkpoint.checkpoint_type not in RESTORABLE_TYPES:
-                continue
-            try:
-                if checkpoint.state is CheckpointState.CORRUPT:
-                    raise CheckpointCorrupt(checkpoint.reason)
-                return checkpoint, self._read(checkpoint, state)
-            except CheckpointCorrupt as error:
-                log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
-                corrupt = corrupt or error
-        if corrupt is not None:
-            raise CheckpointCorrupt(
-                f"none of the checkpoints is good; of the newest: {corrupt.message}",
-                hint=f"{_CORRUPT_HINT}; without a copy, another storage path begins from nothing",
-            ) from corrupt
-        return None
-
-    def _find(self, step: int) -> CheckpointMetadata:
-        known = self._catalog.all()
-        at_step = [c for c in known if c.step == step]
-        good = [c for c in at_step if c.state is CheckpointState.COMMITTED]
-        if good:
-            return good[-1]
-        if any(c.state is CheckpointState.CORRUPT for c in at_step):
-            raise CheckpointCorrupt(
-                f"step {step} is corrupt: {at_step[-1].reason}", hint=self._corrupt_hint()
-            )
-        raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {_steps(known)}")
-
-    def _read(self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None) -> Loaded:
-        folder = self._catalog.folder(checkpoint)
-        if not self._storage.exists(folder):
-            raise CheckpointNotFound(
-                f"step {checkpoint.step} was saved to {checkpoint.path}, and {self._storage.uri} has nothing"
-                " of it",
-                hint="give every rank, on every host, the storage path it was saved to",
-            )
-        lend, keeping, begins = self._writer.lend, self._keeping, self._progressed_to is None
-        read = partial(self._tiers.load, checkpoint, folder, rank=self._catalog.rank, state=state, lend=lend)
-        try:
-            loaded = keeping.proven(checkpoint, read, begins=begins) if keeping else read()
-        except CheckpointCorrupt as error:
-            raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
-        if self._coordinated is not None and not self._storage.exists(f"{folder}/{MARKER}"):
-            try:  # whoever committed it may have died before it was marked
-                write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
-            except StorageError as error:
-                log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
-        return loaded
-
-    def _corrupt_hint(self) -> str:
-        return _COORDINATED_HINT if self._coordinated is not None else _STANDALONE_HINT
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
         """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
@@ -425,7 +337,7 @@ class CheckpointManager:
 
     def all_steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, in order."""
-        return _steps(self._catalog.all())
+        return steps_of(self._catalog.all())
 
     def all_checkpoints(self) -> list[CheckpointMetadata]:
         """Return every checkpoint the catalog knows, oldest first."""
@@ -494,7 +406,3 @@ class CheckpointManager:
             # the training's own error goes on; this one is told beside it
             error.add_note(f"a checkpoint was lost as well: {lost}")
             log.error("a checkpoint was lost: %s", lost)  # noqa: TRY400  # as above
-
-
-def _steps(checkpoints: list[CheckpointMetadata]) -> list[int]:
-    return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})

@@ -1,0 +1,139 @@
+"""Finding the checkpoint that is to be restored, and reading it with proof of every byte."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata
+from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import write_marker
+from strata.checkpoint.reader import Lend, Loaded
+from strata.checkpoint.sink import Storage
+from strata.client.arguments import integer
+from strata.client.checkpoint_tiers import Tiers
+from strata.core.checkpoints import RESTORABLE_TYPES
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointCorrupt, CheckpointNotFound, InvalidArgument, StorageError
+
+if TYPE_CHECKING:
+    from strata.client.checkpoint_keeping import Keeping
+
+MAX_STEP: Final = 10**12
+_CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
+_COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
+_STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
+
+log: Final = logging.getLogger("strata.checkpoint")
+
+
+class Loading:
+    """What one rank reads of the checkpoints that `catalog` names, in memory of `lend`.
+
+    `keeping` is its part in the job's checkpoints; None without coordinators. `begins`, in each call:
+    this rank has not trained yet.
+    """
+
+    def __init__(
+        self, catalog: Catalog, storage: Storage, tiers: Tiers, *, keeping: Keeping | None, lend: Lend
+    ) -> None:
+        self._catalog = catalog
+        self._storage = storage
+        self._tiers = tiers
+        self._keeping = keeping
+        self._lend = lend
+
+    def each(
+        self, step: int | Sequence[int] | None, state: Mapping[str, Any], *, begins: bool
+    ) -> list[tuple[CheckpointMetadata, Loaded]]:
+        """Return what `one` does of each step, in their order; nothing when there is nothing to begin from."""
+        if isinstance(step, Sequence):
+            if not step:
+                raise InvalidArgument("restore() takes a step or several, not none")
+            each = [self.one(one, state, begins=begins) for one in step]
+        else:
+            each = [self.one(step, state, begins=begins)]
+        return [found for found in each if found is not None]
+
+    def one(
+        self, step: int | None, state: Mapping[str, Any] | None, *, begins: bool
+    ) -> tuple[CheckpointMetadata, Loaded] | None:
+        """Return the checkpoint of `step`, or the one to begin from if there is any, read and proven."""
+        if step is not None:
+            checkpoint = self._find(integer("step", step, below=MAX_STEP))
+            with self._keeping.reading(checkpoint) if self._keeping else contextlib.nullcontext():
+                return checkpoint, self._read(checkpoint, state, begins=begins)
+        if not isinstance(self._catalog, LocalCatalog):
+            point = self._catalog.restore_point()
+            return (point, self._read(point, state, begins=begins)) if point is not None else None
+        return self._newest_good(self._catalog, state)
+
+    def _newest_good(
+        self, catalog: LocalCatalog, state: Mapping[str, Any] | None
+    ) -> tuple[CheckpointMetadata, Loaded] | None:
+        """Return the newest checkpoint whose every byte is as saved, saying which are not."""
+        corrupt: CheckpointCorrupt | None = None
+        for checkpoint in reversed(catalog.all()):
+            if checkpoint.checkpoint_type not in RESTORABLE_TYPES:
+                continue
+            try:
+                if checkpoint.state is CheckpointState.CORRUPT:
+                    raise CheckpointCorrupt(checkpoint.reason)
+                return checkpoint, self._read(checkpoint, state, begins=False)
+            except CheckpointCorrupt as error:
+                log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
+                corrupt = corrupt or error
+        if corrupt is not None:
+            raise CheckpointCorrupt(
+                f"none of the checkpoints is good; of the newest: {corrupt.message}",
+                hint=f"{_CORRUPT_HINT}; without a copy, another storage path begins from nothing",
+            ) from corrupt
+        return None
+
+    def _find(self, step: int) -> CheckpointMetadata:
+        known = self._catalog.all()
+        at_step = [c for c in known if c.step == step]
+        good = [c for c in at_step if c.state is CheckpointState.COMMITTED]
+        if good:
+            return good[-1]
+        if any(c.state is CheckpointState.CORRUPT for c in at_step):
+            raise CheckpointCorrupt(
+                f"step {step} is corrupt: {at_step[-1].reason}", hint=self._corrupt_hint()
+            )
+        raise CheckpointNotFound(f"no checkpoint of step {step} is committed; there are {steps_of(known)}")
+
+    def _read(
+        self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
+    ) -> Loaded:
+        folder = self._catalog.folder(checkpoint)
+        if not self._storage.exists(folder):
+            raise CheckpointNotFound(
+                f"step {checkpoint.step} was saved to {checkpoint.path}, and {self._storage.uri} has nothing"
+                " of it",
+                hint="give every rank, on every host, the storage path it was saved to",
+            )
+        read = partial(
+            self._tiers.load, checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend
+        )
+        try:
+            loaded = self._keeping.proven(checkpoint, read, begins=begins) if self._keeping else read()
+        except CheckpointCorrupt as error:
+            raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
+        if self._keeping is not None and not self._storage.exists(f"{folder}/{MARKER}"):
+            try:  # whoever committed it may have died before it was marked
+                write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)
+            except StorageError as error:
+                log.warning("step %d stays without its marker: %s", checkpoint.step, error.message)
+        return loaded
+
+    def _corrupt_hint(self) -> str:
+        return _COORDINATED_HINT if self._keeping is not None else _STANDALONE_HINT
+
+
+def steps_of(checkpoints: Sequence[CheckpointMetadata]) -> list[int]:
+    """Return the steps of those that are committed, in order."""
+    return sorted({c.step for c in checkpoints if c.state is CheckpointState.COMMITTED})
