@@ -11,7 +11,8 @@ import ctypes
 import mmap
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.digest import Bytes
@@ -130,10 +131,22 @@ Pin = Callable[[memoryview], Callable[[], None] | None]
 """Makes memory known to a device; returns how to undo that, or None when it is refused."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An image that still lies in an arena: its header, and the digests of each tensor's chunks."""
+
+    header: bytes
+    digests: Mapping[str, Sequence[str]]
+
+
 class Arena:
-    """One block of memory that grows to the largest snapshot it had to hold."""
+    """One block of memory that grows to the largest snapshot it had to hold.
+
+    `held` is what lies at its beginning, if that is known: whoever writes there says so.
+    """
 
     def __init__(self) -> None:
+        self.held: Held | None = None
         self._block: memoryview | None = None
         self._holders = 0
         self._pinned = False
@@ -151,6 +164,7 @@ class Arena:
     def lend(self, size_bytes: int) -> memoryview:
         """Return that much memory for as long as anybody holds any of it."""
         block = self.take(size_bytes)
+        self.held = None
         whole = memoryview(block.obj)  # it and all that is made of it count as one holder
         skip = address_of(block) - address_of(whole)
         return whole[skip : skip + size_bytes]
@@ -175,6 +189,7 @@ class Arena:
         if self._unpin is not None:
             self._unpin()
         self._block, self._pinned, self._unpin = None, False, None
+        self.held = None
 
 
 class Rooms:

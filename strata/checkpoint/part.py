@@ -60,6 +60,7 @@ def write_part(
         sink.abort()
     left = iter(found)
     digests = plan.digests or {name: tuple(itertools.islice(left, len(part))) for name, part in parts.items()}
+    snapshot.on_hashed(digests)
     kept = plan.delta.kept if plan.delta is not None else {}
     tensors, files = entries(layout, _specs(snapshot), digests, kept)
     for tensor in snapshot.shares:

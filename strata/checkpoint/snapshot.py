@@ -6,19 +6,26 @@ address on, so that direct I/O writes it as it lies.
 
 Tensors that lie in plain memory are copied as bytes, large ones by a few threads; others (strided,
 on a device) by their own library.
+
+An arena remembers the digests of what it was last given. For an Incremental the state is hashed
+where it lies, and a chunk that the arena has already is not copied: reading costs the trainer less
+than copying, and the writer need not hash again. Whatever is hashed and copied is hashed again in
+the arena, so that a digest is that of the bytes to be written, even if somebody changes the state
+meanwhile. The snapshot is whole in any case, and may become a Full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, is_on_device, pin
-from strata.checkpoint.digest import CHUNK_BYTES, chunks
+from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.image import Layout, Place, lay_out
-from strata.checkpoint.memory import Arena, allocate, copy
+from strata.checkpoint.memory import Arena, Held, allocate, copy
 from strata.checkpoint.pipeline import spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
@@ -28,6 +35,10 @@ from strata.checkpoint.tensors import COPY_THREADS, copy_out, in_place
 __all__ = ["Arena", "Snapshot", "take_snapshot"]
 
 
+def _unasked(digests: Mapping[str, Sequence[str]]) -> None:
+    """Tell nobody of the digests."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
@@ -35,7 +46,8 @@ class Snapshot:
     `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They
     may be read after `wait`. `kept` is what they lie in, where that is not an arena. `shards` says of
     which larger tensor one is a part, and `shares` which chunks fall to this rank of those that others
-    hold as well; `mesh` is the rank's place in the partitioning.
+    hold as well; `mesh` is the rank's place in the partitioning. `digests` are those of the chunks of
+    each tensor, where they are known already; `on_hashed` is to be told them by whoever finds them.
     """
 
     tree: Json
@@ -48,6 +60,8 @@ class Snapshot:
     shards: Mapping[str, Shard] = field(default_factory=dict)
     shares: Mapping[str, range] = field(default_factory=dict)
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    digests: Mapping[str, Sequence[str]] | None = None
+    on_hashed: Callable[[Mapping[str, Sequence[str]]], None] = _unasked
 
     def wait(self) -> None:
         """Return once every byte is there: copies from devices go on after the snapshot was taken."""
@@ -100,15 +114,18 @@ def take_snapshot(
     threads: int = COPY_THREADS,
     cuda: CudaCopies | None = None,
     optimizers: Sequence[Any] = (),
+    hashed: bool = False,
 ) -> Snapshot:
     """Copy every tensor of `flat` into the arena; return once the state may be changed.
 
     With `cuda`, copies from CUDA devices go on behind that, and `optimizers` know when to wait.
+    `hashed`: with the digests, unless there are such copies, and without copying what the arena has.
     """
     layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
     image = arena.take(layout.size_bytes)
+    before, arena.held = arena.held, None
     image[: len(layout.header)] = layout.header
-    plain: list[tuple[memoryview, memoryview]] = []
+    plain: list[_Plain] = []
     on_device: list[Copy] = []
     others: list[Copy] = []
     for name, place in layout.places.items():
@@ -118,19 +135,32 @@ def take_snapshot(
             on_device.append(Copy(value, spec, into))
         elif (source := in_place(value, spec)) is None:
             others.append(Copy(value, spec, into))
+            plain.extend(_Plain(name, number, chunk, None) for number, chunk in enumerate(chunks(into)))
         else:
-            plain.extend(zip(chunks(into), chunks(source), strict=True))
+            pairs = enumerate(zip(chunks(into), chunks(source), strict=True))
+            plain.extend(_Plain(name, number, *pair) for number, pair in pairs)
     pending = Pending()
     if cuda is not None and on_device:
         arena.pin(pin)
         pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
+    known: dict[str, tuple[str, ...]] | None = None
     try:
         for one in others:
             copy_out(one.value, one.spec, one.into)
-        _copy_all(plain, threads)
+        if hashed and not on_device:
+            same = before is not None and before.header == layout.header
+            known = _copy_and_hash(plain, before.digests if before is not None and same else {}, threads)
+            known = {name: known.get(name, ()) for name in layout.places}
+            arena.held = Held(header=layout.header, digests=known)
+        else:
+            _copy_all(plain, threads)
     except BaseException:
         pending.wait()  # the arena is used again
         raise
+
+    def on_hashed(digests: Mapping[str, Sequence[str]]) -> None:
+        arena.held = Held(header=layout.header, digests=digests)
+
     image = image.toreadonly()
     return Snapshot(
         tree=tree,
@@ -142,6 +172,8 @@ def take_snapshot(
         shards=flat.shards,
         mesh=flat.mesh,
         shares=shares_of(flat),
+        digests=known,
+        on_hashed=on_hashed,
     )
 
 
@@ -156,19 +188,56 @@ def shares_of(flat: Flat) -> dict[str, range]:
     return found
 
 
-def _copy_all(pairs: Sequence[tuple[memoryview, memoryview]], threads: int) -> None:
-    """Copy each (into, source), in runs long enough that threads pay."""
-    runs: list[list[tuple[memoryview, memoryview]]] = [[]]
-    room = CHUNK_BYTES
-    for pair in pairs:
-        if room <= 0:
-            runs.append([])
-            room = CHUNK_BYTES
-        runs[-1].append(pair)
-        room -= len(pair[0])
+class _Plain(NamedTuple):
+    """A chunk of a tensor: where it goes, and where it lies in plain memory, unless it is there already."""
+
+    tensor: str
+    number: int
+    into: memoryview
+    source: memoryview | None
+
+
+def _runs(plain: Sequence[_Plain]) -> list[range]:
+    """Return runs of neighbours, long enough that threads pay."""
+    ends = [0, *itertools.accumulate(len(one.into) for one in plain)]
+    starts = [0]
+    for number in range(1, len(plain)):
+        if ends[number] - ends[starts[-1]] >= CHUNK_BYTES:
+            starts.append(number)
+    return [range(*pair) for pair in itertools.pairwise([*starts, len(plain)])]
+
+
+def _copy_all(plain: Sequence[_Plain], threads: int) -> None:
+    """Copy each chunk that is not there already."""
+    runs = _runs(plain)
 
     def work(number: int) -> None:
-        for into, source in runs[number]:
-            copy(into, source)
+        for index in runs[number]:
+            one = plain[index]
+            if one.source is not None:
+                copy(one.into, one.source)
 
     spread(len(runs), work, threads=threads)
+
+
+def _copy_and_hash(
+    plain: Sequence[_Plain], before: Mapping[str, Sequence[str]], threads: int
+) -> dict[str, tuple[str, ...]]:
+    """Copy each chunk that differs from what `before` says is there; return the digests of all."""
+    runs, found = _runs(plain), [""] * len(plain)
+
+    def work(number: int) -> None:
+        for index in runs[number]:
+            one = plain[index]
+            if one.source is not None:
+                if one.tensor in before and digest(one.source) == before[one.tensor][one.number]:
+                    found[index] = before[one.tensor][one.number]
+                    continue
+                copy(one.into, one.source)
+            found[index] = digest(one.into)
+
+    spread(len(runs), work, threads=threads)
+    digests: dict[str, list[str]] = {}
+    for one, text in zip(plain, found, strict=True):
+        digests.setdefault(one.tensor, []).append(text)
+    return {name: tuple(texts) for name, texts in digests.items()}

@@ -35,6 +35,7 @@ from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
+from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
 MAX_IN_FLIGHT: Final = 2
@@ -163,6 +164,7 @@ class AsyncCheckpointWriter:
                     arena=arena,
                     cuda=self._cuda,
                     optimizers=optimizers_in(state),
+                    hashed=request.type is CheckpointType.INCREMENTAL,
                 )
         except BaseException:
             self._give_back(arena)
