@@ -61,11 +61,12 @@ class CheckpointAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSeal:
-    """The global manifest is durable."""
+    """The global manifest is durable. It names the ranks' manifests, in order, by `part_digests`."""
 
     manifest_digest: str
     size_bytes: int
     model_hash: str
+    part_digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,10 @@ class Catalog(Protocol):
         ...
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
-        """Say that the global manifest is durable; every rank has acked."""
+        """Say that the global manifest is durable; every rank has acked.
+
+        `Conflict` when it names another part than its rank acked.
+        """
         ...
 
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from strata.checkpoint.catalog import CheckpointMetadata
+from collections.abc import Mapping
+
+from strata.checkpoint.catalog import CheckpointMetadata, CheckpointSeal
 from strata.checkpoint.digest import named_digest
 from strata.checkpoint.global_tensors import check_replicas, global_tensors
 from strata.checkpoint.manifest import (
@@ -30,17 +32,30 @@ def identity_of(record: CheckpointMetadata) -> Identity:
 
 
 def compose(
-    storage: Storage, record: CheckpointMetadata, folder: str, *, predecessor: CheckpointMetadata | None
+    storage: Storage,
+    record: CheckpointMetadata,
+    folder: str,
+    *,
+    predecessor: CheckpointMetadata | None,
+    acked: Mapping[int, str],
 ) -> Manifest:
     """Return the global manifest of the parts that all ranks have saved in `folder`.
 
-    `CheckpointError`, naming the tensor, when what several ranks hold of it does not fit together.
+    `acked` has the digests of the parts that are known here; the catalog compares all of them when it
+    is sealed. `StorageError` for one that reads otherwise. `CheckpointError`, naming the tensor, when
+    what several ranks hold of it does not fit together.
     """
     parts: list[Part] = []
     manifests: list[RankManifest] = []
     for rank in range(record.ranks):
         name = rank_manifest_name(rank)
         data = _read_part(storage, f"{folder}/{name}", rank)
+        read = named_digest(data)
+        if acked.get(rank, read) != read:
+            raise StorageError(
+                f"{folder}/{name} reads otherwise than rank {rank} wrote it: {read} instead of {acked[rank]}",
+                hint="the storage, or the way to it, changes bytes; save again",
+            )
         manifest = RankManifest.from_bytes(data, what=f"{folder}/{name}")
         if manifest.identity != identity_of(record) or manifest.rank != rank:
             raise CheckpointError(f"{folder}/{name} belongs to another save")
@@ -49,7 +64,7 @@ def compose(
             Part(
                 rank=rank,
                 manifest=name,
-                digest=named_digest(data),
+                digest=read,
                 image=manifest.image,
                 image_bytes=manifest.image_bytes,
             )
@@ -66,6 +81,16 @@ def compose(
             (predecessor.step, predecessor.generation, predecessor.id) if predecessor is not None else None
         ),
         uses=tuple(sorted({file.folder for manifest in manifests for file in manifest.files})),
+    )
+
+
+def seal_of(manifest: Manifest, data: bytes) -> CheckpointSeal:
+    """Return what the catalog is told of a global manifest whose bytes are `data`."""
+    return CheckpointSeal(
+        manifest_digest=named_digest(data),
+        size_bytes=manifest.size_bytes,
+        model_hash=manifest.model_hash,
+        part_digests=tuple(part.digest for part in manifest.parts),
     )
 
 

@@ -20,10 +20,9 @@ from strata.checkpoint.catalog import (
     Catalog,
     CheckpointAck,
     CheckpointMetadata,
-    CheckpointSeal,
     SaveRequest,
 )
-from strata.checkpoint.composing import compose, identity_of
+from strata.checkpoint.composing import compose, identity_of, seal_of
 from strata.checkpoint.digest import digest, named_digest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
@@ -138,22 +137,17 @@ class Saver:
         put(self.storage, f"{folder}/{rank_manifest_name(own.rank)}", data)
         self._check_cancelled(info)
         self.on_step("ack")
-        record = self.catalog.ack(
-            record, CheckpointAck(digest=named_digest(data), size_bytes=own.image_bytes)
-        )
+        acked = named_digest(data)
+        record = self.catalog.ack(record, CheckpointAck(digest=acked, size_bytes=own.image_bytes))
         manifest = None
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
-            manifest = compose(self.storage, record, folder, predecessor=self.catalog.latest())
+            latest = self.catalog.latest()
+            manifest = compose(self.storage, record, folder, predecessor=latest, acked={own.rank: acked})
             data = manifest.to_bytes()
             put(self.storage, f"{folder}/{GLOBAL_NAME}", data)
             self.on_step("seal")
-            seal = CheckpointSeal(
-                manifest_digest=named_digest(data),
-                size_bytes=manifest.size_bytes,
-                model_hash=manifest.model_hash,
-            )
-            record = self.catalog.seal(record, seal)
+            record = self.catalog.seal(record, seal_of(manifest, data))
         return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info), manifest
 
     def _write_part(

@@ -7,8 +7,9 @@ be lost with a connection, whoever waits also asks again every few seconds.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from threading import Condition, Event
 from typing import Any, Final
 
@@ -138,7 +139,8 @@ class CoordinatedCatalog:
             digest=ack.digest,
             size_bytes=ack.size_bytes,
         )
-        return self._learn(self._ask(message).checkpoint)
+        with _begun(checkpoint):
+            return self._learn(self._ask(message).checkpoint)
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
         message = SealCheckpointRequest(
@@ -149,8 +151,10 @@ class CoordinatedCatalog:
             manifest_digest=seal.manifest_digest,
             size_bytes=seal.size_bytes,
             model_hash=seal.model_hash,
+            part_digests=seal.part_digests,
         )
-        return self._learn(self._ask(message).checkpoint)
+        with _begun(checkpoint):
+            return self._learn(self._ask(message).checkpoint)
 
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
         message = AbortCheckpointRequest(
@@ -284,12 +288,8 @@ class CoordinatedCatalog:
 
     def _get(self, checkpoint: CheckpointMetadata, *, wait_s: float | None = None) -> CheckpointMetadata:
         message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
-        try:
+        with _begun(checkpoint):
             return self._learn(self._ask(message, wait_s=wait_s).checkpoint)
-        except CheckpointNotFound:
-            raise CheckpointAborted(
-                f"attempt {checkpoint.id} of step {checkpoint.step} was replaced or deleted"
-            ) from None
 
     def _observe(self, checkpoint: Checkpoint) -> None:
         self._learn(checkpoint)
@@ -307,6 +307,17 @@ class CoordinatedCatalog:
         while len(self._seen) > 64:
             oldest = next(key for key in self._seen if key != slot)
             del self._seen[oldest]
+
+
+@contextlib.contextmanager
+def _begun(checkpoint: CheckpointMetadata) -> Iterator[None]:
+    """Take an attempt that was begun and is not there any more for one that was given up."""
+    try:
+        yield
+    except CheckpointNotFound:
+        raise CheckpointAborted(
+            f"attempt {checkpoint.id} of step {checkpoint.step} was replaced or deleted"
+        ) from None
 
 
 def metadata_of(message: Checkpoint) -> CheckpointMetadata:

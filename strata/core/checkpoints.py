@@ -16,7 +16,7 @@ after the request came; `Executor.settle` sees to that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from strata.core.checkpoint_attempt import (
@@ -119,7 +119,10 @@ class AckRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealRequest:
-    """The global manifest is durable; `size_bytes` is the sum of all images."""
+    """The global manifest is durable; `size_bytes` is the sum of all images.
+
+    `part_digests` are those of the ranks' manifests that it names, in their order; empty: not said.
+    """
 
     author: Author
     step: int
@@ -127,6 +130,7 @@ class SealRequest:
     digest: str
     size_bytes: int
     model_hash: str = ""
+    part_digests: tuple[str, ...] = ()
 
 
 # -- acks and the seal ------------------------------------------------------------------------
@@ -168,7 +172,11 @@ def decide_ack(job: JobView, request: AckRequest) -> Decision:
 
 
 def decide_seal(job: JobView, request: SealRequest) -> Decision:
-    """Record that the global manifest is durable, once, and only after every rank's ack."""
+    """Record that the global manifest is durable, once, and only after every rank's ack.
+
+    `Conflict` when it names another part than its rank acked: then it was composed of what is not
+    what the rank wrote.
+    """
     author = request.author
     held = attempt_of(job, author.generation, request.step, request.attempt)
     if isinstance(held, StrataError):
@@ -192,6 +200,8 @@ def decide_seal(job: JobView, request: SealRequest) -> Decision:
                 f" ranks have not acked, the first is rank {waiting[0]}"
             )
         )
+    if request.part_digests and (complaint := _differing(job, held.record, request.part_digests)):
+        return refuse(Conflict(f"step {request.step} cannot be sealed: {complaint}"))
     key = job.keys.seal(request.step, author.generation, request.attempt)
     record = Seal(
         digest=request.digest,
@@ -209,9 +219,22 @@ def decide_seal(job: JobView, request: SealRequest) -> Decision:
     )
 
 
+def _differing(job: JobView, record: CheckpointRecord, digests: Sequence[str]) -> str:
+    """Return which of the manifest's parts is not the one that its rank acked, or ""."""
+    if len(digests) != record.ranks:
+        return f"its manifest names {len(digests)} parts, and {record.ranks} ranks save"
+    for rank, digest in enumerate(digests):
+        ack = job.view.record(job.keys.ack(record.step, record.generation, record.attempt, rank), Ack)
+        if ack is not None and ack.digest != digest:
+            return f"rank {rank} acked {ack.digest}, and its manifest names {digest}"
+    return ""
+
+
 def _ended(record: CheckpointRecord, who: str) -> StrataError:
-    if record.state is CheckpointState.ABORTED:
-        return CheckpointAborted(f"the save of step {record.step} was given up: {record.reason}")
+    """Return why what was not acked in time is not wanted any more; a DELETING one was given up before."""
+    if record.state in {CheckpointState.ABORTED, CheckpointState.DELETING}:
+        why = record.reason or "it is being cleared away"
+        return CheckpointAborted(f"the save of step {record.step} was given up: {why}")
     return Conflict(f"step {record.step} is {record.state.value} already, without this digest of {who}")
 
 

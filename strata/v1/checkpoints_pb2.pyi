@@ -497,6 +497,7 @@ class SealCheckpointRequest(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     MODEL_HASH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PART_DIGESTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
@@ -507,6 +508,12 @@ class SealCheckpointRequest(_message.Message):
     def author(self) -> Global___Author: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def part_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The digests of the ranks' manifests that the manifest names, in the order of the ranks. If one is
+        not what its rank acked, the seal is refused. Empty: not said, and not compared.
+        """
+
     def __init__(
         self,
         *,
@@ -518,10 +525,11 @@ class SealCheckpointRequest(_message.Message):
         size_bytes: _builtins.int = ...,
         model_hash: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        part_digests: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "job", b"job", "manifest_digest", b"manifest_digest", "model_hash", b"model_hash", "size_bytes", b"size_bytes", "step", b"step", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "author", b"author", "job", b"job", "manifest_digest", b"manifest_digest", "model_hash", b"model_hash", "part_digests", b"part_digests", "size_bytes", b"size_bytes", "step", b"step", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -108,6 +108,7 @@ def seal_request(message: checkpoints_pb2.SealCheckpointRequest) -> SealRequest:
         digest=message.manifest_digest,
         size_bytes=message.size_bytes,
         model_hash=message.model_hash,
+        part_digests=tuple(message.part_digests),
     )
 
 

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
-from strata.checkpoint.composing import compose
+from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, SaveRequest
+from strata.checkpoint.composing import compose, seal_of
 from strata.checkpoint.digest import named_digest
 from strata.checkpoint.manifest import GLOBAL_NAME, RankManifest, rank_manifest_name
 from strata.checkpoint.marker import read_manifest, write_marker
@@ -183,7 +183,7 @@ class StrataWriter(StorageWriter):
         assert room is not None, "the ranks wrote what was begun here"
         assert record is not None, "as above"
         try:
-            self.last = self._commit(room, record)
+            self.last = self._commit(room, record, _acked(results))
         except BaseException as error:
             self._give_up(room, record, error)
             raise
@@ -244,26 +244,23 @@ class StrataWriter(StorageWriter):
             if room.coordinated:  # else rank 0 gives it up when it begins the next
                 self._give_up(room, record, error)
             raise
+        acked = named_digest(data)
         return [
-            WriteResult(index=item.index, size_in_bytes=_size(own, item), storage_data=None)
+            WriteResult(index=item.index, size_in_bytes=_size(own, item), storage_data=acked)
             for item in plan.items
         ]
 
-    def _commit(self, room: Room, record: CheckpointMetadata) -> CheckpointMetadata:
+    def _commit(self, room: Room, record: CheckpointMetadata, acked: Mapping[int, str]) -> CheckpointMetadata:
         folder = room.catalog.folder(record)
         manifest = None
         if record.state is not CheckpointState.COMMITTED:
-            manifest = compose(room.storage, record, folder, predecessor=room.catalog.latest())
+            latest = room.catalog.latest()
+            manifest = compose(room.storage, record, folder, predecessor=latest, acked=acked)
             data = manifest.to_bytes()
             put(room.storage, f"{folder}/{GLOBAL_NAME}", data)
             if not room.coordinated:
                 record = room.catalog.ack(record, CheckpointAck(digest="", size_bytes=manifest.size_bytes))
-            seal = CheckpointSeal(
-                manifest_digest=named_digest(data),
-                size_bytes=manifest.size_bytes,
-                model_hash=manifest.model_hash,
-            )
-            record = room.catalog.seal(record, seal)
+            record = room.catalog.seal(record, seal_of(manifest, data))
             record = room.catalog.wait(
                 record,
                 lambda r: r.state is CheckpointState.COMMITTED,
@@ -330,6 +327,11 @@ def _tree(node: Any) -> Json:
     if node and set(node) == set(range(len(node))):
         return {"l": [_tree(node[index]) for index in range(len(node))]}
     return {"d": [[key, _tree(part)] for key, part in node.items()], "c": "dict"}
+
+
+def _acked(results: list[list[WriteResult]]) -> dict[int, str]:
+    """Return the digest of each rank's manifest, as far as it wrote anything now."""
+    return {rank: written[0].storage_data for rank, written in enumerate(results) if written}
 
 
 def _ack(own: RankManifest, data: bytes) -> CheckpointAck:

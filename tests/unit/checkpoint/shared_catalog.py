@@ -9,7 +9,7 @@ from collections.abc import Callable
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
 from strata.core.checkpoints import folder_name
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointAborted, Unavailable
+from strata.errors import CheckpointAborted, Conflict, Unavailable
 
 
 class SharedCatalog:
@@ -20,6 +20,7 @@ class SharedCatalog:
         self.records: dict[int, CheckpointMetadata] = {}
         self.changed = threading.Condition()
         self.attempts = 0
+        self.digests: dict[tuple[str, int], str] = {}
 
     def of(self, rank: int) -> RankCatalog:
         return RankCatalog(self, rank)
@@ -70,9 +71,13 @@ class RankCatalog:
             held = self._shared.records[checkpoint.step]
             if held.state is not CheckpointState.OPEN:
                 raise CheckpointAborted(held.reason)
+            self._shared.digests[checkpoint.id, self.rank] = ack.digest
             return self._shared.change(checkpoint.step, acked=held.acked | {self.rank})
 
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
+        for rank, digest in enumerate(seal.part_digests):
+            if self._shared.digests[checkpoint.id, rank] != digest:
+                raise Conflict(f"rank {rank} acked another part")
         return self._shared.change(
             checkpoint.step,
             state=CheckpointState.COMMITTED,

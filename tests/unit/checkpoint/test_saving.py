@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,14 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.saving import Saver
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointAborted, CheckpointError, StorageError, StrataError, Unavailable
+from strata.errors import (
+    CheckpointAborted,
+    CheckpointError,
+    Conflict,
+    StorageError,
+    StrataError,
+    Unavailable,
+)
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
 from tests.unit.checkpoint.shared_catalog import SharedCatalog
@@ -82,6 +90,25 @@ def test_a_rank_that_cannot_write_ends_the_save_for_all(file: str) -> None:
     other = ranks.ends[1 - failed]
     assert isinstance(other, CheckpointAborted)
     assert f"rank {failed}: disk full" in str(other)
+    assert ranks.shared.records[20].state is CheckpointState.ABORTED
+    assert f"{ranks.folder}/{MARKER}" not in ranks.storage.objects
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_part_that_reads_otherwise_than_it_was_acked_is_not_sealed(rank: int) -> None:
+    ranks = Ranks(2)
+    read = ranks.storage.read
+
+    def misread(name: str) -> bytes:
+        if not name.endswith(f"{rank}.json"):
+            return read(name)
+        body = json.loads(read(name))
+        return json.dumps({**body, "image": {**body["image"], "header_digest": "0" * 32}}).encode()
+
+    ranks.storage.read = misread  # type: ignore[method-assign]  # a storage that changes bytes
+    ranks.save(0, 1)
+    assert isinstance(ranks.ends[0], StorageError if rank == 0 else Conflict)
+    assert isinstance(ranks.ends[1], CheckpointAborted)
     assert ranks.shared.records[20].state is CheckpointState.ABORTED
     assert f"{ranks.folder}/{MARKER}" not in ranks.storage.objects
 

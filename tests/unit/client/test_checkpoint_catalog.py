@@ -40,7 +40,9 @@ def test_ranks_meet_in_one_attempt_and_each_learns_of_the_commit() -> None:
         catalog.ack(records[rank], CheckpointAck(digest=f"d{rank}", size_bytes=1))
     seen = catalogs[0].wait(records[0], lambda r: not r.missing, timeout_s=LIMIT_S, cancelled=NEVER)
     assert seen.acked == {0, 1}
-    catalogs[0].seal(seen, CheckpointSeal(manifest_digest="m", size_bytes=2, model_hash="h"))
+    catalogs[0].seal(
+        seen, CheckpointSeal(manifest_digest="m", size_bytes=2, model_hash="h", part_digests=("d0", "d1"))
+    )
     for catalog, record in zip(catalogs, records, strict=True):
         end = catalog.wait(record, _is_committed, timeout_s=LIMIT_S, cancelled=NEVER)
         assert (end.manifest_digest, end.size_bytes, end.latest) == ("m", 2, True)
@@ -58,7 +60,9 @@ def saved(cluster: Cluster, catalog: CoordinatedCatalog, step: int) -> Checkpoin
     """Take a world of one rank to the seal."""
     record = catalog.begin(SaveRequest(step=step))
     catalog.ack(record, CheckpointAck(digest="d", size_bytes=1))
-    return catalog.seal(record, CheckpointSeal(manifest_digest="m", size_bytes=1, model_hash=""))
+    return catalog.seal(
+        record, CheckpointSeal(manifest_digest="m", size_bytes=1, model_hash="", part_digests=("d",))
+    )
 
 
 def test_a_lost_push_is_made_up_for_by_asking() -> None:
@@ -79,7 +83,9 @@ def test_lost_answers_are_asked_for_again_with_the_same_request() -> None:
     cluster.lose_answers = 1
     catalog.ack(record, CheckpointAck(digest="d", size_bytes=1))
     cluster.lose_answers = 1
-    catalog.seal(record, CheckpointSeal(manifest_digest="m", size_bytes=1, model_hash=""))
+    catalog.seal(
+        record, CheckpointSeal(manifest_digest="m", size_bytes=1, model_hash="", part_digests=("d",))
+    )
     assert cluster.answers.count(pb.SealCheckpointRequest) == 2
     assert catalog.wait(record, _is_committed, timeout_s=LIMIT_S, cancelled=NEVER).latest
 
@@ -152,6 +158,26 @@ def test_a_rank_of_an_ended_generation_saves_nothing() -> None:
         catalog.ack(record, CheckpointAck(digest="d", size_bytes=1))
     with pytest.raises(StaleGeneration):
         catalog.begin(SaveRequest(step=40))
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_late_rank_is_told_that_the_attempt_was_given_up(cleared: bool) -> None:
+    cluster = Cluster(a=1, b=1)
+    catalogs = [catalog_of(cluster.port(rank)) for rank in (0, 1)]
+    record = catalogs[0].begin(SaveRequest(step=20))
+    late = catalogs[1].begin(SaveRequest(step=20))
+    catalogs[0].abort(record, "rank 0: disk full")
+    cluster.job.save(40)  # what was given up goes once there is a newer commit
+    catalogs[0].delete(record)
+    if cleared:
+        catalogs[0].deleted(record)
+        assert [c.step for c in catalogs[0].all()] == [40]
+    with pytest.raises(CheckpointAborted, match="step 20"):
+        catalogs[1].ack(late, CheckpointAck(digest="d", size_bytes=1))
+    with pytest.raises(CheckpointAborted):
+        catalogs[1].seal(
+            late, CheckpointSeal(manifest_digest="m", size_bytes=1, model_hash="", part_digests=())
+        )
 
 
 def test_news_from_the_past_changes_nothing() -> None:

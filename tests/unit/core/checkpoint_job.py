@@ -74,9 +74,15 @@ class Job:
         )
         self.store.settle(lambda job: decide_ack(job, request))
 
-    def seal(self, step: int = 20, attempt: str = "x", digest: str = "m") -> None:
+    def seal(self, step: int = 20, attempt: str = "x", digest: str = "m", parts: str = "") -> None:
         request = SealRequest(
-            author=self.author(0), step=step, attempt=attempt, digest=digest, size_bytes=15, model_hash="h"
+            author=self.author(0),
+            step=step,
+            attempt=attempt,
+            digest=digest,
+            size_bytes=15,
+            model_hash="h",
+            part_digests=tuple(parts.split()),
         )
         self.store.settle(lambda job: decide_seal(job, request))
 

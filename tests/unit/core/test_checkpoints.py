@@ -13,6 +13,7 @@ from strata.core.checkpoints import (
     decide_abort,
     decide_close,
     decide_commit,
+    decide_delete,
     find,
     folder_name,
     sealed,
@@ -281,6 +282,29 @@ def test_an_ack_after_the_abort_or_of_a_replaced_attempt_is_refused() -> None:
         job.ack(1)
     with pytest.raises(CheckpointNotFound):
         job.ack(1, step=21)
+
+
+def test_a_late_ack_of_what_was_given_up_and_is_being_cleared_away_is_told_so() -> None:
+    job = Job()
+    job.begin()
+    job.abort()
+    job.save(40)
+    job.store.settle(lambda view: decide_delete(view, step=20, attempt="x", finished=False))
+    with pytest.raises(CheckpointAborted, match="given up: disk full"):
+        job.ack(1)
+
+
+@pytest.mark.parametrize("parts", ["d0 d2 d1", "d0 d1", "d0 d1 d2 d3"])
+def test_a_seal_of_other_parts_than_were_acked_is_refused(parts: str) -> None:
+    job = Job()
+    record = job.begin()
+    for rank in range(3):
+        job.ack(rank)
+    with pytest.raises(Conflict, match="cannot be sealed"):
+        job.seal(parts=parts)
+    assert sealed(job.store.job(), record) is None
+    job.seal(parts="d0 d1 d2")
+    assert sealed(job.store.job(), record) is not None
 
 
 def test_the_seal_comes_after_every_rank() -> None:

@@ -42,7 +42,9 @@ def test_a_save_is_committed_over_it(lender: Lender) -> None:
     )
     record = catalog.begin(SaveRequest(step=7))
     catalog.ack(record, CheckpointAck(digest="xxh3-128:0", size_bytes=1))
-    catalog.seal(record, CheckpointSeal(manifest_digest="xxh3-128:1", size_bytes=1, model_hash="m"))
+    catalog.seal(
+        record, CheckpointSeal(manifest_digest="xxh3-128:1", size_bytes=1, model_hash="m", part_digests=())
+    )
     done = catalog.wait(
         record, lambda r: r.state is CheckpointState.COMMITTED, timeout_s=20, cancelled=Event()
     )
