@@ -98,14 +98,17 @@ class Keeping:
 
     # -- reading
 
-    def reading(self, checkpoint: CheckpointMetadata) -> contextlib.AbstractContextManager[None]:
+    def reading(
+        self, checkpoint: CheckpointMetadata, *, begins: bool
+    ) -> contextlib.AbstractContextManager[None]:
         """Keep the bytes of a checkpoint while it is read.
 
-        The restore point of this generation needs that no more: `latest` names it until all ranks, this
-        one among them, have acked a save, and what `latest` names is never deleted.
+        The restore point of this generation needs no more than that, as long as this rank `begins`:
+        `latest` names it until all ranks, this one among them, have acked a save, and what `latest`
+        names is never deleted. Once this rank has saved, that may have happened.
         """
         point = self._catalog.restore_point()
-        if point is not None and point.id == checkpoint.id:
+        if begins and point is not None and point.id == checkpoint.id:
             return contextlib.nullcontext()
         return reading(
             self._ask,

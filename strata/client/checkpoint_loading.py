@@ -64,13 +64,19 @@ class Loading:
     ) -> tuple[CheckpointMetadata, Loaded] | None:
         """Return the checkpoint of `step`, or the one to begin from if there is any, read and proven."""
         if step is not None:
-            checkpoint = self._find(integer("step", step, below=MAX_STEP))
-            with self._keeping.reading(checkpoint) if self._keeping else contextlib.nullcontext():
-                return checkpoint, self._read(checkpoint, state, begins=begins)
+            return self._held(self._find(integer("step", step, below=MAX_STEP)), state, begins=begins)
         if not isinstance(self._catalog, LocalCatalog):
             point = self._catalog.restore_point()
-            return (point, self._read(point, state, begins=begins)) if point is not None else None
+            return self._held(point, state, begins=begins) if point is not None else None
         return self._newest_good(self._catalog, state)
+
+    def _held(
+        self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
+    ) -> tuple[CheckpointMetadata, Loaded]:
+        """Return a checkpoint that nobody removes while it is read."""
+        keeping = self._keeping
+        with keeping.reading(checkpoint, begins=begins) if keeping else contextlib.nullcontext():
+            return checkpoint, self._read(checkpoint, state, begins=begins)
 
     def _newest_good(
         self, catalog: LocalCatalog, state: Mapping[str, Any] | None

@@ -170,6 +170,31 @@ def test_another_host_looks_at_what_one_found_damaged_and_says_what_it_read(tmp_
 # -- readers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("step", [10, None])
+def test_going_back_to_the_beginning_later_is_a_reader_for_latest_names_another_by_then(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int | None
+) -> None:
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10)
+    with manager(cluster, tmp_path, restores=True) as ckpt:
+        ckpt.restore({"w": np.zeros(4)})
+        assert pb.OpenCheckpointRequest not in cluster.answers
+        save(ckpt, 20)
+        seen: list[object] = []
+        exists = LocalStorage.exists
+
+        def look(storage: LocalStorage, name: str) -> bool:
+            job = cluster.view()
+            record = cluster.records()[0]
+            where = (10, record.generation, record.attempt)
+            seen.append(list(job.view.names(job.keys.readers(*where))))
+            return exists(storage, name)
+
+        monkeypatch.setattr(LocalStorage, "exists", look)
+        ckpt.restore({"w": np.zeros(4)}, step=step)
+        assert [len(readers) for readers in seen] == [1] * len(seen) != []
+
+
 def test_a_restore_by_step_is_a_reader_and_that_of_the_beginning_needs_none(
     cluster: Cluster, tmp_path: Path
 ) -> None:
