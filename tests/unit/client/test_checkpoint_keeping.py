@@ -180,7 +180,7 @@ def test_going_back_to_the_beginning_later_is_a_reader_for_latest_names_another_
         ckpt.restore({"w": np.zeros(4)})
         assert pb.OpenCheckpointRequest not in cluster.answers
         save(ckpt, 20)
-        seen: list[object] = []
+        seen: list[list[str]] = []
         exists = LocalStorage.exists
 
         def look(storage: LocalStorage, name: str) -> bool:
