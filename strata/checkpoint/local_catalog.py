@@ -15,23 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable
 from threading import Event
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
-from strata.checkpoint.manifest import Manifest
+from strata.checkpoint.evidence import examine, folders
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import committed
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import TieredStorage, copies
+from strata.checkpoint.tiers import TieredStorage
 from strata.checkpoint.uses import forget_uses, read_uses, write_uses
 from strata.core.checkpoints import RESTORABLE_TYPES, folder_name
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
 
-_FOLDER = re.compile(r"step-(\d{12})-gen-(\d{6,})-([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
 _GENERATIONS = "generations"
 
 
@@ -139,13 +136,8 @@ class LocalCatalog:
 
         An attempt without a marker is no checkpoint and is left out.
         """
-        found = []
-        for name in self._storage.list():
-            match = _FOLDER.match(name)
-            if match is not None:
-                checkpoint = self._examine(name, int(match[1]), int(match[2]), match[3])
-                if checkpoint is not None:
-                    found.append(checkpoint)
+        examined = (examine(self._storage, folder) for folder in folders(self._storage.list()))
+        found = [checkpoint for checkpoint in examined if checkpoint is not None]
         return _marked_latest(sorted(self._with_marks(found), key=lambda c: c.order))
 
     def latest(self) -> CheckpointMetadata | None:
@@ -156,9 +148,8 @@ class LocalCatalog:
         return self._newest()
 
     def _newest(self) -> CheckpointMetadata | None:
-        matches = [m for name in self._storage.list() if (m := _FOLDER.match(name))]
-        for match in sorted(matches, key=lambda m: (int(m[2]), int(m[1])), reverse=True):
-            found = self._examine(match[0], int(match[1]), int(match[2]), match[3])
+        for folder in sorted(folders(self._storage.list()), key=lambda f: f.order, reverse=True):
+            found = examine(self._storage, folder)
             if found is not None and _is_whole(found):
                 return dataclasses.replace(self._with_marks([found])[0], latest=True)
         return None
@@ -192,15 +183,15 @@ class LocalCatalog:
         """
         newest = self._generation or self._newest_generation()
         open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
-        names = [name for name in self._storage.list() if _FOLDER.match(name) is not None]
         left = [
-            name
-            for name in names
-            if (match := _FOLDER.match(name)) is not None
-            and int(match[2]) <= newest
-            and match[3] not in open_ids
-            and (int(match[2]) == self._generation or not self._storage.is_held(_claim(int(match[2]))))
-            and not self._storage.exists(f"{name}/{MARKER}")
+            folder.name
+            for folder in folders(self._storage.list())
+            if folder.generation <= newest
+            and folder.attempt not in open_ids
+            and (
+                folder.generation == self._generation or not self._storage.is_held(_claim(folder.generation))
+            )
+            and not self._storage.exists(f"{folder.name}/{MARKER}")
         ]
         # a fork has of an earlier attempt the image alone: that is in use, though no checkpoint
         return [name for name in left if self._is_unused(name)]
@@ -224,9 +215,7 @@ class LocalCatalog:
 
     def _user_of(self, folder: str) -> str | None:
         """Return an attempt that uses images in `folder`, or None; `Refused` when that is not known."""
-        for name in self._storage.list():
-            if name == folder or _FOLDER.match(name) is None:
-                continue
+        for name in [other.name for other in folders(self._storage.list()) if other.name != folder]:
             if name not in self._uses:
                 try:
                     uses = read_uses(self._storage, name)
@@ -255,45 +244,8 @@ class LocalCatalog:
 
     def _newest_generation(self) -> int:
         taken = [int(name) for name in self._storage.list(_GENERATIONS)]
-        seen = [int(m[2]) for name in self._storage.list() if (m := _FOLDER.match(name))]
+        seen = [folder.generation for folder in folders(self._storage.list())]
         return max([0, *taken, *seen])
-
-    def _examine(self, folder: str, step: int, generation: int, attempt: str) -> CheckpointMetadata | None:
-        corrupt = CheckpointMetadata(
-            id=attempt,
-            step=step,
-            generation=generation,
-            path=f"{self._storage.uri}/{folder}",
-            state=CheckpointState.CORRUPT,
-        )
-        proof, reason = None, ""
-        for storage in copies(self._storage):
-            try:
-                proof = committed(storage, folder)
-                break
-            except CheckpointCorrupt as error:
-                reason = reason or error.message
-        else:
-            return dataclasses.replace(corrupt, reason=reason)
-        if proof is None:
-            return None
-        manifest, manifest_digest = proof
-        if _slot(manifest) != (step, generation, attempt):
-            return dataclasses.replace(corrupt, reason=f"{folder} holds another checkpoint")
-        return dataclasses.replace(
-            corrupt,
-            state=CheckpointState.COMMITTED,
-            checkpoint_type=CheckpointType(manifest.identity.type),
-            epoch=manifest.identity.epoch,
-            size_bytes=manifest.size_bytes,
-            model_hash=manifest.model_hash,
-            metadata=manifest.metadata,
-            manifest_digest=manifest_digest,
-            created_unix_ms=manifest.created_unix_ms,
-            ranks=manifest.identity.world_size,
-            acked=frozenset(range(manifest.identity.world_size)),
-            sealed=True,
-        )
 
     def _held(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
         return self._slots[checkpoint.step, checkpoint.generation]
@@ -311,10 +263,6 @@ def _is_whole(checkpoint: CheckpointMetadata) -> bool:
 
 def _claim(generation: int) -> str:
     return f"{_GENERATIONS}/{generation:06d}"
-
-
-def _slot(manifest: Manifest) -> tuple[int, int, str]:
-    return manifest.identity.step, manifest.identity.generation, manifest.identity.attempt
 
 
 def _marked_latest(ordered: list[CheckpointMetadata]) -> list[CheckpointMetadata]:

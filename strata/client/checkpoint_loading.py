@@ -89,10 +89,14 @@ class Loading:
             try:
                 if checkpoint.state is CheckpointState.CORRUPT:
                     raise CheckpointCorrupt(checkpoint.reason)
-                return checkpoint, self._read(checkpoint, state, begins=False)
+                loaded = self._read(checkpoint, state, begins=False)
             except CheckpointCorrupt as error:
                 log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
                 corrupt = corrupt or error
+            else:
+                if corrupt is not None:
+                    log.warning("step %d is taken, which is older than what was saved last", checkpoint.step)
+                return checkpoint, loaded
         if corrupt is not None:
             raise CheckpointCorrupt(
                 f"none of the checkpoints is good; of the newest: {corrupt.message}",
@@ -105,6 +109,14 @@ class Loading:
         at_step = [c for c in known if c.step == step]
         good = [c for c in at_step if c.state is CheckpointState.COMMITTED]
         if good:
+            if at_step[-1].state is CheckpointState.CORRUPT:
+                log.error(
+                    "step %d of generation %d is corrupt, trying that of generation %d: %s",
+                    step,
+                    at_step[-1].generation,
+                    good[-1].generation,
+                    at_step[-1].reason,
+                )
             return good[-1]
         if any(c.state is CheckpointState.CORRUPT for c in at_step):
             raise CheckpointCorrupt(

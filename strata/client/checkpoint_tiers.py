@@ -16,11 +16,11 @@ from strata.checkpoint.opening import open_storage
 from strata.checkpoint.reader import Lend, Loaded, load
 from strata.checkpoint.replicator import Replica, Replicator
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import TieredStorage, copies, tiers_of
+from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_copies import CopyReports, Told
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, ConfigError
+from strata.errors import CheckpointCorrupt, ConfigError, StorageError
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -58,9 +58,9 @@ class Tiers:
     ) -> Loaded:
         """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
-        `state` is what is wanted of the tensors that ranks have saved parts of.
+        `state` is what is wanted of the tensors that ranks have saved parts of. `CheckpointCorrupt` names
+        what is wrong with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
         """
-        *others, last = copies(self.storage)
         read = partial(
             load,
             folder=folder,
@@ -70,12 +70,29 @@ class Tiers:
             state=state,
             lend=lend,
         )
-        for storage in others:
+        damage: list[CheckpointCorrupt] = []
+        for storage in copies(self.storage):
             try:
-                return read(storage)
+                loaded = read(storage)
             except CheckpointCorrupt as error:
-                log.error("step %d is corrupt here, trying %s: %s", checkpoint.step, last.uri, error.message)  # noqa: TRY400  # the reason says it all
-        return read(last)
+                damage.append(error)
+            except StorageError as error:
+                if not damage:
+                    raise
+                raise FarAway(
+                    f"step {checkpoint.step} is corrupt here ({damage[0].message}), and its copy in"
+                    f" {storage.uri} cannot be read: {error.message}",
+                    hint=error.hint,
+                ) from error
+            else:
+                if damage:
+                    log.warning(
+                        "step %d is taken from %s: %s", checkpoint.step, storage.uri, damage[0].message
+                    )
+                return loaded
+        if len(damage) == 1:
+            raise damage[0]
+        raise CheckpointCorrupt(f"{damage[0].message}; of the copy: {damage[1].message}") from damage[0]
 
     # -- copying
 

@@ -1,0 +1,158 @@
+"""Two storages, and damage in either: the nearest copy that proves good is restored, and it is said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.sink import Source
+from strata.checkpoint.tiers import FarAway, TieredStorage
+from strata.client.checkpoints import CheckpointManager
+from strata.errors import CheckpointCorrupt, StorageError
+
+ITEMS = CHUNK_BYTES // 4 + 100
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STRATA_SOCKET", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def state(value: int) -> dict[str, object]:
+    return {"weights": np.full(ITEMS, value, dtype=np.float32)}
+
+
+def two(path: Path) -> CheckpointManager:
+    return CheckpointManager(path / "near", replica_path=path / "far", capture_rng=False)
+
+
+def save(path: Path, *steps: int, copied: bool = True) -> None:
+    """Save these steps near, and, if they are to be `copied`, far."""
+    with two(path) if copied else CheckpointManager(path / "near", capture_rng=False) as manager:
+        for step in steps:
+            manager.save_state(state(step), step)
+
+
+def restored(path: Path, step: int | None = None) -> int | None:
+    """Return the step that `restore` says it is, whose values it is."""
+    with two(path) as manager:
+        found = state(0)
+        checkpoint = manager.restore(found, step)
+        if checkpoint is None:
+            return None
+        assert np.array_equal(found["weights"], state(checkpoint.step)["weights"])  # type: ignore[arg-type]  # an array
+        return checkpoint.step
+
+
+def damaged(root: Path, step: int, pattern: str, damage: Damage) -> None:
+    (file,) = root.glob(f"step-{step:012d}-*/{pattern}")
+    damage(file)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+EACH = [
+    (pattern, damage)
+    for pattern in ("COMMIT", "manifest.json", "rank-00000.json", "rank-00000.safetensors")
+    for damage in (flip, cut, remove)
+]
+
+
+@pytest.mark.parametrize(("pattern", "damage"), EACH)
+def test_a_good_far_copy_is_taken_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, damage: Damage
+) -> None:
+    save(tmp_path, 1, 2)
+    damaged(tmp_path / "near", 2, pattern, damage)
+    assert restored(tmp_path) == 2
+    assert restored(tmp_path, 2) == 2
+    if damage is not remove:  # what is not here is no damage: a new host has nothing near
+        warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        assert any(pattern in said and f"{tmp_path}/far" in said for said in warnings), warnings
+
+
+def test_a_damaged_chunk_is_named_and_what_is_taken_instead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 7)
+    damaged(tmp_path / "near", 7, "*.safetensors", flip)
+    assert restored(tmp_path) == 7
+    (said,) = [r.getMessage() for r in caplog.records if "taken from" in r.getMessage()]
+    assert "rank-00000.safetensors: tensor weights differs from what was saved (chunk 1)" in said
+    assert "step 7" in said
+    assert f"{tmp_path}/far" in said
+
+
+@pytest.mark.parametrize(("pattern", "damage"), [one for one in EACH if one != ("COMMIT", remove)])
+def test_where_no_copy_is_good_the_step_before_is_taken_loudly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, damage: Damage
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2, copied=False)  # it never came that far
+    damaged(tmp_path / "near", 2, pattern, damage)
+    assert restored(tmp_path) == 1
+    errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    assert any("step 2" in said and pattern in said for said in errors), errors
+    with pytest.raises(CheckpointCorrupt, match=pattern) as error:
+        restored(tmp_path, 2)
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(("pattern", "damage"), [one for one in EACH if one != ("COMMIT", remove)])
+def test_where_nothing_is_good_it_is_no_new_beginning(tmp_path: Path, pattern: str, damage: Damage) -> None:
+    save(tmp_path, 1, copied=False)
+    damaged(tmp_path / "near", 1, pattern, damage)
+    with pytest.raises(CheckpointCorrupt, match=pattern) as error:
+        restored(tmp_path)
+    assert "copy" in error.value.hint
+
+
+def test_only_where_there_never_was_any_there_is_none(tmp_path: Path) -> None:
+    assert restored(tmp_path) is None
+
+
+def test_both_copies_damaged_are_both_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, 1, 2)
+    damaged(tmp_path / "near", 2, "*.safetensors", flip)
+    damaged(tmp_path / "far", 2, "rank-00000.json", flip)
+    assert restored(tmp_path) == 1
+    (said,) = {r.getMessage() for r in caplog.records if "the one before" in r.getMessage()}
+    assert "chunk 1" in said
+    assert "rank-00000.json" in said
+
+
+def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    damaged(tmp_path / "near", 2, "*.safetensors", flip)
+    with two(tmp_path) as manager:
+        assert isinstance(manager._storage, TieredStorage)
+        far = manager._storage.far
+        assert isinstance(far, LocalStorage)
+
+        def away(name: str) -> Source:
+            raise StorageError(f"{name} cannot be asked for")
+
+        far.source = away  # type: ignore[method-assign, assignment]  # a server that goes away in the middle
+        with pytest.raises(FarAway, match=r"chunk 1.*cannot be asked for"):
+            manager.restore(state(0))
