@@ -261,6 +261,9 @@ def _said(name: str, action: str, notice: StopNotice | None, waited: bool) -> st
             f"{name} is paused" if action == "pause" else f"no rank of {name} runs: there was nobody to ask"
         )
     held = StopAction.Name(notice.action).removeprefix("STOP_ACTION_").lower()
+    if action == "pause" and notice.pause:
+        paused = "is paused" if waited else "is paused when that is done"
+        return f"generation {notice.generation} of {name} was asked to {held} as well: {notice.reason}; {name} {paused}"
     if held != action:
         return f"generation {notice.generation} of {name} was asked before, to {held}: {notice.reason}"
     if waited:

@@ -123,7 +123,8 @@ def _notice(notice: StopNotice) -> str:
 
     action = enum_name(StopAction.Name(notice.action), "StopAction")
     who = f" of {', '.join(notice.worker_ids)}" if notice.worker_ids else ""
-    return f"{action}{who}: {notice.reason}"
+    then = ", then pause" if notice.pause else ""
+    return f"{action}{who}{then}: {notice.reason}"
 
 
 @app.command("history")

@@ -36,7 +36,7 @@ def decide_resume(job: JobView) -> Decision:
     if phase is None or now is Phase.RUNNING:
         head = job.head()
         notice = job.notice(head.record.generation) if head is not None else None
-        if notice is not None and notice.record.action is StopAction.PAUSE and active_world(job) is not None:
+        if notice is not None and notice.record.pauses and active_world(job) is not None:
             why = f"job {name} is being paused: its ranks save and stop"
             return Decision(reason=why, refusal=Refused(why, hint="resume it once its phase is paused"))
         return Decision(reason=f"job {name} is running")

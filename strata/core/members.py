@@ -298,7 +298,9 @@ def decide_rank_exit(
 ) -> Decision:
     """Record that `rank` ended: as done for code 0, else as failed. The first report counts.
 
-    Code 75 of a rank whose generation is asked to stop is what was asked for: it has stopped.
+    Code 75 of a rank whose generation is asked to stop is what was asked for: it has stopped. So has who
+    ends in any way after another rank has: that one's leaving breaks what they did together, and who ends
+    the one ends the others. A rank that fails before anybody has stopped is a failure as ever.
 
     Refusals: `StaleGeneration` for a world that has ended, `StaleIncarnation` for a replaced
     member, `Refused` for a rank that this member does not run.
@@ -343,12 +345,15 @@ def decide_rank_exit(
     if code == 0:
         put = Put(key=done_key, value=encode(RankDone(worker=worker)))
         return Decision(reason=f"{who} is done", txn=Txn(compares=compares, success=(put,)))
+    # the notice, and who has stopped because of it, stay as long as the head, which is compared
+    if job.notice(generation) is not None and (code == STOPPED_CODE or job.stopped(generation)):
+        put = Put(key=stopped_key, value=encode(RankStopped(worker=worker)))
+        how = "" if code == STOPPED_CODE else f", though it ended with {reason or describe_exit(code)}"
+        return Decision(
+            reason=f"{who} stopped as it was asked to{how[:MAX_REASON_CHARS]}",
+            txn=Txn(compares=compares, success=(put,)),
+        )
     if code == STOPPED_CODE:
-        if job.notice(generation) is not None:  # it stays as long as the head, which is compared
-            put = Put(key=stopped_key, value=encode(RankStopped(worker=worker)))
-            return Decision(
-                reason=f"{who} stopped as it was asked to", txn=Txn(compares=compares, success=(put,))
-            )
         compares = (*compares, absent(notice_key))
     record = RankFailed(reason=(reason or describe_exit(code))[:MAX_REASON_CHARS], worker=worker, code=code)
     put = Put(key=failed_key, value=encode(record))

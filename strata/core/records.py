@@ -167,7 +167,8 @@ class StopNotice:
     """Asks the ranks of one generation to agree on a step, to save it and to stop there.
 
     `workers`: who leaves by a DRAIN. `grace_ms`: how long the save may take, from when this was written;
-    0: stop without one. `since`: members that came later are not meant; 0: than this was written.
+    0: stop without one. `since`: members that came later are not meant; 0: than this was written. `pause`:
+    somebody also asked for a PAUSE, so the job is paused once those who leave have stopped.
     """
 
     action: StopAction
@@ -175,6 +176,12 @@ class StopNotice:
     workers: tuple[WorkerId, ...] = ()
     grace_ms: int = 0
     since: int = 0
+    pause: bool = False
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the job is paused when the generation that is asked has ended."""
+        return self.pause or self.action is StopAction.PAUSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

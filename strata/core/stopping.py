@@ -227,27 +227,28 @@ def merged(held: Entry[StopNotice], asked: StopNotice) -> StopNotice:
         ----------------  -------  ----------------------------------------------------------------
         DRAIN             DRAIN    a DRAIN of both's members, if that are not too many for one
         DRAIN, PREEMPT    PREEMPT  a PREEMPT: it means all who are here by now
-        PAUSE             PREEMPT  the PAUSE; a PREEMPT only at once, for a person decides that
-        PREEMPT, PAUSE    DRAIN    the held one: who is drained stops with all
-        DRAIN, PREEMPT    PAUSE    the held one, unchanged: the next generation may be asked
+        PREEMPT           DRAIN    the held one: who is drained leaves with all
+        PAUSE             others   the other one, and the job is paused when that is done (`pause`)
+        DRAIN, PREEMPT    PAUSE    the held one, and `pause`
 
-    But for the last, the shorter time of both. `since` keeps whom the held one means: who comes back
-    under a name that was drained is a newcomer, whatever is added after that.
+    The shorter time of both holds, and a `pause` stays. `since` keeps whom the held one means: who comes
+    back under a name that was drained is a newcomer, whatever is added after that.
     """
-    record, now = held.record, asked.grace_ms == 0
-    if asked.action is StopAction.PAUSE and record.action is not StopAction.PAUSE:
-        return record
-    grace_ms = min(record.grace_ms, asked.grace_ms)
-    preempts = record.action is StopAction.DRAIN or (record.action is StopAction.PAUSE and now)
-    if asked.action is StopAction.PREEMPT and preempts:
-        return replace(asked, grace_ms=grace_ms)
+    record = held.record
+    grace_ms, pause = min(record.grace_ms, asked.grace_ms), record.pause
+    if record.action is not asked.action and StopAction.PAUSE in {record.action, asked.action}:
+        pause = True
+        if record.action is StopAction.PAUSE:
+            return replace(asked, grace_ms=grace_ms, pause=True)
+    if asked.action is StopAction.PREEMPT and record.action is StopAction.DRAIN:
+        return replace(asked, grace_ms=grace_ms, pause=pause)
     names, reason = record.workers, record.reason
     if asked.action is record.action is StopAction.DRAIN and not set(asked.workers) <= set(names):
         names = tuple(sorted({*names, *asked.workers}))
         if len(names) > MAX_NAMED:
             return record
         reason = reason if asked.reason in reason else _cut(f"{reason}; {asked.reason}")
-    wider = replace(record, grace_ms=grace_ms, workers=names, reason=reason)
+    wider = replace(record, grace_ms=grace_ms, workers=names, reason=reason, pause=pause)
     return record if wider == record else replace(wider, since=meant_before(held))
 
 

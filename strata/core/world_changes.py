@@ -238,7 +238,7 @@ class Situation:
         if failure and (end := self._too_many(why)) is not None:
             return end
         notice = self.notice
-        if notice is not None and notice.record.action is StopAction.PAUSE:
+        if notice is not None and notice.record.pauses:
             why = f"{why}; paused: {notice.record.reason}"
             return Change(why=why, failure=failure, phase=Phase.PAUSED, forming=True)
         if len(self.present) < spec.min_workers:
@@ -271,10 +271,11 @@ class Situation:
                 return None
             late = len(ranks - ended)
             why = f"{why}; {late} of {len(ranks)} ranks had not stopped in time"
-        if record.action is StopAction.PAUSE:
-            return Change(why=why, phase=Phase.PAUSED, forming=True)
         names = ", ".join(record.workers[:_NAMED])
         why = f"{names} {why}" if names else why
+        if record.pauses:
+            more = "; and paused" if record.pause else ""
+            return Change(why=f"{why}{more}", phase=Phase.PAUSED, forming=True)
         if len(self.present) < self.spec.min_workers:
             return Change(why=why, forming=True)
         return Change(why=why)

@@ -171,7 +171,7 @@ class RankGroup:
             self._all_heed.set()
 
     def note_stopped(self, rank: int) -> None:
-        """Take note that a rank has stopped as asked: that its program then ends well does not make it done."""
+        """Take note that a rank has stopped as asked: however its program then ends, it is not done, nor has it failed."""
         self._stopped.add(rank)
 
     async def will_heed(self, limit_s: float) -> bool:
@@ -236,7 +236,7 @@ class RankGroup:
             self._renew(rank)
             return
         reason = self._doomed.get(rank, child.describe())
-        if code == 0 and rank in self._stopped:
+        if rank in self._stopped and code != PREEMPTED:
             code, reason = PREEMPTED, f"stopped as asked, and {reason}"
         log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason)
         self._on_exit(self.place.generation, rank, code, reason)

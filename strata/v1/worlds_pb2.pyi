@@ -233,6 +233,7 @@ class StopNotice(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     WORKER_IDS_FIELD_NUMBER: _builtins.int
     GRACE_MS_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     action: Global___StopAction.ValueType
     reason: _builtins.str
@@ -240,6 +241,8 @@ class StopNotice(_message.Message):
     """How long the save may take from the notice on. One that cannot be done in time is skipped; 0:
     stop at once, without one.
     """
+    pause: _builtins.bool
+    """Somebody asked for a PAUSE as well: the job is paused once those who leave have stopped."""
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those who leave; empty unless action is DRAIN."""
@@ -252,10 +255,11 @@ class StopNotice(_message.Message):
         reason: _builtins.str = ...,
         worker_ids: _abc.Iterable[_builtins.str] | None = ...,
         grace_ms: _builtins.int = ...,
+        pause: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "generation", b"generation", "grace_ms", b"grace_ms", "reason", b"reason", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "generation", b"generation", "grace_ms", b"grace_ms", "pause", b"pause", "reason", b"reason", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

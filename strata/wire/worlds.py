@@ -82,6 +82,7 @@ def notice_message(generation: int, notice: StopNotice) -> worlds_pb2.StopNotice
         reason=notice.reason,
         worker_ids=notice.workers,
         grace_ms=notice.grace_ms,
+        pause=notice.pause,
     )
 
 

@@ -329,10 +329,11 @@ class Judge:
             return
         old = decode(StopNotice, before[0])
         wider = old.action is notice.action and set(old.workers) <= set(notice.workers)
-        urgent = notice.action is StopAction.PREEMPT and (
-            old.action is StopAction.DRAIN or not notice.grace_ms
+        more = old.action is StopAction.PAUSE or (
+            old.action is StopAction.DRAIN and notice.action is StopAction.PREEMPT
         )
-        if notice.grace_ms > old.grace_ms or not (wider or urgent):
+        unpaused = old.pauses and not notice.pauses
+        if notice.grace_ms > old.grace_ms or unpaused or not (wider or more):
             self.wrong(f"{event.kv.key} went from {old} to {notice}")
 
     def _judge_worker(

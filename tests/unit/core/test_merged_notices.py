@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from strata.core.ids import WorkerId
+from strata.core.job_requests import decide_resume
+from strata.core.records import Phase
 from strata.core.stopping import LATE_S, MAX_NAMED, StopRequest, decide_stop, next_deadline_s
 from strata.errors import Refused
 from tests.unit.core.rig import Observer, plan, world_of
@@ -23,12 +25,12 @@ from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
         ((DRAIN, "w0", 50), (PREEMPT, "", 60), (PREEMPT, "", 50)),
         ((DRAIN, "w0", 50), (PREEMPT, "", 25), (PREEMPT, "", 25)),
         ((DRAIN, "w0", 50), (PREEMPT, "", 0), (PREEMPT, "", 0)),
-        ((DRAIN, "w0", 50), (PAUSE, "", 25), (DRAIN, "w0", 50)),
+        ((DRAIN, "w0", 50), (PAUSE, "", 25), (DRAIN, "w0", 25)),
         ((PREEMPT, "", 50), (DRAIN, "w0", 25), (PREEMPT, "", 25)),
         ((PREEMPT, "", 50), (PREEMPT, "", 60), (PREEMPT, "", 50)),
-        ((PREEMPT, "", 50), (PAUSE, "", 25), (PREEMPT, "", 50)),
-        ((PAUSE, "", 50), (DRAIN, "w0", 25), (PAUSE, "", 25)),
-        ((PAUSE, "", 50), (PREEMPT, "", 25), (PAUSE, "", 25)),
+        ((PREEMPT, "", 50), (PAUSE, "", 25), (PREEMPT, "", 25)),
+        ((PAUSE, "", 50), (DRAIN, "w0", 25), (DRAIN, "w0", 25)),
+        ((PAUSE, "", 50), (PREEMPT, "", 25), (PREEMPT, "", 25)),
         ((PAUSE, "", 50), (PREEMPT, "", 0), (PREEMPT, "", 0)),
     ],
 )
@@ -45,6 +47,34 @@ def test_one_notice_says_what_all_who_asked_want(held: Any, asked: Any, holds: A
     assert found is not None
     assert (found.action, " ".join(found.workers), found.grace_ms) == (action, names, grace_ms)
     assert job.store.problems() == []
+
+
+@pytest.mark.parametrize("leaves", [(DRAIN, "w1"), (PREEMPT,)], ids=["a drain", "a preemption"])
+@pytest.mark.parametrize("first", ["the pause", "the other"])
+def test_a_pause_and_a_request_to_leave_are_both_done(leaves: Any, first: str) -> None:
+    job = Job()
+    requests: list[Any] = [(PAUSE,), leaves]
+    for request in requests if first == "the pause" else reversed(requests):
+        job.stop(*request)
+    assert job.notice is not None
+    assert (job.notice.action, job.notice.pause) == (leaves[0], True)
+    assert "being paused" in str(decide_resume(job.store.live).refusal)
+    job.ends(*range(6))
+    job.go()
+    assert job.store.live.phase() is Phase.PAUSED
+    assert (job.head.generation, job.head.forming, job.head.fruitless) == (2, True, 0)
+    job.store.settle(decide_resume)
+    job.go(settled=True)
+    assert set(world_of(job.store)) == ({"w0", "w2"} if leaves[0] is DRAIN else set()), "who leaves gets no place"
+
+
+def test_a_pause_during_a_drain_holds_when_a_rank_fails_first() -> None:
+    job = Job()
+    job.stop(DRAIN, "w1")
+    job.stop(PAUSE)
+    job.ends(0, code=1)
+    assert "paused" in job.go()
+    assert (job.store.live.phase(), job.head.forming) == (Phase.PAUSED, True)
 
 
 def test_members_drained_at_the_same_time_leave_in_one_generation_and_none_of_them_failed() -> None:

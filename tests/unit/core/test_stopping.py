@@ -35,7 +35,6 @@ def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_firs
     job.stop(PREEMPT, grace_ms=5000)
     assert job.notice == StopNotice(action=PREEMPT, reason="maintenance", grace_ms=5000)
     before = job.store.revision
-    assert "asked to stop already" in job.stop(PAUSE).reason
     assert "asked to stop already" in job.stop(DRAIN, "w1").reason
     assert "asked to stop already" in job.stop(PREEMPT, grace_ms=6000).reason
     assert job.store.revision == before
@@ -116,13 +115,37 @@ def test_code_75_is_a_failure_unless_it_was_asked_for() -> None:
     assert set(job.store.live.failed(1)) == {0}
     asked = Job()
     asked.stop(PREEMPT)
+    asked.ends(2, code=1)
     asked.ends(0)
     asked.ends(1, code=0)
-    asked.ends(2, code=1)
     live = asked.store.live
     assert (live.stopped(1), live.done(1), set(live.failed(1))) == ({0}, {1}, {2})
     asked.ends(0, code=1)
     assert asked.store.live.stopped(1) == {0}, "the first report counts"
+
+
+@pytest.mark.parametrize("code", [1, -15, -9, -11])
+def test_who_ends_after_another_rank_has_stopped_as_asked_has_stopped_too(code: int) -> None:
+    """Its collectives break because that one has left, or what ends it is torn down with the others."""
+    job = Job(max_fruitless_generations=1)
+    job.stop(PREEMPT)
+    job.ends(0)
+    job.ends(1, 2, 3, 4, 5, code=code)
+    assert (job.store.live.stopped(1), job.store.live.failed(1)) == (set(range(6)), {})
+    job.go()
+    assert (job.head.forming, job.head.fruitless, job.head.failures) == (True, 0, 0)
+
+
+def test_a_survivor_of_a_drain_fails_for_no_other_reason_than_the_drained() -> None:
+    job = Job(max_generations=1)
+    job.stop(DRAIN, "w1")
+    job.ends(2)
+    job.ends(0, code=1)
+    job.ends(3)
+    assert "w1 drained" in job.go()
+    assert (job.head.generation, job.head.failures) == (2, 0)
+    job.ends(0, code=1)
+    assert job.store.live.failed(2), "the next generation was asked nothing"
 
 
 def test_an_exit_races_the_notice() -> None:

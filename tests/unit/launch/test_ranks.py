@@ -62,15 +62,23 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
                 await group.join()
 
 
-async def test_a_rank_that_has_stopped_as_asked_is_not_done_because_its_program_ends_well() -> None:
-    """It would be taken for finished, and so, when all are preempted, would the job."""
-    async with started(2, "sh", "-c", "exit $((RANK - 2))") as (group, ended):
-        group.note_stopped(2)
-        group.note_stopped(3)
-        assert {await ended.get(), await ended.get()} == {
+async def test_a_rank_that_has_stopped_as_asked_has_stopped_however_its_process_ends() -> None:
+    """It would be taken for finished, and so, when all are preempted, would the job; or for a failure of it."""
+    async with started(3, "sh", "-c", "[ $RANK = 4 ] && kill -SEGV $$; exit $((RANK - 2))") as (group, ended):
+        for rank in (2, 3, 4):
+            group.note_stopped(rank)
+        assert {await ended.get(), await ended.get(), await ended.get()} == {
             (3, 2, 75, "stopped as asked, and exited with 0"),
-            (3, 3, 1, "exited with 1"),
+            (3, 3, 75, "stopped as asked, and exited with 1"),
+            (3, 4, 75, "stopped as asked, and was ended by SIGSEGV"),
         }
+
+
+async def test_a_rank_that_has_stopped_and_then_hangs_is_killed_and_has_stopped() -> None:
+    async with started(1, "sleep", "1000") as (group, ended):
+        group.note_stopped(2)
+        group.doom(2, "frozen")
+        assert await ended.get() == (3, 2, 75, "stopped as asked, and frozen")
 
 
 async def test_each_exit_is_told_once_with_its_global_rank() -> None:
