@@ -10,7 +10,7 @@ from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_fork import forks_of
 from strata.core.job import JobView
 from strata.core.members import check_spec
-from strata.core.records import JobPhase, JobSpec, Phase, StopAction, encode
+from strata.core.records import JobPhase, JobSpec, Phase, encode
 from strata.core.stopping import active_world
 from strata.core.txn import (
     Decision,

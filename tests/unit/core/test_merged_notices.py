@@ -65,7 +65,9 @@ def test_a_pause_and_a_request_to_leave_are_both_done(leaves: Any, first: str) -
     assert (job.head.generation, job.head.forming, job.head.fruitless) == (2, True, 0)
     job.store.settle(decide_resume)
     job.go(settled=True)
-    assert set(world_of(job.store)) == ({"w0", "w2"} if leaves[0] is DRAIN else set()), "who leaves gets no place"
+    assert set(world_of(job.store)) == ({"w0", "w2"} if leaves[0] is DRAIN else set()), (
+        "who leaves gets no place"
+    )
 
 
 def test_a_pause_during_a_drain_holds_when_a_rank_fails_first() -> None:
