@@ -67,7 +67,7 @@ def main() -> None:
         for numbers, following in run.steps(loader):
             optimizer.zero_grad()
             loss = loss_of(model(numbers), following)
-            loss.backward()
+            (loss * run.weight).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()

@@ -59,7 +59,7 @@ def main() -> None:
         for images, labels in run.steps(loader):
             optimizer.zero_grad()
             loss = loss_of(model(images), labels)
-            loss.backward()
+            (loss * run.weight).backward()
             optimizer.step()
             say(event="step", rank=world.rank, step=run.begun, loss=round(loss.item(), 4))
     if world.rank == 0:

@@ -71,17 +71,17 @@ def main() -> None:
     parameters.values = {name: jax.device_put(value, everywhere) for name, value in parameters.values.items()}
 
     @jax.jit
-    def train_step(values: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        loss, gradients = jax.value_and_grad(loss_of)(values, x, y)
+    def train_step(values: Any, x: Any, y: Any, weights: Any) -> tuple[Any, Any]:
+        loss, gradients = jax.value_and_grad(loss_of)(values, x, y, weights)
         return jax.tree.map(lambda value, gradient: value - 0.1 * gradient, values, gradients), loss
 
     x, y = examples()
-    share = BATCH // world.size
     while run.step < options.steps:
         # the samples of a step follow from its number, whichever world computes it
-        begin = run.step * BATCH % SAMPLES + world.rank * share
+        begin = run.step * BATCH % SAMPLES
         mine = [
-            jax.make_array_from_process_local_data(by_sample, part[begin : begin + share]) for part in (x, y)
+            jax.make_array_from_process_local_data(by_sample, part)
+            for part in share_of(x[begin : begin + BATCH], y[begin : begin + BATCH], world.rank, world.size)
         ]
         parameters.values, loss = train_step(parameters.values, *mine)
         say("step", **place, step=run.step + 1, loss=round(float(loss), 5))
@@ -98,8 +98,22 @@ def examples() -> tuple[Any, Any]:
     return x, y.astype(np.float32)
 
 
-def loss_of(values: Any, x: Any, y: Any) -> Any:
-    return jnp.mean((x @ values["weights"] + values["bias"] - y) ** 2)
+def share_of(x: Any, y: Any, rank: int, size: int) -> tuple[Any, Any, Any]:
+    """Return one process's rows of a step, and what each of them counts.
+
+    All processes must have as many rows, also where there are fewer samples: the rest counts nothing.
+    """
+    rows = -(-len(x) // size)
+    mine = slice(rank * rows, (rank + 1) * rows)
+    weights = np.zeros(rows, np.float32)
+    weights[: len(x[mine])] = 1.0
+    filled = [np.resize(part[mine] if len(part[mine]) else part, (rows, part.shape[1])) for part in (x, y)]
+    return filled[0], filled[1], weights
+
+
+def loss_of(values: Any, x: Any, y: Any, weights: Any) -> Any:
+    squares = jnp.mean((x @ values["weights"] + values["bias"] - y) ** 2, axis=1)
+    return jnp.sum(squares * weights) / jnp.sum(weights)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,19 @@ contiguous share of each; when that is more than it can take at once, in several
 last of which its optimizer steps. So the position of a training is one number, the samples that
 completed steps have used, and a world of another size goes on from it with the very next one.
 
-    global batch 48      world of 3: 16 samples a rank      world of 4: 12      world of 2: 24
-    with `most` 16       1 piece of 16                      1 of 12             2 of 12
+    global batch 48      world of 3: 16 samples a rank      world of 5: 10, 10, 10, 9, 9      world of 2: 24
+    with `most` 16       1 piece of 16                      1 of 10 or of 9                   2 of 12
 
-The last batch of an epoch may be smaller. Unless `drop_last`, it is divided as evenly as it can be;
-one that has fewer samples than the world has ranks is left out, since a rank without a sample could
-not take part in the step. Nothing is padded, and nothing comes twice.
+Shares differ by one sample where the world does not divide the batch, which `weight` makes up for;
+but all ranks take as many pieces, for each is a backward pass, in which they meet. The last batch of
+an epoch may be smaller. Unless `drop_last`, it is divided alike; one that has fewer samples than the
+world has ranks is left out, since a rank without a sample could not take part in the step. Nothing
+is padded, and nothing comes twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,37 +42,42 @@ class Piece:
 
 
 def check_split(global_batch: int, world_size: int, *, uneven: bool) -> None:
-    """Raise `ConfigError`, naming the nearest legal splits, unless every rank gets as much.
+    """Raise `ConfigError`, naming the nearest legal splits, unless every rank gets something.
 
-    With `uneven` it is enough that every rank gets something; losses must then be weighted.
+    Unless `uneven`, every rank must get as much.
     """
-    if global_batch % world_size == 0 or (uneven and global_batch >= world_size):
+    if global_batch < world_size:
+        raise ConfigError(
+            f"a global batch of {global_batch} samples leaves none for {world_size - global_batch}"
+            f" of {world_size} ranks",
+            hint=f"train with at most {global_batch} ranks, or with a global batch of at least {world_size}",
+        )
+    if uneven or global_batch % world_size == 0:
         return
     worlds = [n for n in range(1, global_batch + 1) if global_batch % n == 0] if global_batch < 10**6 else [1]
     below = max((n for n in worlds if n < world_size), default=None)
     above = min((n for n in worlds if n > world_size), default=None)
     legal = " or ".join(str(n) for n in (below, above) if n is not None)
     less = global_batch // world_size * world_size
-    batches = " or ".join(str(n) for n in (less, less + world_size) if n)
     raise ConfigError(
         f"a global batch of {global_batch} samples cannot be split evenly over {world_size} ranks",
-        hint=f"train with {legal} ranks, or with a global batch of {batches};"
+        hint=f"train with {legal} ranks, or with a global batch of {less} or {less + world_size};"
         " uneven=True allows shares that differ, for losses that are weighted by run.weight",
     )
 
 
-def piece_sizes(share: int, most: int | None, *, uneven: bool) -> list[int]:
-    """Return the sizes of the pieces in which a rank takes `share` samples, each at most `most`.
+def piece_count(parts: Sequence[int], most: int | None, *, uneven: bool) -> int:
+    """Return in how many pieces each rank takes its share, one of `parts`: as many for all of them.
 
-    All alike unless `uneven`: then as few as possible, which differ by at most 1.
+    As few as possible, of at most `most` samples each; unless `uneven`, so many that all are alike.
+    Only where `most` is 1 and the shares differ has a piece one more: no piece may be empty.
     """
-    if most is None or share <= most:
-        return [share]
-    count = -(-share // most)
+    largest, smallest = max(parts), min(parts)
+    count = 1 if most is None else -(-largest // most)
     if not uneven:
-        while share % count:
+        while largest % count:
             count += 1
-    return list(shares(share, count))
+    return min(count, smallest)
 
 
 class ElasticSampler:
@@ -89,9 +96,12 @@ class ElasticSampler:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        uneven: bool = False,
+        uneven: bool = True,
     ) -> None:
-        """`most`: samples that a rank takes at once (None: its whole share of a step)."""
+        """`most`: samples that a rank takes at once (None: its whole share of a step).
+
+        `uneven`: a world that does not divide the global batch is no reason to refuse to train.
+        """
         for name, value in (("length", length), ("global_batch", global_batch), ("most", most)):
             if value is None and name == "most":
                 continue
@@ -126,7 +136,8 @@ class ElasticSampler:
             parts = shares(whole, world_size)
             at = begin + sum(parts[:rank])
             full = whole == self.global_batch
-            sizes = piece_sizes(parts[rank], self.most, uneven=self.uneven or not full)
+            count = piece_count(parts, self.most, uneven=self.uneven or not full)
+            sizes = shares(parts[rank], count)
             for number, size in enumerate(sizes, 1):
                 yield Piece(
                     begin=at,

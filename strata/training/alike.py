@@ -6,6 +6,9 @@ that the others do not make, or train on samples that others train on as well. S
 before the first step, and what rank 0 was told holds for all of them; a difference is said aloud.
 
 That they have met also tells the leader that these ranks heed notices (`core.reshaping`).
+
+A loader that is only iterated over may be longer on one rank than on another (files that were dealt
+out, say). The ranks tell each other its length before its first epoch, and all end with the shortest.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ from typing import Any, Final
 
 from strata.core.arrivals import ranks_text
 from strata.core.reshaping import BEGIN_BARRIER
-from strata.errors import Refused
+from strata.errors import BarrierBroken, BarrierTimeout, Refused, Unavailable
 from strata.training.cadence import Rule
 from strata.training.peers import Peers
 
+LOADER_BARRIER: Final = "strata.loader"
+LOADER_S: Final = 60.0
+"""How long the lengths of a loader are waited for: a rank may take another kind of loader."""
 _VERSION: Final = 1
 
 log: Final = logging.getLogger("strata.training")
@@ -33,7 +39,7 @@ class Sampling:
 
     global_batch: int | None = None
     seed: int = 0
-    uneven: bool = False
+    uneven: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,48 @@ def as_rank_0(peers: Peers, mine: Wanted) -> Wanted:
         rule=Rule(**{name: first[name] for name in Rule.__slots__}),
         sampling=Sampling(**{name: first[name] for name in Sampling.__slots__}),
     )
+
+
+class Lengths:
+    """What the ranks of one generation tell each other of their loaders' lengths.
+
+    Once they were as long on all ranks nobody asks again: a script may make a new loader each epoch,
+    and between two saves a training needs no coordinator.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._ask = peers.world_size > 1
+
+    def shortest(self, batches: int | None) -> int | None:
+        """Return how many batches of an epoch all ranks have, of which this one has so many; None: not known.
+
+        Unless all ranks told theirs, each goes by its own.
+        """
+        if not self._ask:
+            return batches
+        payload = json.dumps({"v": _VERSION, "batches": batches}).encode()
+        try:
+            told = self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
+        except (BarrierBroken, BarrierTimeout, Unavailable) as error:
+            log.warning("whether all ranks have as many batches is not known: %s", error.message)
+            self._ask = False
+            return batches
+        by_rank = {rank: json.loads(data)["batches"] for rank, data in told.items()}
+        self._ask = len(set(by_rank.values())) > 1
+        if batches is None or None in by_rank.values():
+            return batches
+        fewest = min(by_rank, key=lambda rank: (by_rank[rank], rank))
+        if by_rank[fewest] < batches:
+            log.warning(
+                "rank %d leaves out %d of its %d batches of each epoch: rank %d has %d",
+                self._peers.rank,
+                batches - by_rank[fewest],
+                batches,
+                fewest,
+                by_rank[fewest],
+            )
+        return int(by_rank[fewest])
 
 
 def _warn_of_others(told: Mapping[int, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from strata.checkpoint.state import join
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
-from strata.training.alike import Sampling, Wanted
+from strata.training.alike import Lengths, Sampling, Wanted
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY, CursorBook
@@ -103,6 +103,7 @@ def begin(
         seed=wanted.sampling.seed,
         uneven=wanted.sampling.uneven,
         saved=own.get(LOADER_KEY, {}),
+        shortest=Lengths(peers).shortest,
     )
     return Beginning(
         position=position,

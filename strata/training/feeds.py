@@ -7,6 +7,8 @@ dataset and with the same workers, and takes its indices from an `ElasticSampler
 
 Any other loader is *ordinary*: what was trained on before is drawn again and passed over, which is
 right if it gives the same batches in the same order in each run, and the world has its old size.
+Where it knows its length, all ranks end an epoch with the one that has the fewest batches: another
+one would meet nobody in the collectives of its next step.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from strata.data.order import mix
@@ -58,7 +61,10 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeding:
-    """What decides on feeds: this rank's world, what was asked for, what the checkpoint says."""
+    """What decides on feeds: this rank's world, what was asked for, what the checkpoint says.
+
+    `shortest` returns how many batches of an epoch all ranks have, of how many this one has.
+    """
 
     rank: int
     world_size: int
@@ -66,6 +72,7 @@ class Feeding:
     seed: int
     uneven: bool
     saved: Mapping[str, Any]
+    shortest: Callable[[int | None], int | None] = lambda batches: batches
 
     def feed(self, loader: Loader, accumulate: int) -> Feed:
         """Return the feed of `loader`; `ConfigError` when its batches cannot be split here."""
@@ -79,7 +86,13 @@ class Feeding:
         torch = sys.modules.get("torch")
         if torch is not None and (shuffle := _shuffles(torch, loader)) is not None:
             return self._torch(torch, loader, accumulate, shuffle=shuffle)
-        return OrdinaryFeed(loader, accumulate, self.world_size, before=self.saved.get("world_size"))
+        return OrdinaryFeed(
+            loader,
+            accumulate,
+            self.world_size,
+            before=self.saved.get("world_size"),
+            length=self.shortest(_length(loader)),
+        )
 
     def _torch(self, torch: Any, loader: Any, accumulate: int, *, shuffle: bool) -> Feed:
         per_rank = int(loader.batch_size) * accumulate
@@ -168,16 +181,23 @@ class OrdinaryFeed:
     """Steps of a loader that is only iterated over."""
 
     def __init__(
-        self, loader: Iterable[Any], accumulate: int, world_size: int, *, before: int | None = None
+        self,
+        loader: Iterable[Any],
+        accumulate: int,
+        world_size: int,
+        *,
+        before: int | None = None,
+        length: int | None = None,
     ) -> None:
-        """`before` is the size of the world that saved the position."""
+        """`before` is the size of the world that saved the position; `length` how many batches all have."""
         self._loader = loader
         self._before = before
+        self._length = length
         self._accumulate = accumulate
         self._world_size = world_size
 
     def epoch(self, position: Position) -> Iterator[Fed]:
-        batches = iter(self._loader)
+        batches = islice(self._loader, self._length)
         if position.epoch_batches:
             log.warning(
                 "passing over %d batches of epoch %d that were trained on before: right only for a loader"
@@ -193,22 +213,29 @@ class OrdinaryFeed:
                 )
         for _ in range(position.epoch_batches):
             next(batches, None)
-        count = samples = 0
-        for batch in batches:
-            count += 1
-            samples += samples_of(batch)
-            yield Fed(
-                batch=batch,
-                last=count == self._accumulate,
-                samples=samples * self._world_size,
-                batches=count,
-                weight=1 / self._accumulate,
-            )
-            if count == self._accumulate:
-                count = samples = 0
+        # the epoch's last step may have fewer batches, and each of them counts more then
+        while step := list(islice(batches, self._accumulate)):
+            samples = 0
+            for count, batch in enumerate(step, 1):
+                samples += samples_of(batch)
+                yield Fed(
+                    batch=batch,
+                    last=count == len(step),
+                    samples=samples * self._world_size,
+                    batches=count,
+                    weight=1 / len(step),
+                )
 
     def facts(self) -> dict[str, Any]:
         return {"world_size": self._world_size}
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """Return how many batches an epoch has, as far as the loader says that."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader over a dataset without a length
+        return None
 
 
 def samples_of(batch: Any) -> int:

@@ -103,7 +103,7 @@ class TrainingOrchestrator:
         data: Loader | None = None,
         state: MutableMapping[str, Any] | None = None,
         global_batch: int | None = None,
-        uneven: bool = False,
+        uneven: bool = True,
         seed: int = 0,
         replicated: Collection[str] | bool | None = None,
     ) -> Run:
@@ -112,7 +112,8 @@ class TrainingOrchestrator:
         `model`, `optim` and `sched` (or lists of them) are saved and restored, as is what `state`
         holds under names of its own. `data` is the loader for `run.steps`; its samples are ordered by
         `seed`. A step has `global_batch` samples (by default those that it has in the first world),
-        whichever world trains; `uneven` allows ranks to have shares that differ.
+        whichever world trains. Where the ranks cannot have as many each, shares differ by one, and
+        `run.weight` has each sample count alike; without `uneven` such a world is refused.
 
         What is `replicated` is saved once, each rank its share: by default the parameters of modules in
         DistributedDataParallel and the state of their optimizers; else these paths of the state

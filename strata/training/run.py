@@ -162,7 +162,8 @@ class Run:
     def weight(self) -> float:
         """What the mean loss of the batch at hand counts in its step: `(loss * run.weight).backward()`.
 
-        1 when a step has one batch and every rank as many samples.
+        1 when a step has one batch and every rank as many samples. It makes up for shares that differ:
+        in the mean of the ranks' gradients each sample of the step then counts alike.
         """
         return self._weight
 
@@ -207,7 +208,8 @@ class Run:
         loader = self._data if loader is None else loader
         if loader is None:
             raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
-        feed = self._feed(loader, accumulate)
+        with self._within_generation():
+            feed = self._feed(loader, accumulate)
         if epoch is None:
             epoch = self._epochs_called
         self._epochs_called = epoch + 1

@@ -30,7 +30,7 @@ def init(
     save_every_s: float | None = None,
     keep_count: int | None = None,
     global_batch: int | None = None,
-    uneven: bool = False,
+    uneven: bool = True,
     seed: int = 0,
     replicated: Collection[str] | bool | None = None,
     preempt_signals: Sequence[int] = PREEMPT_SIGNALS,

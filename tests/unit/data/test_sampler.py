@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.sampler import ElasticSampler, Piece, check_split, piece_sizes
+from strata.data.sampler import ElasticSampler, Piece, check_split, piece_count
 from strata.errors import ConfigError, InvalidArgument
 
 
@@ -91,22 +91,87 @@ def test_the_rest_of_an_epoch_is_divided_or_dropped_or_left_out() -> None:
     assert ElasticSampler(11, global_batch=8).steps_left(2, done=11) == 0
 
 
-def test_an_impossible_split_is_refused_with_the_nearest_legal_ones() -> None:
+@given(
+    length=st.integers(1, 300),
+    global_batch=st.integers(1, 40),
+    worlds=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    most=st.sampled_from([None, 1, 2, 3, 5]),
+    cuts=st.lists(st.integers(0, 4), min_size=4, max_size=4),
+)
+def test_any_world_takes_its_shares_of_the_same_global_batches(
+    length: int, global_batch: int, worlds: list[int], most: int | None, cuts: list[int]
+) -> None:
+    """Whatever the worlds are, one after the other: what they train on is one epoch, cut as ever."""
+    worlds = [min(world, global_batch) for world in worlds]
+    sampler = ElasticSampler(length, global_batch=global_batch, most=most, seed=3)
+    seen: list[int] = []
+    for world, cut in zip(worlds, cuts, strict=False):
+        for step in steps(sampler, world, done=len(seen))[:cut]:
+            assert len(step) == min(global_batch, length - len(seen))
+            seen += step
+    assert seen == sampler.order(0).take(0, len(seen))
+
+
+@given(
+    global_batch=st.integers(1, 60),
+    length=st.integers(1, 200),
+    world=st.integers(1, 12),
+    most=st.sampled_from([None, 1, 2, 3, 4, 7]),
+)
+def test_all_ranks_take_as_many_pieces_of_each_step(
+    global_batch: int, length: int, world: int, most: int | None
+) -> None:
+    """Each piece is a backward pass, and so a collective, of every rank: nobody may have one more."""
+    world = min(world, global_batch)
+    sampler = ElasticSampler(length, global_batch=global_batch, most=most)
+    by_rank = [list(sampler.pieces(rank, world)) for rank in range(world)]
+    assert len({tuple(piece.last for piece in pieces) for pieces in by_rank}) == 1
+    sizes = [piece.end - piece.begin for pieces in by_rank for piece in pieces]
+    assert all(size >= 1 for size in sizes)
+    assert most is None or all(size <= max(most, 2) for size in sizes)
+
+
+def test_shares_differ_by_one_sample_at_most() -> None:
+    shares_ = [[piece.end - piece.begin for piece in sampler_of(10).pieces(rank, 3)] for rank in range(3)]
+    assert shares_ == [[4], [3], [3]]
+
+
+def sampler_of(global_batch: int) -> ElasticSampler:
+    return ElasticSampler(global_batch, global_batch=global_batch)
+
+
+def test_a_split_that_was_to_be_even_is_refused_with_the_nearest_legal_ones() -> None:
     with pytest.raises(ConfigError) as refused:
-        next(ElasticSampler(100, global_batch=48).pieces(0, 5))
+        next(ElasticSampler(100, global_batch=48, uneven=False).pieces(0, 5))
     assert "48 samples cannot be split evenly over 5 ranks" in refused.value.message
     assert "4 or 6 ranks" in refused.value.hint
     assert "45 or 50" in refused.value.hint
+
+
+def test_a_world_with_more_ranks_than_samples_is_refused() -> None:
     check_split(48, 5, uneven=True)
-    with pytest.raises(ConfigError):
+    with pytest.raises(
+        ConfigError, match="a global batch of 4 samples leaves none for 1 of 5 ranks"
+    ) as refused:
         check_split(4, 5, uneven=True)
+    assert "at most 4 ranks, or with a global batch of at least 5" in refused.value.hint
 
 
-def test_pieces_are_alike_unless_they_may_differ() -> None:
-    assert piece_sizes(7, 4, uneven=False) == [1] * 7
-    assert piece_sizes(7, 4, uneven=True) == [4, 3]
-    assert piece_sizes(12, 5, uneven=False) == [4, 4, 4]
-    assert piece_sizes(3, None, uneven=False) == [3]
+@pytest.mark.parametrize(
+    ("parts", "most", "uneven", "count"),
+    [
+        ([7], 4, False, 7),
+        ([7], 4, True, 2),
+        ([12, 12], 5, False, 3),
+        ([3, 3], None, False, 1),
+        ([5, 4], 4, True, 2),
+        ([2, 1], 1, True, 1),
+    ],
+)
+def test_pieces_are_as_many_for_all_and_alike_unless_they_may_differ(
+    parts: list[int], most: int | None, uneven: bool, count: int
+) -> None:
+    assert piece_count(parts, most, uneven=uneven) == count
 
 
 @pytest.mark.parametrize("bad", [{"length": 0}, {"global_batch": 0}, {"most": 0}, {"length": 2.5}])

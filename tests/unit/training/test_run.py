@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 import strata
 from strata.errors import BarrierTimeout, ConfigError, InvalidArgument
+from strata.training.alike import LOADER_BARRIER, Lengths
 from strata.training.feeds import OrdinaryFeed
 from strata.training.peers import Alone
 from strata.training.state import Position
 from tests.unit.training.making import make_run
+from tests.unit.training.room import LIMIT_S, Room
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +183,61 @@ def test_an_ordinary_loader_is_passed_over_and_the_log_says_so(caplog: pytest.Lo
         assert [fed.batch.tolist() for fed in feed.epoch(at)] == [[4, 5], [6, 7]]
         assert len(caplog.records) == told
     assert list(OrdinaryFeed(batches(1), 1, 1).epoch(at)) == []
+
+
+def test_the_last_step_of_an_ordinary_loader_may_have_fewer_batches() -> None:
+    """Nothing of an epoch is left in the gradients of the next one, whether the length is known or not."""
+    for loader, length in ((batches(5), 5), (iter(batches(5)), None)):
+        feed = OrdinaryFeed(loader, 2, 1, length=length)
+        fed = list(feed.epoch(Position()))
+        assert [one.last for one in fed] == [False, True, False, True, True]
+        assert [one.weight for one in fed] == [0.5, 0.5, 0.5, 0.5, 1.0]
+        assert [(one.samples, one.batches) for one in fed if one.last] == [(4, 2), (4, 2), (2, 1)]
+
+
+def test_loaders_of_different_lengths_end_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A rank that has more is not left in a collective that nobody else comes to."""
+    room = Room(2)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    def train(rank: int) -> None:
+        run = make_run(room.rank(rank), tmp_path / str(rank), state={}, wait_s=LIMIT_S)
+        for _ in range(2):
+            for _batch in run.steps(data[rank]):
+                seen[rank].append(run.begun)
+        run.abandon("the end", code=0)
+
+    data = {0: batches(5), 1: batches(3)}
+    ranks = [threading.Thread(target=train, args=(rank,), daemon=True) for rank in data]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(LIMIT_S)
+    assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
+    assert "rank 0 leaves out 2 of its 5 batches of each epoch: rank 1 has 3" in caplog.text
+
+
+def test_loaders_whose_lengths_nobody_agrees_on_are_used_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Missing(Alone):
+        world_size = 2
+
+        def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
+            raise BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
+
+    lengths = Lengths(Missing(world_size=1))
+    assert [lengths.shortest(5), lengths.shortest(4)] == [5, 4]
+    assert caplog.text.count("1 of 2 arrived") == 1, "and nobody waits for the next one"
+
+
+def test_loaders_that_are_as_long_on_all_ranks_are_asked_about_once() -> None:
+    room = Room(2)
+    others = threading.Thread(target=lambda: Lengths(room.rank(1)).shortest(5), daemon=True)
+    others.start()
+    lengths = Lengths(room.rank(0))
+    assert [lengths.shortest(5), lengths.shortest(4), lengths.shortest(None)] == [5, 4, None]
+    assert [name for name, _ in room.rounds] == [LOADER_BARRIER]
 
 
 class Late(Alone):

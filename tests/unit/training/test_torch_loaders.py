@@ -32,7 +32,7 @@ def loader(**settings: Any) -> Any:
 
 
 def feeding(rank: int = 0, world_size: int = 1, **settings: Any) -> Feeding:
-    asked = {"global_batch": None, "seed": 0, "uneven": False, "saved": {}, **settings}
+    asked = {"global_batch": None, "seed": 0, "uneven": True, "saved": {}, **settings}
     return Feeding(rank=rank, world_size=world_size, **asked)
 
 
@@ -80,7 +80,26 @@ def test_accumulation_keeps_the_batches_of_a_step() -> None:
     assert [len(fed.batch[0]) for fed in split] == [5] * 10
     assert [fed.last for fed in split] == [False, False, False, True] * 2 + [False, True]
     with pytest.raises(ConfigError, match="cannot be split evenly over 3 ranks"):
-        feeding(0, 3, saved=saved).feed(data, 2)
+        feeding(0, 3, saved=saved, uneven=False).feed(data, 2)
+
+
+def test_a_world_that_does_not_divide_the_batch_trains_on_the_same_samples() -> None:
+    """Weighted, each sample counts alike: the ranks' mean gradient is that of one rank alone."""
+    data = loader()
+    saved = feeding(0, 2).feed(data, 2).facts()
+    whole = epoch(data, 2, Position(), accumulate=2)
+    assert epoch(data, 3, Position(epoch_samples=20), accumulate=2, saved=saved) == whole[20:]
+    feeds = [feeding(rank, 3, saved=saved).feed(data, 2) for rank in range(3)]
+    batches = [list(feed.epoch(Position())) for feed in feeds]
+    assert [[len(fed.batch[0]) for fed in fed_] for fed_ in batches] == [
+        [4, 3, 4, 3, 4],
+        [4, 3, 4, 3, 3],
+        [3, 3, 3, 3, 3],
+    ]
+    assert len({tuple(fed.last for fed in fed_) for fed_ in batches}) == 1
+    first = [fed_[:2] for fed_ in batches]
+    mean = sum(fed.batch[0].double().mean() * fed.weight for fed_ in first for fed in fed_) / 3
+    assert mean.item() == pytest.approx(sum(whole[:20]) / 20)
 
 
 def test_a_rank_s_batch_that_was_changed_counts() -> None:
