@@ -9,14 +9,21 @@ takes a save that is under way for one that was left over.
 An Incremental says in its folder whose images it uses (`uses.json`) before it looks once more that
 its base is the newest checkpoint; whoever deletes one, which is never the newest, looks at all that
 is said. So what an Incremental uses outlives it, also when two processes meet in one root.
+
+Within a process one thread saves while another deletes, where a second storage is. A save has its
+slot before anything is in its folder, and what is left over is looked for before the slots are. What
+is about to be deleted is said before anybody looks who uses it, and a begin looks at that after it
+has said what it uses. Each way round, one of the two sees the other; no storage is asked under the lock.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Lock
+from typing import Final
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
@@ -30,6 +37,8 @@ from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
 
 _GENERATIONS = "generations"
+
+log: Final = logging.getLogger("strata.checkpoint")
 
 
 class LocalCatalog:
@@ -54,7 +63,10 @@ class LocalCatalog:
         self._new_id = new_id
         self._now_unix_ms = now_unix_ms
         self._generation = 0
+        self._lock = Lock()
+        """Of the two below."""
         self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
+        self._going: set[str] = set()
         self._uses: dict[str, frozenset[str]] = {}
 
     # -- saving
@@ -66,14 +78,9 @@ class LocalCatalog:
         if not self._generation:
             self._generation = self._claim_generation()
         slot = request.step, self._generation
-        held = self._slots.get(slot)
-        if held is not None and held.state is not CheckpointState.ABORTED:
-            return held
         attempt = self._new_id()
-        folder = folder_name(request.step, self._generation, attempt)
-        if request.type is CheckpointType.INCREMENTAL:
-            self._refer(folder, request)
-        self._slots[slot] = CheckpointMetadata(
+        folder = folder_name(*slot, attempt)
+        record = CheckpointMetadata(
             id=attempt,
             step=request.step,
             generation=self._generation,
@@ -87,7 +94,18 @@ class LocalCatalog:
             base_attempt=request.base_attempt,
             ranks=self.world_size,
         )
-        return self._slots[slot]
+        with self._lock:
+            held = self._slots.get(slot)
+            if held is not None and held.state is not CheckpointState.ABORTED:
+                return held
+            self._slots[slot] = record
+        if request.type is CheckpointType.INCREMENTAL:
+            try:
+                self._refer(folder, request)
+            except BaseException:
+                self.abort(record, "what it builds on cannot be used")
+                raise
+        return record
 
     def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
         return self._change(checkpoint, acked=frozenset(range(self.world_size)))
@@ -138,28 +156,60 @@ class LocalCatalog:
         """
         examined = (examine(self._storage, folder) for folder in folders(self._storage.list()))
         found = [checkpoint for checkpoint in examined if checkpoint is not None]
-        return _marked_latest(sorted(self._with_marks(found), key=lambda c: c.order))
+        return _marked_latest(sorted(_with_marks(self._storage, found), key=lambda c: c.order))
 
     def latest(self) -> CheckpointMetadata | None:
         """Return the newest one; what this process saved is newer than anything a far storage has."""
-        own = [c for c in self._slots.values() if _is_whole(c) and c.generation == self._generation]
+        own = any(_is_whole(c) and c.generation == self._generation for c in self._known())
         if own and isinstance(self._storage, TieredStorage):
-            return max(own, key=lambda c: c.order)  # no save waits for the far storage
-        return self._newest()
+            # no save waits for the far storage; another process may have saved here as well
+            near = self._newest(self._storage.near)
+            if near is not None:
+                return near
+        return self._newest(self._storage)
 
-    def _newest(self) -> CheckpointMetadata | None:
-        for folder in sorted(folders(self._storage.list()), key=lambda f: f.order, reverse=True):
-            found = examine(self._storage, folder)
+    def _newest(
+        self, storage: Storage, corrupt: list[CheckpointMetadata] | None = None
+    ) -> CheckpointMetadata | None:
+        """Return the newest that a training may begin from; add to `corrupt` what is passed over."""
+        for folder in sorted(folders(storage.list()), key=lambda f: f.order, reverse=True):
+            found = examine(storage, folder)
             if found is not None and _is_whole(found):
-                return dataclasses.replace(self._with_marks([found])[0], latest=True)
+                return dataclasses.replace(_with_marks(storage, [found])[0], latest=True)
+            if corrupt is not None and found is not None and found.state is CheckpointState.CORRUPT:
+                corrupt.append(found)
         return None
 
     def restore_point(self) -> CheckpointMetadata | None:
-        return self.latest()
+        """Return the newest, saying which newer ones are corrupt; None when there never was any.
+
+        `CheckpointCorrupt` when there are some and none is good: that is no new beginning.
+        """
+        corrupt: list[CheckpointMetadata] = []
+        found = self._newest(self._storage, corrupt)
+        for checkpoint in corrupt:
+            log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, checkpoint.reason)
+        if found is None and corrupt:
+            raise CheckpointCorrupt(
+                f"none of the checkpoints is good; of the newest: {corrupt[0].reason}",
+                hint="put the damaged file back from a copy; without one, another storage path begins from nothing",
+            )
+        return found
 
     # -- deleting
 
     def delete(self, checkpoint: CheckpointMetadata) -> None:
+        folder = self.folder(checkpoint)
+        with self._lock:
+            self._going.add(folder)
+        try:
+            self._check_unneeded(checkpoint, folder)
+        except BaseException:
+            with self._lock:
+                self._going.discard(folder)
+            raise
+
+    def _check_unneeded(self, checkpoint: CheckpointMetadata, folder: str) -> None:
         known = {c.id: c for c in self.all()}
         held = known.get(checkpoint.id, checkpoint)
         if held.latest or not any(c.latest for c in known.values()):
@@ -168,11 +218,15 @@ class LocalCatalog:
             raise Refused(f"step {held.step} is pinned", hint="unpin it first")
         if held.tags:
             raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
-        if (user := self._user_of(self.folder(checkpoint))) is not None:
+        if (user := self._user_of(folder)) is not None:
             raise Refused(f"step {held.step} is used by {user}")
 
     def deleted(self, checkpoint: CheckpointMetadata) -> None:
-        self._slots.pop((checkpoint.step, checkpoint.generation), None)
+        slot = checkpoint.step, checkpoint.generation
+        with self._lock:
+            self._going.discard(self.folder(checkpoint))
+            if slot in self._slots and self._slots[slot].id == checkpoint.id:
+                del self._slots[slot]
 
     def leftovers(self) -> list[str]:
         """Return the folders of attempts that ended without a marker, those of this process too.
@@ -182,10 +236,11 @@ class LocalCatalog:
         before it makes a folder, so it is looked for after the folders are listed.
         """
         newest = self._generation or self._newest_generation()
-        open_ids = {c.id for c in self._slots.values() if c.state is not CheckpointState.ABORTED}
+        there = folders(self._storage.list())
+        open_ids = {c.id for c in self._known() if c.state is not CheckpointState.ABORTED}
         left = [
             folder.name
-            for folder in folders(self._storage.list())
+            for folder in there
             if folder.generation <= newest
             and folder.attempt not in open_ids
             and (
@@ -198,9 +253,10 @@ class LocalCatalog:
 
     # -- inside
 
-    def _with_marks(self, found: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
-        pinned, tags = (marks.pins(self._storage), marks.tags(self._storage)) if found else ((), {})
-        return [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.get(c.id, ())) for c in found]
+    def _known(self) -> list[CheckpointMetadata]:
+        """Return what this process saved or saves."""
+        with self._lock:
+            return list(self._slots.values())
 
     def _refer(self, folder: str, request: SaveRequest) -> None:
         """Say what the attempt in `folder` uses; `Refused` unless its base is the newest checkpoint.
@@ -209,9 +265,15 @@ class LocalCatalog:
         """
         write_uses(self._storage, folder, request.uses)
         newest = self.latest()
-        if newest is None or newest.id != request.base_attempt:
+        with self._lock:
+            going = self._going & request.uses
+        if newest is None or newest.id != request.base_attempt or going:
             forget_uses(self._storage, folder)
-            raise Refused(f"attempt {request.base_attempt} is not the newest checkpoint any more")
+            raise Refused(
+                f"what it would use is being deleted: {min(going)}"
+                if going
+                else f"attempt {request.base_attempt} is not the newest checkpoint any more"
+            )
 
     def _user_of(self, folder: str) -> str | None:
         """Return an attempt that uses images in `folder`, or None; `Refused` when that is not known."""
@@ -248,12 +310,19 @@ class LocalCatalog:
         return max([0, *taken, *seen])
 
     def _held(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-        return self._slots[checkpoint.step, checkpoint.generation]
+        with self._lock:
+            return self._slots[checkpoint.step, checkpoint.generation]
 
     def _change(self, checkpoint: CheckpointMetadata, **changes: object) -> CheckpointMetadata:
-        changed = dataclasses.replace(self._held(checkpoint), **changes)  # type: ignore[arg-type]  # named fields
-        self._slots[checkpoint.step, checkpoint.generation] = changed
-        return changed
+        with self._lock:
+            slot = checkpoint.step, checkpoint.generation
+            self._slots[slot] = dataclasses.replace(self._slots[slot], **changes)  # type: ignore[arg-type]  # named fields
+            return self._slots[slot]
+
+
+def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
+    pinned, tags = (marks.pins(storage), marks.tags(storage)) if found else ((), {})
+    return [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.get(c.id, ())) for c in found]
 
 
 def _is_whole(checkpoint: CheckpointMetadata) -> bool:

@@ -7,13 +7,14 @@ let something go that is needed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection
 from typing import Final
 
 from strata.checkpoint.digest import digest
 from strata.checkpoint.manifest import as_corrupt, read_document
-from strata.checkpoint.marker import committed
+from strata.checkpoint.marker import committed, read_manifest, read_marker
 from strata.checkpoint.sink import ObjectMissing, Storage, put
 from strata.errors import CheckpointCorrupt
 
@@ -33,7 +34,7 @@ def forget_uses(storage: Storage, folder: str) -> None:
 
 
 def read_uses(storage: Storage, folder: str) -> frozenset[str]:
-    """Return the folders that the attempt in `folder` uses: none, unless it says so.
+    """Return the folders that the attempt in `folder` uses: none, unless it or its proven manifest says so.
 
     `CheckpointCorrupt` when it says it illegibly, and no manifest that is proven says it either.
     """
@@ -41,7 +42,7 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
     try:
         data = storage.read(name)
     except ObjectMissing:
-        return frozenset()
+        return _of_manifest(storage, folder)
     try:
         return _parse(data, name)
     except CheckpointCorrupt:
@@ -49,6 +50,15 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
         if proof is None:
             raise
         return frozenset(proof[0].uses)
+
+
+def _of_manifest(storage: Storage, folder: str) -> frozenset[str]:
+    """Return what a committed attempt uses that does not say it: a Full nothing; or it was lost."""
+    with contextlib.suppress(CheckpointCorrupt):  # then nothing of it can be read, whatever it uses
+        marker = read_marker(storage, folder)
+        if marker is not None:
+            return frozenset(read_manifest(storage, folder, marker.manifest_digest).uses)
+    return frozenset()
 
 
 def _parse(data: bytes, name: str) -> frozenset[str]:

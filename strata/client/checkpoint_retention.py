@@ -15,6 +15,7 @@ from typing import Final
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
@@ -22,7 +23,14 @@ from strata.core.checkpoint_records import Keep
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.core.retention_rules import Candidate, kept
-from strata.errors import CheckpointNotFound, QuotaExceeded, Refused, StorageError, Unavailable
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    QuotaExceeded,
+    Refused,
+    StorageError,
+    Unavailable,
+)
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -63,17 +71,25 @@ def excess(
 
 
 def newest_afar(catalog: Catalog, storage: Storage) -> str:
-    """Return the attempt that the far storage has as its newest; nothing without a far one.
+    """Return the newest attempt that a training can begin from by the far storage alone; nothing without one.
 
     It is what is left if this host is lost, so it stays until a newer one is there.
     """
     if isinstance(storage, TieredStorage):
         for checkpoint in reversed(catalog.all()):
-            with from_afar():
-                there = storage.far.exists(f"{catalog.folder(checkpoint)}/{MARKER}")
-            if there:
+            if checkpoint.checkpoint_type in RESTORABLE_TYPES and _is_whole(
+                storage.far, catalog.folder(checkpoint)
+            ):
                 return checkpoint.id
     return ""
+
+
+def _is_whole(far: Storage, folder: str) -> bool:
+    with from_afar():
+        try:
+            return committed(far, folder) is not None
+        except CheckpointCorrupt:
+            return False
 
 
 def _candidate(checkpoint: CheckpointMetadata) -> Candidate:

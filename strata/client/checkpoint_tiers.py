@@ -109,10 +109,11 @@ class Tiers:
 
         def missing() -> list[Replica]:
             """What earlier processes left: alone all of it, else where this world began."""
-            point = catalog.restore_point()
-            known = (
-                catalog.all() if isinstance(catalog, LocalCatalog) else [point] if point is not None else []
-            )
+            if isinstance(catalog, LocalCatalog):
+                known = catalog.all()
+            else:
+                point = catalog.restore_point()
+                known = [point] if point is not None else []
             return [
                 _replica(catalog, c)
                 for c in known

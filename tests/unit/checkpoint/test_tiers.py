@@ -309,6 +309,27 @@ def test_the_newest_afar_stays_until_a_newer_one_is_there(pair: Pair) -> None:
     assert of(pair.far, kept) == {}
 
 
+@pytest.mark.parametrize("spoilt", ["a part alone", "a damaged copy"])
+def test_what_nobody_can_begin_from_afar_protects_nothing(pair: Pair, spoilt: str) -> None:
+    kept = pair.replicate(1)
+    if spoilt == "a part alone":
+        saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
+        request = SaveRequest(step=2, type=CheckpointType.MODEL_ONLY)
+        part = replica_of(pair.catalog, saver.save(snapshot_of(STATE), request, an_info(2)))
+        pair.replicator.add(part)
+        pair.replicator.wait(LIMIT_S)
+    else:
+        part = pair.replicate(2)
+        image = next(name for name in of(pair.far, part) if name.endswith(".safetensors"))
+        pair.far.objects[image] = pair.far.objects[image][:-1]
+    pair.save(3)
+    retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
+    assert committed(pair.far, kept.folder) is not None, "what is left if this host is lost"
+    pair.replicate(4)
+    retain(pair.catalog, pair.both, Keep(latest=1), now_unix_ms=0)
+    assert of(pair.far, kept) == {}
+
+
 def test_what_is_held_here_is_held_for_other_hosts(pair: Pair) -> None:
     pair.both.create_once("generations/000001", b"{}")
     pair.both.hold("generations/000001")

@@ -18,6 +18,8 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed, read_rank_manifests
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
+from strata.checkpoint.sink import Storage, put
+from strata.checkpoint.tiers import TieredStorage
 from strata.checkpoint.uses import NAME, read_uses, write_uses
 from strata.checkpoint.verifying import ignored
 from strata.client.checkpoint_retention import retain
@@ -43,15 +45,13 @@ class Stepping(MemoryStorage):
         return super().exists(name)
 
 
-def save(
-    storage: MemoryStorage, catalog: LocalCatalog, step: int, kind: CheckpointType
-) -> CheckpointMetadata:
+def save(storage: Storage, catalog: LocalCatalog, step: int, kind: CheckpointType) -> CheckpointMetadata:
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5)
     state = {"stays": STAYS, "step": np.array([step])}
     return saver.save(snapshot_of(state), SaveRequest(step=step, type=kind), an_info(step))
 
 
-def check_all(storage: MemoryStorage) -> dict[int, CheckpointType]:
+def check_all(storage: Storage) -> dict[int, CheckpointType]:
     """Prove every checkpoint there is; return their types by step."""
     catalog = local_catalog(storage, start=900)
     found = {}
@@ -114,6 +114,103 @@ def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
     assert any(not stays for _, stays in ends), "and goes when it is not"
 
 
+def one_process() -> Iterator[TieredStorage]:
+    """Yield what is there after a retention pass before each step of a save, as the thread that copies makes it."""
+    for number in itertools.count():
+        near = Stepping()
+        storage = TieredStorage(near, MemoryStorage())
+        catalog, steps, met = local_catalog(storage), itertools.count(), []
+        for step in (1, 2):
+            save(storage, catalog, step, FULL)
+
+        def tidy() -> None:
+            retain(catalog, storage, Keep(latest=1), now_unix_ms=0)  # noqa: B023  # called in this round only
+
+        def meet(verb: str, name: str) -> None:
+            if next(steps) == number:  # noqa: B023  # as above
+                met.append(True)  # noqa: B023  # as above
+                tidy()  # as above
+
+        near.fault = meet
+        save(storage, catalog, 3, INCREMENTAL)
+        near.fault = lambda verb, name: None
+        if not met:
+            assert number > 20, "so many steps a save has"
+            return
+        tidy()
+        yield storage
+
+
+def test_a_begin_and_a_deletion_of_one_process_meet_at_any_step() -> None:
+    for storage in one_process():
+        assert check_all(storage) in ({2: FULL, 3: INCREMENTAL}, {3: FULL})
+
+
+def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
+    for number in itertools.count():
+        near = Stepping()
+        storage = TieredStorage(near, MemoryStorage())
+        catalog, steps, written = local_catalog(storage), itertools.count(), []
+        base = save(storage, catalog, 1, FULL)
+        uses = frozenset({catalog.folder(base)})
+        request = SaveRequest(step=3, type=INCREMENTAL, base_step=1, base_attempt=base.id, uses=uses)
+
+        def begin(verb: str, name: str) -> None:
+            if next(steps) == number:  # noqa: B023  # called in this round only
+                record = catalog.begin(request)  # noqa: B023  # as above
+                written.append(f"{catalog.folder(record)}/half")  # noqa: B023  # as above
+                put(near, written[0], b"1")  # noqa: B023  # as above
+
+        near.fault = begin
+        retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
+        near.fault = lambda verb, name: None
+        if not written:
+            assert number > 5, "so many looks a retention takes"
+            return
+        assert near.exists(written[0])
+        assert near.exists(written[0].replace("half", NAME))
+
+
+def test_what_is_being_deleted_is_no_base() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    first, second = save(storage, catalog, 1, FULL), save(storage, catalog, 2, FULL)
+
+    def incremental(step: int) -> SaveRequest:
+        uses = frozenset({catalog.folder(first)})
+        return SaveRequest(step=step, type=INCREMENTAL, base_step=2, base_attempt=second.id, uses=uses)
+
+    catalog.delete(first)  # its objects go next
+    with pytest.raises(Refused, match="deleted"):
+        catalog.begin(incremental(3))
+    assert not storage.list(f"step-{3:012d}-gen-000001-a2")
+    catalog.deleted(first)
+    with pytest.raises(Refused, match="newest"):
+        catalog.delete(second)
+    catalog.begin(incremental(4))
+
+
+def test_with_two_storages_a_newer_one_of_another_process_is_seen_too() -> None:
+    near, far = MemoryStorage(), MemoryStorage()
+    storage = TieredStorage(near, far)
+    catalog, other = local_catalog(storage), local_catalog(storage, start=50)
+    base = save(storage, catalog, 1, FULL)
+    save(storage, other, 2, FULL)
+    retain(other, storage, Keep(latest=1), now_unix_ms=0)
+    with pytest.raises(Refused, match="not the newest"):
+        catalog.begin(
+            SaveRequest(
+                step=3,
+                type=INCREMENTAL,
+                base_step=1,
+                base_attempt=base.id,
+                uses=frozenset({catalog.folder(base)}),
+            )
+        )
+    save(storage, catalog, 3, INCREMENTAL)
+    assert 3 in check_all(storage)
+
+
 @pytest.mark.parametrize("died_at", ["begin", "finish", "create"])
 def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
     storage = Stepping()
@@ -164,6 +261,17 @@ def test_a_committed_one_that_is_illegible_is_known_by_its_manifest() -> None:
     user = save(storage, catalog, 2, INCREMENTAL)
     storage.objects[f"{catalog.folder(user)}/{NAME}"] = b"{"
     assert read_uses(storage, catalog.folder(user)) == {catalog.folder(base)}
+
+
+def test_one_that_was_lost_is_known_by_its_manifest() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    base = save(storage, catalog, 1, FULL)
+    user = save(storage, catalog, 2, INCREMENTAL)
+    save(storage, catalog, 3, FULL)
+    del storage.objects[f"{catalog.folder(user)}/{NAME}"]
+    with pytest.raises(Refused, match="is used by"):
+        local_catalog(storage, start=50).delete(base)
 
 
 def test_while_one_is_illegible_nothing_is_deleted() -> None:

@@ -92,6 +92,19 @@ def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
         load(tmp_path, a_state(0))
 
 
+def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (1, 2):
+        save(tmp_path, a_state(step), step)
+    (manifest,) = tmp_path.glob("step-000000000002-*/manifest.json")
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version"', b'"versiom"'))
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(1))
+    assert "step 2 is corrupt, trying the one before" in caplog.text
+    assert "manifest.json differs" in caplog.text
+    next(tmp_path.glob("step-000000000001-*/COMMIT")).write_bytes(b"{}")
+    with pytest.raises(CheckpointException, match=r"none of the checkpoints is good.*manifest\.json"):
+        load(tmp_path, a_state(0))
+
+
 def test_coordinators_commit(tmp_path: Path) -> None:
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(), 9, client=cluster.port(0))
