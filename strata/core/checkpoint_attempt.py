@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Seal, encode
-from strata.core.txn import Compare, Decision, Delete, Put, Txn, created_at, unchanged
+from strata.core.txn import Compare, Decision, Delete, Put, Txn, created_at, delete_prefix, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     CheckpointAborted,
@@ -123,12 +124,43 @@ def release_references(job: JobView, record: CheckpointRecord) -> tuple[Delete, 
 def abort_attempt(
     job: JobView, held: Entry[CheckpointRecord], reason: str, guards: tuple[Compare, ...]
 ) -> Decision:
-    """Turn the record to ABORTED. Its acks stay for people, until it is replaced or deleted."""
+    """Turn the record to ABORTED, and forget its acks: none can come after, for an ack compares the record."""
     record = dataclasses.replace(held.record, state=CheckpointState.ABORTED, reason=reason)
     return Decision(
         reason=f"step {record.step} is given up: {reason}",
         txn=Txn(
             compares=(*guards, unchanged(held.key, held.mod_revision)),
-            success=(Put(key=held.key, value=encode(record)), *release_references(job, record)),
+            success=(
+                Put(key=held.key, value=encode(record)),
+                *release_references(job, record),
+                *_forget_acks(job, record),
+            ),
         ),
     )
+
+
+def idle_acks(job: JobView) -> Iterator[Entry[CheckpointRecord]]:
+    """Yield the attempts that were given up and have acks still: a replica of an older release gave them up."""
+    for entry in job.checkpoints():
+        record = entry.record
+        acks = job.keys.acks(record.step, record.generation, record.attempt)
+        if record.state is CheckpointState.ABORTED and job.view.names(acks) and _forget_acks(job, record):
+            yield entry
+
+
+def next_forgetting(job: JobView) -> Decision:
+    """Decide to forget the acks of the first attempt that was given up and has some; for the leader."""
+    for entry in idle_acks(job):
+        record = entry.record
+        return Decision(
+            reason=f"the acks of step {record.step}, which was given up, are cleared away",
+            txn=Txn(compares=(unchanged(entry.key, entry.mod_revision),), success=_forget_acks(job, record)),
+        )
+    return Decision(reason="no attempt that was given up has acks")
+
+
+def _forget_acks(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:
+    """Return what takes an attempt's acks away; nothing where they tell on whose disks its parts are."""
+    if not all(tier.shared for tier in record.tiers.values()):
+        return ()
+    return (delete_prefix(job.keys.acks(record.step, record.generation, record.attempt)),)

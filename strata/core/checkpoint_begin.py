@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from strata.core.checkpoint_attempt import Author, authorised, refuse, uses
-from strata.core.checkpoint_order import find
+from strata.core.checkpoint_order import asked_back, find
 from strata.core.checkpoint_paths import attempt_path, check_root
 from strata.core.checkpoint_records import Discarded, Reference
-from strata.core.checkpoint_tiers import PRIMARY, tiers_of
+from strata.core.checkpoint_tiers import PRIMARY, present_on, tiers_of
 from strata.core.ids import AttemptId, checked_id
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Latest, Tier, encode
-from strata.core.txn import Decision, Operation, Put, Txn, absent, delete_prefix, unchanged
+from strata.core.txn import Decision, Operation, Put, Txn, delete_prefix, unchanged
 from strata.core.view import Entry
 from strata.errors import (
     CheckpointNotFound,
@@ -70,7 +70,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
     held = job.checkpoint(step, author.generation)
     if held is not None and not _replaceable(held.record, request):
         return _joined(held.record)
-    rewind = job.rewind()
+    rewind = asked_back(job)
     if rewind is not None:
         return refuse(
             Refused(
@@ -126,7 +126,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
                 *guards,
                 unchanged(key, held.mod_revision if held is not None else 0),
                 unchanged(job.keys.latest, latest.mod_revision if latest is not None else 0),
-                absent(job.keys.rewind),
+                unchanged(job.keys.rewind, job.view.mod_revision(job.keys.rewind)),
                 *(unchanged(b.key, b.mod_revision) for b in bases),
             ),
             success=tuple(operations),
@@ -168,7 +168,12 @@ def _behind(latest: Latest, generation: int, step: int) -> bool:
 
 
 def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]] | StrataError:
-    """Return every record whose chunks the new attempt may use; none unless it is Incremental."""
+    """Return every record whose chunks the new attempt may use; none unless it is Incremental.
+
+    Its chunks lie beside theirs, so each must be on the tier that is written. Their records are compared as
+    they are, and a tombstone, of a record or of one tier, changes the record in a transaction that finds no
+    reference: of the two, one comes first, and the other is refused.
+    """
     if request.type is not CheckpointType.INCREMENTAL:
         return []
     if request.base_step is None or request.base_attempt is None:
@@ -188,5 +193,10 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
             return Refused(
                 f"step {entry.record.step}, which the base needs, is {entry.record.state.value}",
                 hint="build on a committed checkpoint, or save a Full",
+            )
+        if request.tier not in present_on(entry.record):
+            return Refused(
+                f"step {entry.record.step}, which the base needs, is not on {request.tier} any more",
+                hint="save a Full",
             )
     return bases

@@ -16,7 +16,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from strata.core.checkpoint_attempt import refuse, release_references
 from strata.core.checkpoint_damage import is_suspect
-from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, is_latest, order, superseded
+from strata.core.checkpoint_order import (
+    RESTORABLE_TYPES,
+    asked_back,
+    counts,
+    find,
+    is_latest,
+    order,
+    superseded,
+)
 from strata.core.checkpoint_pins import not_found, tags_of
 from strata.core.checkpoint_records import Copy, Discarded
 from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
@@ -120,7 +128,7 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
     where = (record.step, record.generation, record.attempt)
     if record.state is CheckpointState.OPEN:
         return Refused(f"step {record.step} is being saved", hint="abort it first")
-    latest, rewind = job.latest(), job.rewind()
+    latest, rewind = job.latest(), asked_back(job)
     if is_latest(latest.record if latest is not None else None, record):
         return Refused(f"step {record.step} is the latest checkpoint")
     if rewind is not None and rewind.record.attempt == record.attempt:
@@ -139,7 +147,7 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
     return (
         unchanged(held.key, held.mod_revision),
         unchanged(keys.latest, latest.mod_revision if latest is not None else 0),
-        unchanged(keys.rewind, rewind.mod_revision if rewind is not None else 0),
+        unchanged(keys.rewind, job.view.mod_revision(keys.rewind)),
         absent(pin),
         none_in(keys.tags_of(*where)),
         absent(keys.importing),

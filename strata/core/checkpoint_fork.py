@@ -15,7 +15,7 @@ import dataclasses
 
 from strata.core.checkpoint_attempt import refuse
 from strata.core.checkpoint_deletion import fork_reference
-from strata.core.checkpoint_order import RESTORABLE_TYPES, find, newest, restorations
+from strata.core.checkpoint_order import RESTORABLE_TYPES, asked_back, find, newest, restorations
 from strata.core.checkpoint_pins import tagged
 from strata.core.checkpoint_records import Reference, Rewind
 from strata.core.checkpoint_tiers import tiers_of
@@ -193,7 +193,7 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
     chosen = choose(job, step=step, attempt=attempt)
     if isinstance(chosen, StrataError):
         return refuse(chosen)
-    record, rewind = chosen.record, job.rewind()
+    record, rewind = chosen.record, asked_back(job)
     wanted = Rewind(step=record.step, attempt=record.attempt, record_generation=record.generation, who=who)
     if rewind is not None and rewind.record == wanted:
         return Decision(reason=f"the next generation begins from step {step}")
@@ -203,7 +203,7 @@ def decide_rewind(job: JobView, *, generation: int, step: int, attempt: str = ""
             compares=(
                 unchanged(head.key, head.mod_revision),
                 unchanged(chosen.key, chosen.mod_revision),
-                unchanged(job.keys.rewind, rewind.mod_revision if rewind is not None else 0),
+                unchanged(job.keys.rewind, job.view.mod_revision(job.keys.rewind)),
             ),
             success=(Put(key=job.keys.rewind, value=encode(wanted)),),
         ),

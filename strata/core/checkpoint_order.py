@@ -113,13 +113,25 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
 
     It is the record that somebody asked to go back to, or else the newest; of those within reach.
     """
-    rewind = job.rewind()
-    if rewind is not None:
-        record = rewind_target(job, rewind.record)
-        if record is not None and (hosts is None or within_reach(job, record, hosts)):
-            return point_of(record)
+    rewind = asked_back(job)
+    record = rewind_target(job, rewind.record) if rewind is not None else None
+    if record is not None and (hosts is None or within_reach(job, record, hosts)):
+        return point_of(record)
     entry = newest(job, hosts=hosts)
     return None if entry is None else point_of(entry.record)
+
+
+def asked_back(job: JobView) -> Entry[Rewind] | None:
+    """Return the request to go back, while it counts: it is over once its checkpoint cannot be restored.
+
+    So it is once a world has begun since: that world's head took the key away, or is of an older release.
+    Neither comes back, so what rests on a request that is over need not compare why it is.
+    """
+    rewind, head = job.rewind(), job.head()
+    if rewind is None or rewind_target(job, rewind.record) is None:
+        return None
+    begun = head is not None and not head.record.forming and head.mod_revision > rewind.mod_revision
+    return None if begun else rewind
 
 
 def rewind_target(job: JobView, rewind: Rewind) -> CheckpointRecord | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strata.core.checkpoint_attempt import idle_acks
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_records import Reference, Tag
-from strata.core.checkpoint_tiers import present_on
+from strata.core.checkpoint_tiers import present_on, tiers_of
 from strata.core.job import JobView, World, job_names
 from strata.core.keys import ClusterKeys
 from strata.core.records import (
@@ -28,11 +29,13 @@ from strata.core.records import (
     PoisonRecord,
     Standbys,
     StopAction,
+    TierState,
 )
 from strata.core.ring import bound
 from strata.core.stopping import means
 from strata.core.view import View
 
+_GOING = frozenset({TierState.DELETING, TierState.REMOVED})
 _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
 
 
@@ -273,6 +276,8 @@ def _catalog(job: JobView) -> Iterator[str]:
         if record.origin is not None and job.view.get(fork_reference(job, record)) is None:
             yield f"{what} is a fork, and nothing keeps its source"
         yield from _uses(job, record, what)
+    for entry in idle_acks(job):
+        yield f"checkpoint ({entry.record.step}, {entry.record.generation}) was given up and has acks"
 
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
@@ -284,6 +289,8 @@ def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
         entry = job.checkpoint(user.step, user.generation)
         if entry is None or entry.record.attempt not in attempts:
             yield f"{what} is referenced by ({user.step}, {user.generation}), which is not there"
+        elif lost := _gone_from(record, entry.record):
+            yield f"{what} is referenced by ({user.step}, {user.generation}) and is going from {lost}"
     tags = job.view.names(job.keys.tags_of(*where))
     for tag in tags:
         named = job.view.record(job.keys.tag(tag), Tag)
@@ -296,11 +303,22 @@ def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:
                 yield f"{what} is being deleted and has {kind}"
 
 
+def _gone_from(used: CheckpointRecord, user: CheckpointRecord) -> str:
+    """Return the first tier that `user` may be read from and that `used` is removed from, or ""."""
+    tiers = tiers_of(used)
+    return next((name for name in present_on(user) if name in tiers and tiers[name].state in _GOING), "")
+
+
 def _asked(job: JobView) -> Iterator[str]:
     """A rewind is of a job that has a world; every tag names what lies under it."""
     rewind = job.rewind()
-    if rewind is not None and job.head() is None:
+    head = job.head()
+    if rewind is not None and head is None:
         yield "the job goes back, and has no world"
+    if rewind is not None and head is not None and not head.record.forming:
+        begun, step = head.record.generation, rewind.record.step
+        if head.mod_revision > rewind.mod_revision:
+            yield f"the job goes back to step {step}, and generation {begun} has begun since"
     for entry in job.view.entries(job.keys.tags, Tag):
         record = entry.record
         if (

@@ -145,9 +145,12 @@ class JobView:
     # -- checkpoints
 
     def anew(self) -> int:
-        """Return the newest generation of which all that was saved is given up; 0 when of none."""
+        """Return the newest generation of which all that was saved is given up; -1 when of none.
+
+        A fork is of generation 0: a job that was never begun anew has given nothing up, nor that.
+        """
         record = self.view.record(self.keys.anew, Anew)
-        return record.generation if record is not None else 0
+        return record.generation if record is not None else -1
 
     def latest(self) -> Entry[Latest] | None:
         return self.view.entry(self.keys.latest, Latest)

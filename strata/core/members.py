@@ -253,7 +253,8 @@ def _create(
         # the phase is compared, and no world is written while it says that the job has ended: the head stands
         head = job.head()
         generation = head.record.generation if head is not None else 0
-        puts += [Put(key=keys.anew, value=encode(Anew(generation=generation))), Delete(key=keys.latest)]
+        puts += [Put(key=keys.anew, value=encode(Anew(generation=generation)))]
+        puts += [Delete(key=keys.latest), Delete(key=keys.rewind)]
         reason += f" from nothing: the checkpoints of its {generation} generations are given up"
     return Decision(reason=reason, txn=Txn(compares=compares, success=tuple(puts)))
 

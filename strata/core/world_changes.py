@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from strata.core import reshaping, stopping
 from strata.core.checkpoint_damage import missed_by
-from strata.core.checkpoint_order import newest, rewind_target
+from strata.core.checkpoint_order import asked_back, newest
 from strata.core.job import JobView, World
 from strata.core.records import (
     Asked,
@@ -199,8 +199,8 @@ class Situation:
 
     def _elsewhere(self, world: World) -> Change | None:
         """Return why the ranks should begin again, and elsewhere: their restore point is damaged, or was left."""
-        point, rewind = world.head.restore, self.job.rewind()
-        if rewind is not None and rewind_target(self.job, rewind.record) is not None:
+        point, rewind = world.head.restore, asked_back(self.job)
+        if rewind is not None:
             who = rewind.record.who or "somebody"
             return Change(why=f"{who} has the job go back to step {rewind.record.step}")
         if point is None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strata.core import reshaping, stopping
-from strata.core.checkpoint_order import latest_under, newest, restore_point
+from strata.core.checkpoint_order import asked_back, latest_under, newest, restore_point
 from strata.core.chunks import chunks_of, write_members
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
@@ -196,8 +196,8 @@ class _Planner:
                 Put(key=keys.latest, value=encode(latest)),
                 Put(key=keys.restored(generation), value=encode(Restored(step=restore.step))),
             ]
-            if self.job.rewind() is not None:
-                operations.append(Delete(key=keys.rewind))
+        if self.job.rewind() is not None and not change.forming:
+            operations.append(Delete(key=keys.rewind))  # it is carried out, or its checkpoint is lost
         standbys, standbys_known = self._standbys(members)
         operations += standbys
         latest_known = unchanged(keys.latest, view.mod_revision(keys.latest))
@@ -249,7 +249,7 @@ class _Planner:
         return operations
 
     def _keep(self, why: str = "") -> WorldPlan:
-        """Go on with the world as it is; at most the list of standbys is brought up to date."""
+        """Go on with the world as it is; at most the standbys are brought up to date, and a rewind that is over goes."""
         situation = self.situation
         world, count, spec = situation.active, len(situation.present), situation.spec
         if self.job.phase() is Phase.PAUSED:
@@ -266,10 +266,15 @@ class _Planner:
         reason = f"{reason}; {why}" if why else reason
         again_s = stopping.next_deadline_s(self.job, situation.asked_s)
         operations, compares = self._standbys(world.members if world is not None else ())
+        if operations:
+            reason = f"{reason}; the standbys changed"
+        if self.job.rewind() is not None and asked_back(self.job) is None:
+            operations.append(Delete(key=self.job.keys.rewind))
+            reason = f"{reason}; what it was to go back to is lost, or was gone back to"
         if not operations:
             return WorldPlan(reason=reason, again_s=again_s)
         txn = Txn(compares=(*self._guards(), *compares), success=tuple(operations))
-        return WorldPlan(reason=f"{reason}; the standbys changed", txns=(txn,), again_s=again_s)
+        return WorldPlan(reason=reason, txns=(txn,), again_s=again_s)
 
     def _standbys(self, members: tuple[Member, ...]) -> tuple[list[Operation], list[Compare]]:
         """Return the write of a changed list of standbys, for people: no decision reads it.

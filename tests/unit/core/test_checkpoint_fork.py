@@ -1,17 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from strata.core.checkpoint_fork import decide_fork, decide_rewind, forks_of
-from strata.core.checkpoint_order import newest
+from strata.core.checkpoint_order import asked_back, newest, superseded
+from strata.core.checkpoint_records import Rewind
 from strata.core.checkpoint_tiers import ack_of
 from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete, decide_pin
-from strata.core.ids import AttemptId
+from strata.core.ids import AttemptId, InstanceId
 from strata.core.job import JobView
 from strata.core.job_requests import decide_delete as forget
-from strata.core.records import CheckpointState, CheckpointType, Phase
+from strata.core.members import decide_register
+from strata.core.records import (
+    Anew,
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    JobPhase,
+    JobSpec,
+    Phase,
+    WorldHead,
+)
 from strata.core.txn import Txn
 from strata.errors import (
     CheckpointNotFound,
@@ -23,7 +35,7 @@ from strata.errors import (
 )
 from tests.unit.core.checkpoint_job import ROOT
 from tests.unit.core.keeping_job import KeptJob
-from tests.unit.core.rig import JOB, KEYS, Store, carry_out, leave, register
+from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, register, registration
 
 NEW = KEYS.job("new")
 
@@ -247,3 +259,106 @@ def test_what_is_to_be_restored_is_not_deleted_and_a_corrupt_target_is_passed_ov
     assert generation(job) == (1, None), "there is nothing to go back to"
     with pytest.raises(Refused):
         rewind(job, 20)
+
+
+# -- a fork counts as what was saved --------------------------------------------------------------
+
+
+class Forked(KeptJob):
+    """A job of two ranks that begins from a fork of the job `source`, and has a world."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.epoch = lead(self.store)
+        source = KEYS.job("source")
+        record = CheckpointRecord(
+            attempt=AttemptId("x20"),
+            step=20,
+            generation=3,
+            type=CheckpointType.FULL,
+            state=CheckpointState.COMMITTED,
+            ranks=2,
+            path="file:///data/source/step-20",
+            manifest_digest="m",
+        )
+        self.store.put(source.spec, JobSpec())
+        head = WorldHead(generation=3, epoch=self.epoch, members=0, size=0, reason="forming")
+        self.store.put(source.head, head)
+        self.store.put(source.checkpoint(20, 3), record)
+        self.store.settle(lambda v: decide_fork(v, JobView(v.view, source), step=20))
+        register(self.store, "a", slots=2, min_workers=1, max_workers=1)
+        carry_out(self.store, self.epoch, settled=True)
+
+
+def test_a_fork_is_of_no_history_that_was_given_up() -> None:
+    job = Forked()
+    assert generation(job) == (1, 20)
+    job.save(30)
+    assert not superseded(job.store.job(), job.record(20))
+    job.damage(30, "host-a")
+    assert job.record(30).state is CheckpointState.CORRUPT
+    job.another_generation()
+    assert generation(job) == (2, 20), "the fork is the one before"
+
+
+def test_a_policy_counts_a_fork_as_a_newer_one_and_lets_it_go_with_its_reference() -> None:
+    job = Forked()
+    job.policy(latest=2)
+    job.save(30)
+    assert job.mark() == []
+    job.save(40)
+    assert len(job.mark()) == 1
+    assert job.steps() == [30, 40]
+    source = JobView(job.store.view(), KEYS.job("source"))
+    assert forks_of(source) == []
+
+
+def test_a_job_begun_anew_gives_its_fork_up_with_the_rest() -> None:
+    job = Forked()
+    job.save(30)
+    job.store.put(JOB.anew, Anew(generation=1))
+    assert superseded(job.store.job(), job.record(20))
+
+
+# -- a rewind ends --------------------------------------------------------------------------------
+
+
+def test_a_rewind_whose_checkpoint_turned_out_damaged_is_over_and_saves_go_on(job: KeptJob) -> None:
+    rewind(job, 20)
+    assert job.damage(20, "host-a").state is CheckpointState.CORRUPT
+    job.save(60)
+    assert asked_back(job.store.job()) is None
+    job.plan()
+    assert job.store.job().rewind() is None, "the leader clears it away"
+    job.save(80)
+    job.another_generation()
+    assert generation(job) == (2, 80)
+
+
+def test_a_rewind_that_a_world_has_begun_after_is_over(job: KeptJob) -> None:
+    """A leader of an older release left it standing; much was saved since."""
+    held = job.store.job().checkpoint(20, 1)
+    assert held is not None
+    stale = Rewind(step=20, attempt=AttemptId("x20"), record_generation=1)
+    job.store.put(JOB.rewind, stale)
+    head = job.store.job().head()
+    assert head is not None
+    job.store.put(JOB.head, head.record)  # as a world that was written later
+    assert any("has begun since" in problem for problem in job.store.problems())
+    job.begin(step=60, attempt="x60")
+    job.abort(step=60, attempt="x60")
+    job.store.settle(lambda v: decide_rewind(v, generation=1, step=20, who="ada"))
+    assert asked_back(job.store.job()) is not None, "it was asked for again"
+    job.plan()
+    assert generation(job) == (2, 20)
+
+
+def test_a_job_begun_anew_goes_back_nowhere(job: KeptJob) -> None:
+    rewind(job, 20)
+    job.store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="it failed"))
+    again = replace(registration("a", slots=2, boot="anew"), anew=True)
+    leave(job.store, "a")
+    job.store.settle(lambda v: decide_register(v, again, served_by=InstanceId("i-r1")))
+    carry_out(job.store, job.epoch, settled=True)
+    assert generation(job) == (2, None)
+    job.save(10)

@@ -1,0 +1,111 @@
+"""What an attempt leaves when it is given up, and what an Incremental needs of those that it uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from strata.core.checkpoint_attempt import next_forgetting
+from strata.core.checkpoint_tiers import hosts_of
+from strata.core.checkpoints import BeginRequest, decide_begin, decide_delete
+from strata.core.ids import AttemptId
+from strata.core.records import Ack, CheckpointState, CheckpointType, TierState
+from strata.errors import CheckpointAborted, Refused
+from tests.unit.core.checkpoint_job import ROOT, Job
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB
+
+# -- acks of what was given up ------------------------------------------------------------------
+
+
+def test_the_acks_of_an_attempt_go_when_it_is_given_up() -> None:
+    job = Job()
+    record = job.begin(attempt="x")
+    job.ack(0)
+    job.ack(1)
+    folder = JOB.acks(20, record.generation, "x")
+    assert len(job.store.view().names(folder)) == 2
+    job.abort()
+    assert job.store.view().names(folder) == []
+    with pytest.raises(CheckpointAborted):
+        job.ack(0)
+    assert job.store.problems() == []
+
+
+def test_acks_that_an_older_release_left_are_cleared_away_by_the_leader() -> None:
+    job = Job()
+    for step in (20, 40):
+        record = job.begin(step=step, attempt=f"x{step}")
+        job.abort(step=step, attempt=f"x{step}")
+        ack = Ack(digest="d0", size_bytes=5, worker=job.author(0).worker, incarnation=1)
+        job.store.put(JOB.ack(step, record.generation, f"x{step}", 0), ack)
+    assert any("was given up and has acks" in problem for problem in job.store.problems())
+    while (decision := next_forgetting(job.store.job())).txn is not None:
+        assert job.store.execute(decision.txn).succeeded
+    assert job.store.problems() == []
+
+
+def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
+    job = Job()
+    record = job.begin(tier="disk", shared=False)
+    job.ack(0)
+    job.ack(2)
+    job.abort()
+    assert hosts_of(job.store.job(), record, "disk") == {"host-a", "host-b"}
+    assert next_forgetting(job.store.job()).txn is None
+    assert job.store.problems() == []
+
+
+# -- an Incremental and its base ----------------------------------------------------------------
+
+
+def test_an_incremental_needs_its_base_on_the_tier_that_it_is_written_to() -> None:
+    """The base is committed, and lies far away only: the chunks beside it are gone, or on their way out."""
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    for finished in (False, True):
+        job.store.settle(partial(decide_delete, step=20, attempt="x20", finished=finished, tier="primary"))
+        base = job.record(20)
+        assert base.state is CheckpointState.COMMITTED
+        with pytest.raises(Refused, match="not on primary any more"):
+            job.incremental(60, 20)
+    assert job.incremental(60, 40).state is CheckpointState.COMMITTED
+
+
+def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way_round() -> None:
+    for first in ("begin", "mark"):
+        job = KeptJob()
+        for step in (20, 40):
+            job.save(step)
+            job.copy(step)
+        request = BeginRequest(
+            author=job.author(0),
+            step=60,
+            type=CheckpointType.INCREMENTAL,
+            root=ROOT,
+            attempt=AttemptId("x60"),
+            base_step=20,
+            base_attempt=AttemptId("x20"),
+        )
+        begin = decide_begin(job.store.job(), request, now_unix_ms=0).txn
+        mark = decide_delete(job.store.job(), step=20, attempt="x20", finished=False, tier="primary").txn
+        assert begin is not None
+        assert mark is not None
+        order = [begin, mark] if first == "begin" else [mark, begin]
+        assert [job.store.execute(txn).succeeded for txn in order] == [True, False]
+        job.sound()
+
+
+def test_an_incremental_whose_base_goes_from_its_tier_is_no_sound_keyspace() -> None:
+    job = KeptJob()
+    job.save(20)
+    job.copy(20)
+    job.incremental(40, 20)
+    base = job.record(20)
+    tiers = {**base.tiers, "primary": replace(base.tiers["primary"], state=TierState.REMOVED)}
+    job.store.put(JOB.checkpoint(20, base.generation), replace(base, tiers=tiers))
+    assert any("is going from primary" in problem for problem in job.store.problems())
