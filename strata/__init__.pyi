@@ -1,4 +1,6 @@
 # What `__init__.py` imports when it is first used, for type checkers.
+from typing import Final
+
 from strata.checkpoint.catalog import CheckpointAck as CheckpointAck
 from strata.checkpoint.writer import AsyncCheckpointWriter as AsyncCheckpointWriter
 from strata.client.checkpoints import CheckpointInfo as CheckpointInfo
@@ -42,3 +44,5 @@ from strata.training.run import Run as Run
 from strata.training.starting import init as init
 from strata.training.world import TrainingWorld as TrainingWorld
 from strata.v1.recovery_pb2 import RecoveryResponse as RecoveryResponse
+
+STARTED_IN: Final[str]

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from strata import STARTED_IN
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import StaleGeneration, StrataError
 from strata.training.group import abort_group
@@ -320,7 +321,7 @@ def exit_preempted() -> None:
 
 
 def execute_again() -> None:
-    """Replace this process's program by the same, with the arguments that it was started with.
+    """Replace this process's program by the same, with the arguments and in the folder that it was started with.
 
     DataLoader workers would outlive that: they look whether their parent's process id is still the
     same, and it is. The connections of the old program's collectives would outlive it too: gloo
@@ -335,6 +336,10 @@ def execute_again() -> None:
     _keep_nothing_open()
     # what is blocked here stays blocked in the new program
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        os.chdir(STARTED_IN)  # the program may have gone elsewhere, and its arguments be relative
+    except OSError as error:
+        log.warning("this program was started in %r, which is not there: %s", STARTED_IN, error)
     os.execv(sys.executable, sys.orig_argv)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from strata.v1.worlds_pb2 import (
 )
 from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
+ROOT = Path(__file__).resolve().parents[3]
 STALE = StaleGeneration("the world is generation 2")
 
 
@@ -187,7 +189,9 @@ def child():
     time.sleep(1000)
 
 def kinds():
-    for number in range(3, 99):
+    for number in map(int, os.listdir("/proc/self/fd")):  # what a test gives has any number
+        if number < 3:
+            continue
         try:
             mode = os.fstat(number).st_mode
         except OSError:
@@ -196,9 +200,10 @@ def kinds():
 
 if __name__ == "__main__":
     first = "AGAIN" not in os.environ
-    print("pid", os.getpid(), sys.argv[1:], sys.flags.utf8_mode, first, flush=True)
+    print("pid", os.getpid(), os.getcwd(), sys.argv[1:], sys.flags.utf8_mode, first, flush=True)
     if first:
         os.environ["AGAIN"] = "1"
+        os.chdir("/")
         worker = multiprocessing.get_context("fork").Process(target=child, daemon=True)
         worker.start()
         print("child", worker.pid, flush=True)
@@ -212,18 +217,27 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_runs_anew_with_its_arguments_and_without_its_children(tmp_path: Path) -> None:
+def test_a_program_runs_anew_with_its_arguments_in_its_folder_and_without_its_children(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    argv = [sys.executable, "-X", "utf8", str(program), "--steps", "3"]
-    kept, given = os.pipe()
-    with os.fdopen(kept), os.fdopen(given, "wb"):
+    argv = [sys.executable, "-X", "utf8", program.name, "--steps", "3"]
+    kept, low = os.pipe()
+    given = fcntl.fcntl(low, fcntl.F_DUPFD, 200)
+    with os.fdopen(kept), os.fdopen(low, "wb"), os.fdopen(given, "wb"):
         run = subprocess.run(
-            argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, pass_fds=[given]
+            argv,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+            capture_output=True,
+            text=True,
+            timeout=2 * LIMIT_S,
+            check=True,
+            pass_fds=[given],
         )
     said = run.stdout.split("\n")
     first, child, second = said[0].split(), said[1].split(), said[2].split()
     assert first[:-1] == second[:-1]
+    assert second[2] == str(tmp_path), "the folder in which it was started"
     assert (first[-1], second[-1]) == ("True", "False")
     assert "['--steps', '3']" in said[2]
     assert said[3] == "open ['pipe']", "what it was given, and nothing of its own"
