@@ -34,6 +34,11 @@ from strata.v1.worlds_pb2 import JobSpec, RestorePoint
 
 log: Final = logging.getLogger("strata.client")
 
+REACH_S: Final = 300.0
+"""How long a coordinator, or the supervisor, is tried to reach by who gives no limit."""
+SAY_S: Final = 10.0
+"""After which a lone trainer says that it waits."""
+
 _SUPERVISED: Final = (
     "STRATA_SOCKET",
     "STRATA_JOB",
@@ -51,7 +56,7 @@ def connect(
     worker_id: str | None = None,
     min_workers: int = 1,
     max_workers: int | None = None,
-    timeout_s: float = 300.0,
+    timeout_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
@@ -61,7 +66,7 @@ def connect(
     rank, at `endpoints` (STRATA_ENDPOINTS, or `endpoints` in strata.toml), under `worker_id`
     (STRATA_WORKER_ID, else made of the host's name and the local rank, or the process id). The job is
     created with `min_workers` and `max_workers` (as many) if it is new; the call returns once its
-    world has formed with this process in it.
+    world has formed with this process in it: without `timeout_s` it waits for that as long as it takes.
 
     `credentials` say who this process is, and whom it trusts; without them, the environment and
     strata.toml do. A rank needs none: its supervisor has them.
@@ -70,18 +75,18 @@ def connect(
     of the lone trainer's with the same endpoints, job and worker id.
 
     `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
-    coordinator, was not there within `timeout_s`; `Conflict` when another process lives under
+    coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
     this name; `JobFailed` when the job has ended.
     """
     environment = os.environ
-    timeout_s = arguments.seconds(timeout_s)
+    timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)
     spec = JobSpec(
         min_workers=_members("min_workers", min_workers),
         max_workers=_members("max_workers", min_workers if max_workers is None else max_workers),
     )
     background = loop.shared()
     if endpoints is None and "STRATA_SOCKET" in environment:
-        return background.call(_attach(background, environment, timeout_s))
+        return background.call(_attach(background, environment, REACH_S if timeout_s is None else timeout_s))
     said_all = endpoints is not None and job and credentials is not None
     found = LibraryConfig() if said_all else LibraryConfig.load(env=environment)
     where = list(found.endpoints) if endpoints is None else endpoints
@@ -196,11 +201,11 @@ async def _share(
     registration: Registration,
     timing: Timing,
     credentials: Credentials,
-    timeout_s: float,
+    timeout_s: float | None,
 ) -> RankClient:
     """Return a client of the session that this process has as this member; join if it has none."""
     lone = _lone.setdefault((frozenset(endpoints), registration.job, registration.worker_id), _Lone())
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     try:
         async with asyncio.timeout_at(deadline):
             await lone.lock.acquire()
@@ -210,7 +215,7 @@ async def _share(
         ) from None
     try:
         if lone.seat is None or not lone.seat.users or lone.seat.session.error is not None:
-            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
             lone.seat = await _join(background, endpoints, registration, timing, credentials, left_s)
         return RankClient(lone.seat, background)
     finally:
@@ -223,28 +228,41 @@ async def _join(
     registration: Registration,
     timing: Timing,
     credentials: Credentials,
-    timeout_s: float,
+    timeout_s: float | None,
 ) -> Seat:
-    """Register as a member with one rank, and wait for a world that has a place for it."""
+    """Register as a member with one rank, and wait for a world that has a place for it.
+
+    Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
+    that come tomorrow.
+    """
+    limit_s = REACH_S if timeout_s is None else timeout_s
     watcher = Watcher()
     session = MemberSession(
         endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
     )
     watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
+    waits = "waiting for a world with a place for %s in job %s"
+    saying = asyncio.get_running_loop().call_later(
+        SAY_S, log.warning, waits, registration.worker_id, registration.job
+    )
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit_s) as limit:
             await session.wait_connected()
+            if timeout_s is None:
+                limit.reschedule(None)
             place = await placed(
                 session, watcher, job=registration.job, worker_id=registration.worker_id, after=0
             )
     except TimeoutError:
         await session.leave("no world came about in time")
-        raise _not_placed(session, timeout_s) from None
+        raise _not_placed(session, limit_s) from None
     except BaseException:
         running.cancel()
         raise
+    finally:
+        saying.cancel()
     watch.watch(place.generation)
     watching = background.submit(kept(watch.run, Words()))
     running.add_done_callback(lambda _ended: watching.cancel())

@@ -358,31 +358,31 @@ class RankClient:
                 f" {update.world.generation}: {update.world.reason}"
             )
 
-    def rejoin(self, *, timeout_s: float = 300.0) -> None:
+    def rejoin(self, *, timeout_s: float | None = None) -> None:
         """Become part of the newest world, once there is a newer one with a place for this member.
 
         For a lone trainer that holds nothing of the old generation (no process group, no state of
         other ranks). Afterwards `rank`, `world_size`, `generation` and `restore_point` are new.
 
         It waits for that world, and logs a warning when it has to: call it after `StaleGeneration`.
-        `Unavailable` when there is none after `timeout_s`; the rank is then what it was.
+        `Unavailable` when there is none after `timeout_s`, if that is given; the rank is then what it was.
         """
         if not self._seat.owns_member:
             raise Refused(
                 "under `strata run` a process belongs to one generation",
                 hint="the supervisor starts new ranks in a new one",
             )
-        self._loop.call(self._rejoin(arguments.seconds(timeout_s)))
+        self._loop.call(self._rejoin(None if timeout_s is None else arguments.seconds(timeout_s)))
 
-    async def _rejoin(self, timeout_s: float) -> None:
+    async def _rejoin(self, timeout_s: float | None) -> None:
         update = self._session.world
         newest = update.world.generation if update is not None else 0
         if update is None or newest <= self.generation or not update.HasField("place"):
             log.warning(
-                "no place in a world newer than generation %d yet (the world is at %d); waiting up to %g s",
+                "no place in a world newer than generation %d yet (the world is at %d); waiting %s",
                 self.generation,
                 newest,
-                timeout_s,
+                "for one" if timeout_s is None else f"up to {timeout_s:g} s",
             )
         try:
             async with asyncio.timeout(timeout_s):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 from collections.abc import Coroutine, Iterator
 from contextlib import closing
@@ -54,7 +55,9 @@ def replica(monkeypatch: pytest.MonkeyPatch) -> FakeReplica:
     return made
 
 
-async def connect(endpoints: str = "a:1,b:1", worker: str = "w", *, timeout_s: float = 30.0) -> RankClient:
+async def connect(
+    endpoints: str = "a:1,b:1", worker: str = "w", *, timeout_s: float | None = 30.0
+) -> RankClient:
     registration = Registration(job="j", worker_id=worker, boot="boot", slots=1)
     background = cast("BackgroundLoop", SameLoop())
     return await joining._share(
@@ -120,6 +123,43 @@ async def test_who_waits_for_another_threads_join_waits_no_longer_than_its_own_t
             await connect(timeout_s=2.0)
         met.world(1)
         assert (await join)._seat.users == 1
+
+
+@in_virtual_time()
+async def test_without_a_limit_a_world_is_waited_for_as_long_as_it_takes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once it is a member: endpoints at which nobody answers are told within minutes."""
+    caplog.set_level(logging.WARNING, logger="strata.client")
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        join = asyncio.create_task(connect(timeout_s=None))
+        await greeted(met, 1)
+        await asyncio.sleep(1000)
+        assert not join.done()
+        assert "waiting for a world with a place for w" in caplog.text
+        met.world(1)
+        client = await join
+        assert client.generation == 1
+        rejoin = asyncio.create_task(client._rejoin(None))
+        await asyncio.sleep(1000)
+        assert not rejoin.done()
+        met.world(2)
+        await rejoin
+        assert client.generation == 2
+
+
+@in_virtual_time()
+async def test_without_a_limit_somebody_must_answer_all_the_same() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        board = Switchboard(delay_s=0.0005)
+
+        def dial(_: object) -> Any:
+            return board.dial("client", "a:1")
+
+        patch.setattr(joining, "MemberSession", functools.partial(MemberSession, dial=dial))
+        with pytest.raises(errors.Unavailable, match="could not reach any coordinator within 300 s"):
+            await connect(timeout_s=None)
 
 
 def test_endpoints_and_job_come_from_the_file_where_nobody_says_them(

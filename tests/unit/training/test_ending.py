@@ -217,7 +217,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_runs_anew_with_its_arguments_in_its_folder_and_without_its_children(tmp_path: Path) -> None:
+def test_a_program_runs_anew_with_its_arguments_in_its_folder_and_without_its_children(
+    tmp_path: Path,
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     argv = [sys.executable, "-X", "utf8", program.name, "--steps", "3"]
