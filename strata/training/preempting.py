@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 READY: Final = "ready"
 """The phase of a rank that is ready for its first step."""
-PREEMPT_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+PREEMPT_SIGNALS: Final[tuple[int, ...]] = (signal.SIGTERM, signal.SIGUSR1)
 
 log: Final = logging.getLogger("strata.training")
 
