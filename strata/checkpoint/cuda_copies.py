@@ -43,10 +43,16 @@ class Pending:
     kept: list[Copy] = field(default_factory=list)
 
     def wait(self) -> None:
+        errors = []
         for event in self.events:
-            event.synchronize()
+            try:
+                event.synchronize()
+            except RuntimeError as error:  # the other devices go on copying
+                errors.append(error)
         self.events.clear()
         self.kept.clear()
+        if errors:
+            raise errors[0]
 
 
 def is_on_device(value: object) -> bool:
@@ -92,7 +98,23 @@ class CudaCopies:
         self._streams: dict[Any, Any] = {}
 
     def start(self, copies: Sequence[Copy], optimizers: Sequence[Any]) -> Pending:
-        """Begin to copy; the tensors may be used, and changed on the current streams, at once."""
+        """Begin to copy; the tensors may be used, and changed on the current streams, at once.
+
+        When a device fails, what was begun has ended before its error is raised: whoever owns the
+        memory may use it again.
+        """
+        begun: list[Any] = []
+        try:
+            return self._start(copies, optimizers, begun)
+        except BaseException as error:
+            for stream in begun:
+                try:
+                    stream.synchronize()
+                except RuntimeError as lost:  # then nothing is copied by it any more
+                    error.add_note(f"and a stream that was copying: {lost}")
+            raise
+
+    def _start(self, copies: Sequence[Copy], optimizers: Sequence[Any], begun: list[Any]) -> Pending:
         torch = sys.modules["torch"]
         owned = owned_by(optimizers)
         pending = Pending(kept=list(copies))
@@ -102,6 +124,7 @@ class CudaCopies:
             now = [copy for copy in here if copy.value.data_ptr() not in owned]
             stream = self._streams.get(device) or torch.cuda.Stream(device=device)
             self._streams[device] = stream
+            begun.append(stream)
             current = torch.cuda.current_stream(device)
             stream.wait_stream(current)
             with torch.cuda.stream(stream), torch.no_grad():

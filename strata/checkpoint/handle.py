@@ -160,6 +160,11 @@ class CheckpointInfo:
             f"the save of step {self.step} failed: {str(self._error) or type(self._error).__name__}"
         ) from self._error
 
+    def told(self) -> str:
+        """Say what the save failed of; that counts as told."""
+        self._reported = True
+        return str(self._error) or type(self._error).__name__
+
     def note_in(self, other: CheckpointInfo) -> None:
         """Let the error of `other` tell of this one's too."""
         if other._error is not None:

@@ -16,6 +16,7 @@ import atexit
 import collections
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -104,25 +105,36 @@ class Replicator:
         self._lost: list[StrataError] = []
         self._closed = False
         self._thread: threading.Thread | None = None
+        # now, so that it comes after the saves that the process still waits for at its end
+        atexit.register(self._at_exit)
 
     def add(self, replica: Replica) -> None:
         """Copy it, soon."""
         with self._changed:
             self._queue.append(replica)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="strata-replicator", daemon=True)
-                self._thread.start()
-                atexit.register(self.close)
             self._changed.notify_all()
+        self._start()
 
     def follow(self, info: CheckpointInfo) -> None:
         """Tell `info` when its checkpoint is there."""
+        self._start()
         with self._changed:
             if info.record is not None and info.record.id in self._marked:
                 info.replicated = True
             else:
                 self._infos = [i for i in self._infos if i.error is None]
                 self._infos.append(info)
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._thread is not None or self._closed:
+                return
+            thread = threading.Thread(target=self._run, name="strata-replicator", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the process is ending: a later one goes on with it
+                return
+            self._thread = thread
 
     def wait(self, timeout_s: float | None) -> None:
         """Return once all is there; raise what it fails of, `StorageError`, after `timeout_s`.
@@ -148,9 +160,22 @@ class Replicator:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         if self._thread is not None:
             self._thread.join(CLOSE_S)  # a request that hangs is left to the end of the process
+
+    def _at_exit(self) -> None:
+        """Stop; say what is not copied, for nobody waited for it."""
+        self.close()
+        left = [replica.step for replica in (*self._copied, *self._queue)]
+        told = [str(error) for error in self._lost]
+        if left:
+            why = f": {self._error}" if self._error is not None else ""
+            told.append(
+                f"steps {left} are not in {self._far.uri} yet, the next process that saves goes on{why}"
+            )
+        if sys.stderr is not None:
+            sys.stderr.write("".join(f"strata: {line}\n" for line in told))
 
     # -- the thread
 

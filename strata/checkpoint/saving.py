@@ -3,8 +3,8 @@
     begin ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
                                         └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
 
-Whatever fails before the commit gives the attempt up for all ranks, so that nobody waits for this
-one. Each step is announced to `on_step`, where a crash test ends the process.
+Whatever fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
+so that nobody waits for this one. Each step is announced to `on_step`, where a crash test ends the process.
 """
 
 from __future__ import annotations
@@ -68,8 +68,15 @@ class Saver:
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
-        snapshot.wait()
-        asked = choose(snapshot, request, storage=self.storage, catalog=self.catalog, threads=self.threads)
+        try:
+            snapshot.wait()
+            asked = choose(
+                snapshot, request, storage=self.storage, catalog=self.catalog, threads=self.threads
+            )
+        except BaseException as error:
+            if (given_up := self.fail(request, self.reason(error))) is not None:
+                info.began(given_up)
+            raise
         self.on_step("begin")
         record, chosen = self._begin(asked)
         info.began(record)
@@ -95,6 +102,18 @@ class Saver:
                 raise
             manifest = None
         return self._marked(record, folder, manifest)
+
+    def fail(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
+        """Tell all ranks of a save that cannot begin here; return it once it is given up, if that was heard.
+
+        They would wait for this one until their time is over.
+        """
+        try:
+            record = self.give_up(request, reason)
+        except StrataError as untold:  # the first error is the one to report
+            log.warning("the other ranks wait for step %d, which fails here: %s", request.step, untold)
+            return None
+        return record if record is not None and record.state is CheckpointState.ABORTED else None
 
     def give_up(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
         """Have a save that has not begun here given up for all ranks; return how it ended.
@@ -189,10 +208,13 @@ class Saver:
 
     def _give_up(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
         """Abort for all ranks; return the record as it ended, as far as that can be learned."""
-        reason = f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"
         with contextlib.suppress(StrataError):  # the first error is the one to report
-            return self.catalog.abort(record, reason[:1000])
+            return self.catalog.abort(record, self.reason(error))
         return record
+
+    def reason(self, error: BaseException) -> str:
+        """Return for what this rank gives a save up, as the others are told."""
+        return f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"[:1000]
 
     def _check_cancelled(self, info: CheckpointInfo) -> None:
         if info.cancelled.is_set():

@@ -140,11 +140,11 @@ def take_snapshot(
             pairs = enumerate(zip(chunks(into), chunks(source), strict=True))
             plain.extend(_Plain(name, number, *pair) for number, pair in pairs)
     pending = Pending()
-    if cuda is not None and on_device:
-        arena.pin(pin)
-        pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
     known: dict[str, tuple[str, ...]] | None = None
     try:
+        if cuda is not None and on_device:
+            arena.pin(pin)
+            pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
         for one in others:
             copy_out(one.value, one.spec, one.into)
         if hashed and not on_device:

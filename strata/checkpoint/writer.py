@@ -5,7 +5,7 @@ and to the catalog. There are two arenas, so at most two saves are in flight. Wh
 does is `WhenFull`. With little memory there is no arena: `write` returns when the state is written.
 
 An error is never lost: it is raised by `info.wait()`, else by the next `write`, by
-`check_for_errors`, `wait_until_finished` or `close`, else it is logged when the process exits.
+`check_for_errors`, `wait_until_finished` or `close`, else it is told on stderr when the process exits.
 So is an error of what follows a save (the removal of old checkpoints). A save that was dropped is
 no error; it is logged, and `info.wait()` raises.
 """
@@ -85,7 +85,7 @@ class AsyncCheckpointWriter:
         """Of the five below: what is free, what waits, and how much is in flight."""
         self._cuda = CudaCopies()
         self._arenas = [Arena() for _ in range(MAX_IN_FLIGHT)]
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_Job | _Failed] = deque()
         self._in_flight = 0
         self._ending = False
         self._failed_attempts: dict[int, str] = {}
@@ -93,6 +93,7 @@ class AsyncCheckpointWriter:
         self._troubles: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._exiting = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
         """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
@@ -141,6 +142,28 @@ class AsyncCheckpointWriter:
         self._check_process()
         if self._closed:
             raise ConfigError("the checkpoint manager is closed")
+        try:
+            job = self._staged(state, request, capture_rng, progress, replication)
+        except BaseException as error:
+            self._tell(request, error)
+            raise
+        info = job.info
+        self._infos = [i for i in self._infos if i.unreported or not i.done]
+        self._infos.append(info)
+        self._hand_over(job)
+        del job
+        self._wait_until_staged(info)
+        return info
+
+    def _staged(
+        self,
+        state: Any,
+        request: SaveRequest,
+        capture_rng: bool,
+        progress: Progress | None,
+        replication: Replication | None,
+    ) -> _Job:
+        """Return the save with its copy of the state."""
         self.check_for_errors()
         flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
         tree = flat.add("", state)
@@ -172,16 +195,12 @@ class AsyncCheckpointWriter:
         info.bytes_total = snapshot.layout.size_bytes
         if not self._low_memory:
             info.stage()
-        self._infos = [i for i in self._infos if i.unreported or not i.done]
-        self._infos.append(info)
-        self._start()
-        with self._changed:
-            self._in_flight += 1
-            self._waiting.append(_Job(info=info, snapshot=snapshot, request=request, arena=arena))
-            self._changed.notify_all()
-        del snapshot
-        self._wait_until_staged(info)
-        return info
+        return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
+
+    def _tell(self, request: SaveRequest, error: BaseException) -> None:
+        """Have the other ranks told that they need not wait for this one's part; nobody waits for that here."""
+        if self._saver.catalog.world_size > 1:
+            self._hand_over(_Failed(request=request, reason=self._saver.reason(error)))
 
     def _free_arena(self, request: SaveRequest) -> Arena:
         """Return an arena; when there is none, do what `when_full` says."""
@@ -211,9 +230,10 @@ class AsyncCheckpointWriter:
         Only once that is on record: until then the other ranks wait for this one.
         """
         with self._changed:
-            job = self._waiting.pop() if self._waiting else None
-        if job is None:
-            return None
+            job = next((job for job in reversed(self._waiting) if isinstance(job, _Job)), None)
+            if job is None:
+                return None
+            self._waiting.remove(job)
         try:
             job.snapshot.wait()
             record = self._saver.give_up(job.request, reason)
@@ -274,23 +294,28 @@ class AsyncCheckpointWriter:
         """Raise the error of a save that failed, unless it was raised before."""
         failed = [info for info in self._infos if info.unreported]
         self._infos = [info for info in self._infos if not info.done]
+        troubles = self._take_troubles()
         for other in failed[1:]:
             other.note_in(failed[0])
+        first = failed[0].error if failed else troubles.pop(0) if troubles else None
+        if first is None:
+            return
+        for trouble in troubles:
+            first.add_note(f"and after a save: {trouble}")
         if failed:
             failed[0].raise_error()
-        with contextlib.suppress(queue.Empty):
-            raise self._troubles.get_nowait()
+        raise first
 
     def close(self, *, failing: bool = False) -> None:
         """Wait for the saves in flight, stop the thread, and raise the error of one that failed.
 
-        `failing`: the program ends with an error of its own, so it waits no longer than it may.
+        `failing`: the program ends with an error of its own, so it waits no longer than it may. What
+        is unfinished then, and fails yet, is told when the process exits.
         """
         if self._closed:
             return
         self._check_process()
         self._closed = True
-        atexit.unregister(self._at_exit)
         if self._thread is not None:
             if not self._settle(self._failing_patience_s if failing else None, while_progressing=True):
                 raise Unavailable(f"{self._in_flight} saves were left unfinished", hint="")
@@ -298,43 +323,81 @@ class AsyncCheckpointWriter:
                 self._ending = True
                 self._changed.notify_all()
             self._thread.join()
+        atexit.unregister(self._at_exit)
         for arena in self._arenas:
             arena.release()
         self.check_for_errors()
 
+    def _take_troubles(self) -> list[BaseException]:
+        troubles = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                troubles.append(self._troubles.get_nowait())
+        return troubles
+
     # -- the thread
 
-    def _start(self) -> None:
-        if self._thread is None:
-            # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
-            self._thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
-            self._thread.start()
-            atexit.register(self._at_exit)
+    def _hand_over(self, job: _Job | _Failed) -> None:
+        """Have the thread do it; where there can be none any more, because the process ends, do it here."""
+        with self._changed:
+            self._in_flight += 1
+            self._waiting.append(job)
+            self._changed.notify_all()
+        del job
+        if self._thread is None and not self._start():
+            while self._one(waits=False):
+                pass
+        if self._exiting:
+            self._at_exit()  # nobody else would wait for it
+
+    def _start(self) -> bool:
+        # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
+        thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # what Python says at its end
+            self._exiting = True
+            return False
+        self._thread = thread
+        atexit.register(self._at_exit)
+        return True
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            record, arena = self._save(job), job.arena
-            del job
-            self._give_back(arena)
-            if self._after_save is not None:
-                try:
-                    self._after_save(record)
-                except BaseException as error:  # noqa: BLE001  # raised in the user's thread
-                    self._troubles.put(error)
-            with self._changed:
-                self._in_flight -= 1
-                self._changed.notify_all()
+        while self._one(waits=True):
+            pass
 
-    def _next(self) -> _Job | None:
+    def _one(self, *, waits: bool) -> bool:
+        """Do the next job; False when there is none, and none will come."""
+        job = self._next(waits=waits)
+        if job is None:
+            return False
+        try:
+            if isinstance(job, _Failed):
+                if (given_up := self._saver.fail(job.request, job.reason)) is not None:
+                    self._failed_attempts[job.request.step] = given_up.id
+            else:
+                record, arena = self._save(job), job.arena
+                del job  # what was saved is let go of before its arena is used again
+                self._give_back(arena)
+                if self._after_save is not None:
+                    self._after_save(record)
+        except BaseException as error:  # noqa: BLE001  # raised in the user's thread
+            self._troubles.put(error)
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ending)
+            self._in_flight -= 1
+            self._changed.notify_all()
+        return True
+
+    def _next(self, *, waits: bool) -> _Job | _Failed | None:
+        with self._changed:
+            if waits:
+                self._changed.wait_for(lambda: self._waiting or self._ending)
             return self._waiting.popleft() if self._waiting else None
 
     def _save(self, job: _Job) -> CheckpointMetadata | None:
         info, step = job.info, job.request.step
         request = dataclasses.replace(job.request, replaces=self._failed_attempts.get(step, ""))
         try:
-            job.snapshot.wait()  # whatever becomes of the save, nothing is copied to the arena after it
             record = self._saver.save(job.snapshot, request, info)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
@@ -364,13 +427,17 @@ class AsyncCheckpointWriter:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
+        self._exiting = True
         failing = hasattr(sys, "last_value")  # an exception ends the program
-        if not self._settle(self._failing_patience_s if failing else None, while_progressing=True):
+        patience_s = 0.0 if self._closed else self._failing_patience_s if failing else None
+        if not self._settle(patience_s, while_progressing=True):
             unfinished = [info.step for info in self._infos if not info.done]
-            log.error("the process ends before these steps are saved: %s", unfinished)
+            _tell_on_stderr(f"the process ends before these steps are saved: {unfinished}")
         for info in self._infos:
             if info.unreported:
-                log.error("nobody was told that the save of step %d failed: %s", info.step, info.error)
+                _tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
+        for trouble in self._take_troubles():
+            _tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -378,6 +445,13 @@ class AsyncCheckpointWriter:
                 f"process {os.getpid()} was forked from {self._pid}, whose checkpoints it cannot write",
                 hint="save in the parent, or make a manager in the child",
             )
+
+
+def _tell_on_stderr(text: str) -> None:
+    """Say what nobody can be told any other way: a log may go nowhere, or be shut down by now."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"strata: {text}\n")
+        sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,3 +462,11 @@ class _Job:
     snapshot: Snapshot
     request: SaveRequest
     arena: Arena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failed:
+    """A save that failed before it was one, of which the other ranks are to be told."""
+
+    request: SaveRequest
+    reason: str

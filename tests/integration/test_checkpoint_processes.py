@@ -123,6 +123,72 @@ def test_a_failure_that_nobody_asked_for_is_told_at_the_end(tmp_path: Path) -> N
     assert "nobody was told that the save of step 1 failed: disk full" in said
 
 
+SILENT = """
+import logging
+logging.disable()
+"""
+FAILS_AFTERWARDS = """
+import sys
+import strata
+def tidy(self):
+    raise strata.StorageError("no room to tidy")
+strata.CheckpointManager._tidy = tidy
+ckpt = strata.CheckpointManager(sys.argv[1])
+ckpt.save(b"x", 1)
+"""
+COPIES_NOWHERE = """
+import sys
+import strata
+ckpt = strata.CheckpointManager(sys.argv[1] + "/near", replica_path=sys.argv[1] + "/far")
+from strata.checkpoint.replicator import Replicator
+def away(self):
+    raise strata.StorageError("the far storage is away")
+Replicator._turn = away
+ckpt.save(b"x", 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (FAILS_UNSEEN, "nobody was told that the save of step 1 failed: disk full"),
+        (FAILS_AFTERWARDS, "nobody was told what failed after a save: no room to tidy"),
+        (COPIES_NOWHERE, "steps [1] are not in file://"),
+    ],
+)
+def test_what_nobody_asked_for_is_told_at_the_end_though_nothing_is_logged(
+    tmp_path: Path, program: str, told: str
+) -> None:
+    code, said = run(SILENT + program, str(tmp_path))
+    assert code == 0
+    assert told in said
+
+
+NO_MORE_THREADS = """
+import atexit, sys, threading
+import strata
+def refuse(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+def late():
+    threading.Thread.start = refuse  # as Python 3.12 does
+    EVERY_SAVE
+atexit.register(late)
+ckpt = strata.CheckpointManager(sys.argv[1], **SETTINGS)
+"""
+
+
+@pytest.mark.parametrize("settings", ["{}", "{'low_memory': True}"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_save_at_the_end_needs_no_new_thread(tmp_path: Path, settings: str, early: bool) -> None:
+    program = NO_MORE_THREADS.replace("EVERY_SAVE", "ckpt.save(bytes(32 << 20), 2)")
+    program = program.replace("SETTINGS", settings)
+    if early:
+        program += "ckpt.save(bytes(32 << 20), 1)\n"
+    assert run(program, str(tmp_path)) == (0, "")
+    look = "import sys; print(strata.CheckpointManager(sys.argv[1]).all_steps())"
+    assert run(look, str(tmp_path)) == (0, "[1, 2]" if early else "[2]")
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_process_that_saves_are_left_alone(tmp_path: Path, method: str) -> None:
     program = f"""

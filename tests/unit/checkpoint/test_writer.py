@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from strata.checkpoint import writer as writer_module
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.cuda_copies import Pending
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.memory import address_of
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
+from strata.checkpoint.snapshot import Snapshot
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
@@ -341,6 +347,56 @@ def test_what_one_rank_does_not_save_is_given_up_for_all(when_full: WhenFull) ->
         assert infos[rank, kept].committed
     quick.close()
     slow.close()
+
+
+@pytest.mark.parametrize("fails", ["copy", "earlier", "device"])
+def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    pair = Pair(WhenFull.BLOCK)
+    broken, sound = pair.writers
+    other = sound.write({"a": 1}, SaveRequest(step=20))
+    if fails == "device":
+        bad = SimpleNamespace(wait=lambda: (_ for _ in ()).throw(RuntimeError("device lost")))
+        monkeypatch.setattr(writer_module, "take_snapshot", _with_pending(writer_module.take_snapshot, bad))
+        broken.write({"a": 1}, SaveRequest(step=20))
+        said = "rank 0: device lost"
+    elif fails == "copy":
+        with pytest.raises(CheckpointError, match="unsavable"):
+            broken.write({"unsavable": object()}, SaveRequest(step=20))
+        said = "rank 0: unsavable"
+    else:
+        broken._troubles.put(StorageError("no room to tidy"))
+        with pytest.raises(StorageError, match="no room"):
+            broken.write({"a": 1}, SaveRequest(step=20))
+        said = "rank 0: no room to tidy"
+    with pytest.raises(CheckpointAborted, match=said):
+        other.wait(LIMIT_S)
+    broken.settle()
+    monkeypatch.undo()
+    again = [writer.write({"a": 1}, SaveRequest(step=20)) for writer in _told(broken, sound)]
+    for info in again:
+        info.wait(LIMIT_S)
+    for writer in pair.writers:
+        writer.close()
+
+
+def _told(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:
+    """Return writers whose errors have been raised."""
+    for writer in writers:
+        with contextlib.suppress(CheckpointError):
+            writer.check_for_errors()
+    return writers
+
+
+def _with_pending(take: Callable[..., Snapshot], pending: Any) -> Callable[..., Snapshot]:
+    def broken(*args: Any, **named: Any) -> Snapshot:
+        monkeyed = dataclasses.replace(take(*args, **named), pending=pending)
+        taken.append(monkeyed)
+        return monkeyed if len(taken) == 1 else dataclasses.replace(monkeyed, pending=Pending())
+
+    taken: list[Snapshot] = []
+    return broken
 
 
 def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytest.MonkeyPatch) -> None:
