@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.checkpoint import writer as writer_module
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
-from strata.checkpoint.cuda_copies import Pending
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.memory import address_of
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
-from strata.checkpoint.snapshot import Snapshot
+from strata.checkpoint.snapshot import Snapshot, take_snapshot
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
@@ -358,7 +356,7 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
     other = sound.write({"a": 1}, SaveRequest(step=20))
     if fails == "device":
         bad = SimpleNamespace(wait=lambda: (_ for _ in ()).throw(RuntimeError("device lost")))
-        monkeypatch.setattr(writer_module, "take_snapshot", _with_pending(writer_module.take_snapshot, bad))
+        monkeypatch.setattr("strata.checkpoint.writer.take_snapshot", _with_pending(bad))
         broken.write({"a": 1}, SaveRequest(step=20))
         said = "rank 0: device lost"
     elif fails == "copy":
@@ -389,14 +387,8 @@ def _told(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:
     return writers
 
 
-def _with_pending(take: Callable[..., Snapshot], pending: Any) -> Callable[..., Snapshot]:
-    def broken(*args: Any, **named: Any) -> Snapshot:
-        monkeyed = dataclasses.replace(take(*args, **named), pending=pending)
-        taken.append(monkeyed)
-        return monkeyed if len(taken) == 1 else dataclasses.replace(monkeyed, pending=Pending())
-
-    taken: list[Snapshot] = []
-    return broken
+def _with_pending(pending: Any) -> Callable[..., Snapshot]:
+    return lambda *args, **named: dataclasses.replace(take_snapshot(*args, **named), pending=pending)
 
 
 def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytest.MonkeyPatch) -> None:
