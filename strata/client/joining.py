@@ -58,6 +58,7 @@ def connect(
     max_workers: int | None = None,
     timeout_s: float | None = None,
     credentials: Credentials | None = None,
+    reexecutes: bool = False,
 ) -> RankClient:
     """Return this process's rank, once it is part of a world.
 
@@ -67,6 +68,9 @@ def connect(
     (STRATA_WORKER_ID, else made of the host's name and the local rank, or the process id). The job is
     created with `min_workers` and `max_workers` (as many) if it is new; the call returns once its
     world has formed with this process in it: without `timeout_s` it waits for that as long as it takes.
+
+    `reexecutes` is for who leaves when the world has changed, and comes back by itself, as `strata.init` does: the
+    next world waits for it.
 
     `credentials` say who this process is, and whom it trusts; without them, the environment and
     strata.toml do. A rank needs none: its supervisor has them.
@@ -106,6 +110,7 @@ def connect(
         slots=1,
         pid=os.getpid(),
         spec=spec,
+        reexecutes=reexecutes,
     )
     try:
         timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))

@@ -157,6 +157,8 @@ def _notices(job: JobView) -> Iterator[str]:
     notice = job.notice(head.generation)
     if job.reshape(head.generation) is not None and head.forming:
         yield f"generation {head.generation} is forming and is to save first"
+    if head.returning and not head.forming:
+        yield f"generation {head.generation} has members and waits for others to come back"
     if notice is not None and head.forming:
         yield f"generation {head.generation} is forming and is asked to stop"
     if notice is not None:

@@ -60,7 +60,8 @@ class Registration:
     that names one never becomes a newcomer by accident. `resume` lets a new process take up a
     finished job; a reconnect never does. `anew` does the same from nothing: what the job has saved is given
     up, but stays, and this member's limits count from then on. So does an `attempt` above the one in which it ended; the first
-    member of an attempt brings the job's limits. A paused job stays paused.
+    member of an attempt brings the job's limits. A paused job stays paused. `reexecutes`: it leaves when a
+    generation that it trained in has ended, and comes back.
     """
 
     worker: WorkerId
@@ -74,6 +75,7 @@ class Registration:
     resume: bool = False
     attempt: int = 0
     anew: bool = False
+    reexecutes: bool = False
 
 
 def check_registration(registration: Registration) -> None:
@@ -174,6 +176,7 @@ def _worker(registration: Registration, served_by: InstanceId) -> Worker:
         slots=registration.slots,
         devices=registration.devices,
         pid=registration.pid,
+        reexecutes=registration.reexecutes,
     )
 
 

@@ -127,7 +127,10 @@ class JobPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A member. Its incarnation is the create_revision of its key."""
+    """A member. Its incarnation is the create_revision of its key.
+
+    `reexecutes`: when a generation that it trained in has ended it leaves, and comes back as another one.
+    """
 
     boot: BootId
     served_by: InstanceId
@@ -135,6 +138,7 @@ class Worker:
     slots: int = 1
     devices: tuple[str, ...] = ()
     pid: int = 0
+    reexecutes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +218,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Returning:
+    """A member of the generation before that leaves to begin anew: who comes back has another incarnation."""
+
+    worker: WorkerId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldHead:
     """The current generation. `size` counts ranks; `members` 0 is a forming world.
 
     `epoch` names the chunks that belong to it. `fruitless` counts the generations in a row,
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
-    that a failure ended at all. `asked` has those of earlier generations who have not left yet.
+    that a failure ended at all. `asked` has those of earlier generations who have not left yet;
+    `returning`, of a forming one, whom the next waits for.
     """
 
     generation: int
@@ -232,6 +245,7 @@ class WorldHead:
     fruitless: int = 0
     failures: int = 0
     asked: tuple[Asked, ...] = ()
+    returning: tuple[Returning, ...] = ()
 
     @property
     def forming(self) -> bool:

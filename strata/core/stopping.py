@@ -32,6 +32,7 @@ from strata.core.records import (
     Worker,
     encode,
 )
+from strata.core.returning import RETURN_S
 from strata.core.txn import Decision, Put, Txn, unchanged
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
@@ -130,12 +131,14 @@ def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
 
 
 def revisions(job: JobView) -> set[int]:
-    """Return what `asked_s` is about: the revision of every request whose age matters."""
+    """Return what `asked_s` is about: the revision of everything whose age matters."""
     head = job.head()
     if head is None:
         return set()
     notice = job.notice(head.record.generation)
     found = {_written(one) for one in head.record.asked}
+    if head.record.returning:
+        found.add(head.mod_revision)
     if notice is not None:
         found.add(notice.mod_revision)
     reshape = job.reshape(head.record.generation)
@@ -159,6 +162,8 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     reshape = job.reshape(head.record.generation)
     if reshape is not None:
         left.append(reshaping.deadline_s(reshape.record) - asked_s.get(reshape.create_revision, 0.0))
+    if head.record.returning:
+        left.append(RETURN_S - asked_s.get(head.mod_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
 
 

@@ -3,6 +3,7 @@
     the world         what is seen                                   what follows
     ----------------  ---------------------------------------------  -----------------------------
     none, or forming  max members, or min and the settling is over    a world
+                      it waits for members that begin anew            see `core.returning`
     of a resumed job  the same: what finished before does not count   a world, fruitless 0
     with members      every rank done                                phase DONE, no world
                       a death (key gone or replaced, rank failed)     a world of those left, at once;
@@ -26,7 +27,7 @@ among those that are here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.core import reshaping, stopping
 from strata.core.checkpoint_damage import missed_by
@@ -39,10 +40,12 @@ from strata.core.records import (
     Member,
     Phase,
     Reshape,
+    Returning,
     StopAction,
     StopNotice,
     Worker,
 )
+from strata.core.returning import RETURN_S, not_back, who_returns
 from strata.core.view import Entry
 
 _NAMED = 4
@@ -53,7 +56,8 @@ _NAMED = 4
 class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
-    `save_first`: it does not end yet; its ranks are to be asked to save before.
+    `save_first`: it does not end yet; its ranks are to be asked to save before. `returning`: whom the world
+    after a forming one waits for.
     """
 
     why: str
@@ -61,6 +65,7 @@ class Change:
     phase: Phase | None = None
     forming: bool = False
     save_first: bool = False
+    returning: tuple[Returning, ...] = ()
 
 
 class Situation:
@@ -146,10 +151,38 @@ class Situation:
             return Change(why="the job is paused", forming=True)
         if self.active is None:
             return self._first(settled=settled)
-        return self._next(self.active, settled=settled)
+        change = self._next(self.active, settled=settled)
+        return None if change is None else self._awaiting(change, self.active)
+
+    def _awaiting(self, change: Change, world: World) -> Change:
+        """Return the change with a pause for those who leave to begin anew, where a world would follow."""
+        if change.save_first or change.phase is not None:
+            return change
+        returning = who_returns(self.job, self.generation, world.members, self.present)
+        if not returning:
+            return change
+        why = f"{change.why}; {len(returning)} members begin anew for it"
+        return replace(change, why=why, forming=True, returning=returning)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Whom the next world waits for: members that left to begin anew, and are not back in time yet."""
+        if self.head is None or not self.head.record.returning or self.resumed:
+            return ()
+        over = self.asked_s.get(self.head.mod_revision, 0.0) >= RETURN_S
+        return () if over else not_back(self.head.record, self.registered)
 
     def _first(self, *, settled: bool) -> Change | None:
         count, spec = len(self.present), self.spec
+        returning = self.head.record.returning if self.head is not None and not self.resumed else ()
+        if self.head is not None and returning:
+            if self.awaited:
+                return None
+            if count >= spec.min_workers:
+                late = not_back(self.head.record, self.registered)
+                if late:
+                    return Change(why=f"{', '.join(late[:_NAMED])} had not come back in time")
+                return Change(why=f"all {len(returning)} who began anew are back")
         if count >= spec.max_workers:
             return Change(why=f"all {spec.max_workers} members are here")
         if count >= spec.min_workers and settled:

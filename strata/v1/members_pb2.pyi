@@ -36,6 +36,7 @@ class Registration(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     BEGIN_ANEW_FIELD_NUMBER: _builtins.int
+    REEXECUTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -55,6 +56,10 @@ class Registration(_message.Message):
     """
     begin_anew: _builtins.bool
     """Takes up a job that is done or has failed, from nothing: its checkpoints are given up, and stay."""
+    reexecutes: _builtins.bool
+    """When a generation that it trained in has ended, this process leaves and comes back under its name: the
+    next world waits for it, for some seconds.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -76,10 +81,11 @@ class Registration(_message.Message):
         resume: _builtins.bool = ...,
         attempt: _builtins.int = ...,
         begin_anew: _builtins.bool = ...,
+        reexecutes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "reexecutes", b"reexecutes", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,7 @@ def registration(message: members_pb2.Registration) -> Registration:
         resume=message.resume,
         attempt=message.attempt,
         anew=message.begin_anew,
+        reexecutes=message.reexecutes,
     )
 
 

@@ -104,6 +104,23 @@ def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
     check_samples(record, epochs=2)
 
 
+def test_lone_members_settle_in_the_world_after_the_one_that_grew(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    """Who trains begins anew for a larger world; those who come back one by one do not each make another."""
+    more = ("--max-workers", "3", "--epochs", str(GROWN_EPOCHS))
+    members = [start_lone(nodes, cluster, tmp_path, name, *more) for name in ("a", "b")]
+    record.wait("step", step=15, generation=1, count=2)
+    members.append(start_lone(nodes, cluster, tmp_path, "c", *more))
+    end = record.wait("end", count=3)
+    assert {e["generation"] for e in end} == {3}, "one in which they leave, and the one that they come back to"
+    begun = record.of("begun", generation=3)
+    assert {e["worker"] for e in begun} == {"a", "b", "c"}
+    assert {e["step"] for e in begun} == {max(e["step"] for e in record.of("step", generation=1))}
+    assert [member.join() for member in members] == [0, 0, 0]
+    check_samples(record, epochs=GROWN_EPOCHS)
+
+
 def test_ranks_go_on_in_their_processes(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

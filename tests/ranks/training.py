@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--job")
     parser.add_argument("--worker-id")
     parser.add_argument("--min-workers", type=int, default=1)
+    parser.add_argument("--max-workers", type=int)
     parser.add_argument("--hang-at", type=int, help="the step of generation 1 in which the main thread hangs")
     options = parser.parse_args()
     orchestrator = strata.TrainingOrchestrator(
@@ -40,6 +41,7 @@ def main() -> int:
         job=options.job,
         worker_id=options.worker_id,
         min_workers=options.min_workers,
+        max_workers=options.max_workers,
         storage_path=options.storage,
         save_every_steps=options.every,
     )

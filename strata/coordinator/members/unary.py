@@ -282,5 +282,6 @@ def _registration(entry: Entry[Worker]) -> Registration:
         slots=record.slots,
         devices=record.devices,
         pid=record.pid,
+        reexecutes=record.reexecutes,
         incarnation=entry.create_revision,
     )

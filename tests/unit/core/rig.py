@@ -129,6 +129,7 @@ def registration(
     incarnation: int = 0,
     resume: bool = False,
     attempt: int = 0,
+    reexecutes: bool = False,
     **spec: Any,
 ) -> Registration:
     return Registration(
@@ -141,6 +142,7 @@ def registration(
         incarnation=incarnation,
         resume=resume,
         attempt=attempt,
+        reexecutes=reexecutes,
     )
 
 

@@ -1,0 +1,57 @@
+"""A member without a supervisor leaves to begin anew, and the next world waits until it is back.
+
+Its process cannot leave a collective or a step, so it replaces its program as soon as its generation has
+ended (`training.ending.LoneEnding`): it leaves, does its imports again, and registers under the same name a
+few seconds later. A world that had a place for it meanwhile would lose it at once; one without it would
+grow by it, and that growth have the others begin anew: they would come back one by one, each making a
+world of its own, for ever. So the generation that follows is a forming one which names them:
+
+    those it names                     what follows
+    ---------------------------------  -----------------------------------------------------
+    one has not left, or is not back   nothing, for `RETURN_S`
+    all are back                       a world at once, of at least min members
+    the time is over                   what follows any forming world, with no settling
+
+Members are known to begin anew by their registration, and to be bound to it once the ranks have met at
+the barrier `strata.begin` (`core.reshaping`): before that they adopt a newer world as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from strata.core.job import JobView
+from strata.core.records import Member, Returning, Worker, WorldHead
+from strata.core.reshaping import BEGIN_BARRIER
+from strata.core.view import Entry
+
+RETURN_S: Final = 15.0
+"""How long those who begin anew are waited for: they import torch again."""
+MAX_RETURNING: Final = 400
+"""How many a head names. More are not waited for."""
+
+
+def who_returns(
+    job: JobView, generation: int, members: Iterable[Member], here: Mapping[str, Entry[Worker]]
+) -> tuple[Returning, ...]:
+    """Return those of the `members` of `generation` that leave when it ends, and come back."""
+    if not job.met(BEGIN_BARRIER, generation):
+        return ()
+    found = tuple(
+        Returning(worker=member.worker, incarnation=member.incarnation)
+        for member in members
+        if (worker := here.get(member.worker)) is not None
+        and worker.create_revision == member.incarnation
+        and worker.record.reexecutes
+    )
+    return found if len(found) <= MAX_RETURNING else ()
+
+
+def not_back(head: WorldHead, here: Mapping[str, Entry[Worker]]) -> tuple[str, ...]:
+    """Return whom a forming world still waits for: they have not left yet, or have not come back."""
+    return tuple(
+        one.worker
+        for one in head.returning
+        if (worker := here.get(one.worker)) is None or worker.create_revision == one.incarnation
+    )

@@ -1,0 +1,132 @@
+"""Members without a supervisor leave to begin anew: the next world waits for them, once and not for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
+from strata.core.stopping import next_deadline_s, revisions
+from strata.core.world_changes import RETURN_S
+from strata.core.worlds import needs_settling
+from tests.unit.core.rig import carry_out, leave, register, world_of
+from tests.unit.core.stop_job import DRAIN, PAUSE, PREEMPT, Job
+from tests.unit.core.test_reshaping import meet
+
+
+def lone(*names: str, least: int = 1, most: int = 3, begun: bool = True) -> Job:
+    """Return a job that these lone members train in: each leaves at its world's end and comes back."""
+    job = Job(0, least=least, most=most)
+    come(job, *names)
+    job.go(settled=True)
+    if begun:
+        meet(job, BEGIN_BARRIER)
+    return job
+
+
+def come(job: Job, *names: str) -> None:
+    for name in names:
+        register(job.store, name, reexecutes=True, **job.spec)
+
+
+def grow(job: Job, name: str) -> None:
+    come(job, name)
+    job.go(settled=True)
+    meet(job, SAVED_BARRIER)
+    job.go(settled=True)
+
+
+def test_a_larger_world_waits_until_those_who_leave_for_it_are_back() -> None:
+    job = lone("a", "b")
+    grow(job, "c")
+    assert (job.head.generation, job.head.forming) == (2, True)
+    assert "2 members begin anew for it" in job.head.reason
+    leave(job.store, "a")
+    job.go(settled=True)
+    leave(job.store, "b")
+    come(job, "a")
+    assert "waiting for b" in job.go(settled=True)
+    assert job.head.generation == 2, "or a world of two would be followed by one of three"
+    come(job, "b")
+    assert "who began anew are back" in job.go()
+    assert (job.head.generation, set(world_of(job.store))) == (3, {"a", "b", "c"})
+    assert (job.head.failures, job.head.fruitless, job.head.returning) == (0, 0, ())
+    assert job.store.problems() == []
+
+
+def test_who_has_not_left_yet_is_waited_for_too() -> None:
+    job = lone("a", "b")
+    grow(job, "c")
+    leave(job.store, "a")
+    come(job, "a")
+    assert "waiting for b" in job.go(settled=True), "b is still here as what it was, and about to leave"
+    assert job.head.generation == 2
+
+
+def test_who_does_not_come_back_is_waited_for_once() -> None:
+    job = lone("a", "b")
+    grow(job, "c")
+    leave(job.store, "a")
+    leave(job.store, "b")
+    come(job, "a")
+    assert not needs_settling(job.store.live, {})
+    (known,) = revisions(job.store.live)
+    assert next_deadline_s(job.store.live, {known: 1.0}) == pytest.approx(RETURN_S - 1.0)
+    job.go(settled=True, asked_s=RETURN_S - 0.1)
+    assert job.head.generation == 2
+    assert "b had not come back in time" in job.go(asked_s=RETURN_S)
+    assert (job.head.generation, set(world_of(job.store))) == (3, {"a", "c"})
+
+
+def test_too_few_are_waited_for_as_ever() -> None:
+    job = lone("a", "b", least=2, most=3)
+    grow(job, "c")
+    leave(job.store, "a")
+    leave(job.store, "b")
+    assert "2 are needed" in job.go(settled=True, asked_s=RETURN_S)
+    assert job.head.generation == 2
+    come(job, "b")
+    job.go(settled=True, asked_s=RETURN_S)
+    assert set(world_of(job.store)) == {"b", "c"}
+
+
+def test_after_a_death_those_who_begin_anew_are_waited_for_and_it_is_a_failure() -> None:
+    job = lone("a", "b", "c")
+    leave(job.store, "c")
+    assert "c is gone" in job.go()
+    assert (job.head.forming, job.head.failures, job.head.fruitless) == (True, 1, 1)
+    for name in ("a", "b"):
+        leave(job.store, name)
+        come(job, name)
+        job.go()
+    assert (job.head.generation, set(world_of(job.store))) == (3, {"a", "b"})
+    assert (job.head.failures, job.head.fruitless) == (1, 1)
+
+
+@pytest.mark.parametrize("action", [DRAIN, PREEMPT, PAUSE])
+def test_who_was_asked_to_leave_is_not_waited_for(action: object) -> None:
+    job = Job(0, least=1, most=3)
+    for name in ("a", "b"):
+        register(job.store, name, slots=1, reexecutes=True, **job.spec)
+    job.go(settled=True)
+    meet(job, BEGIN_BARRIER)
+    job.stop(action, *(("b",) if action is DRAIN else ()))  # type: ignore[arg-type]  # one of the three
+    job.ends(0, 1)
+    job.go()
+    assert [one.worker for one in job.head.returning] == (["a"] if action is DRAIN else [])
+
+
+def test_under_supervisors_nobody_is_waited_for() -> None:
+    job = Job(2, least=1)
+    meet(job, BEGIN_BARRIER)
+    job.join("w2")
+    carry_out(job.store, job.epoch, settled=True)
+    meet(job, SAVED_BARRIER)
+    job.go()
+    assert (job.head.generation, job.head.members) == (2, 3)
+
+
+def test_who_has_not_begun_adopts_the_next_world_and_does_not_leave() -> None:
+    job = lone("a", "b", begun=False)
+    come(job, "c")
+    job.go(settled=True)
+    assert (job.head.generation, job.head.members) == (2, 3)
