@@ -113,7 +113,9 @@ def test_lone_members_settle_in_the_world_after_the_one_that_grew(
     record.wait("step", step=15, generation=1, count=2)
     members.append(start_lone(nodes, cluster, tmp_path, "c", *more))
     end = record.wait("end", count=3)
-    assert {e["generation"] for e in end} == {3}, "one in which they leave, and the one that they come back to"
+    assert {e["generation"] for e in end} == {3}, (
+        "one in which they leave, and the one that they come back to"
+    )
     begun = record.of("begun", generation=3)
     assert {e["worker"] for e in begun} == {"a", "b", "c"}
     assert {e["step"] for e in begun} == {max(e["step"] for e in record.of("step", generation=1))}
