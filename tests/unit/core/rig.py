@@ -14,7 +14,16 @@ from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.members import Registration, decide_leave, decide_register
-from strata.core.records import JobSpec, Leader, Replica, Worker, encode
+from strata.core.records import (
+    BarrierFloor,
+    BarrierOutcome,
+    BarrierResult,
+    JobSpec,
+    Leader,
+    Replica,
+    Worker,
+    encode,
+)
 from strata.core.txn import Decision, Delete, Put, Range, Txn, TxnResult, prefix_end
 from strata.core.view import View
 from strata.core.worlds import WorldPlan, plan_world
@@ -168,6 +177,15 @@ def leave(store: Store, worker: str) -> None:
     held = store.live.worker(worker)
     assert held is not None
     store.settle(lambda job: decide_leave(job, WorkerId(worker), held.create_revision))
+
+
+def released(store: Store, barrier: str, generation: int = 1) -> None:
+    """Leave what the release of a barrier at which all ranks have met leaves in the view."""
+    outcome = BarrierOutcome(
+        generation=generation, round=1, result=BarrierResult.RELEASED, digest="", reason="all arrived"
+    )
+    store.put(JOB.outcome(barrier, generation, 1), outcome)
+    store.put(JOB.barrier_floor(barrier, generation), BarrierFloor(round=1))
 
 
 def plan(store: Store, epoch: int, *, settled: bool = False, asked_s: float = 0.0) -> WorldPlan:

@@ -6,24 +6,20 @@ import pytest
 
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_scale
-from strata.core.records import BarrierFloor, BarrierOutcome, BarrierResult, Phase, StopAction
+from strata.core.records import Phase, StopAction
 from strata.core.reshaping import BEGIN_BARRIER, GRACE_MS, LATE_S, SAVED_BARRIER
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop, next_deadline_s, revisions
 from strata.core.stopping import LATE_S as NOTICE_LATE_S
 from strata.core.worlds import needs_settling, plan_world
-from tests.unit.core.rig import JOB, KEYS, Observer, leave, plan, register, world_of
+from tests.unit.core.rig import KEYS, Observer, leave, plan, register, released, world_of
 from tests.unit.core.test_worlds import Job, ends, head
 
 OVER_S = GRACE_MS / 1000 + LATE_S
 
 
 def meet(job: Job, barrier: str, generation: int = 1) -> None:
-    """Let all ranks meet at a barrier: what its release leaves in the view."""
-    released = BarrierOutcome(
-        generation=generation, round=1, result=BarrierResult.RELEASED, digest="", reason="all arrived"
-    )
-    job.store.put(JOB.outcome(barrier, generation, 1), released)
-    job.store.put(JOB.barrier_floor(barrier, generation), BarrierFloor(round=1))
+    """Let all ranks meet at a barrier."""
+    released(job.store, barrier, generation)
 
 
 def go(job: Job, *, asked_s: float = 0.0) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
+from strata.core.returning import RETURN_S
 from strata.core.stopping import next_deadline_s, revisions
-from strata.core.world_changes import RETURN_S
 from strata.core.worlds import needs_settling
-from tests.unit.core.rig import carry_out, leave, register, world_of
+from tests.unit.core.rig import carry_out, leave, register, released, world_of
 from tests.unit.core.stop_job import DRAIN, PAUSE, PREEMPT, Job
-from tests.unit.core.test_reshaping import meet
 
 
 def lone(*names: str, least: int = 1, most: int = 3, begun: bool = True) -> Job:
@@ -19,7 +18,7 @@ def lone(*names: str, least: int = 1, most: int = 3, begun: bool = True) -> Job:
     come(job, *names)
     job.go(settled=True)
     if begun:
-        meet(job, BEGIN_BARRIER)
+        released(job.store, BEGIN_BARRIER)
     return job
 
 
@@ -31,7 +30,7 @@ def come(job: Job, *names: str) -> None:
 def grow(job: Job, name: str) -> None:
     come(job, name)
     job.go(settled=True)
-    meet(job, SAVED_BARRIER)
+    released(job.store, SAVED_BARRIER)
     job.go(settled=True)
 
 
@@ -108,7 +107,7 @@ def test_who_was_asked_to_leave_is_not_waited_for(action: object) -> None:
     for name in ("a", "b"):
         register(job.store, name, slots=1, reexecutes=True, **job.spec)
     job.go(settled=True)
-    meet(job, BEGIN_BARRIER)
+    released(job.store, BEGIN_BARRIER)
     job.stop(action, *(("b",) if action is DRAIN else ()))  # type: ignore[arg-type]  # one of the three
     job.ends(0, 1)
     job.go()
@@ -117,10 +116,10 @@ def test_who_was_asked_to_leave_is_not_waited_for(action: object) -> None:
 
 def test_under_supervisors_nobody_is_waited_for() -> None:
     job = Job(2, least=1)
-    meet(job, BEGIN_BARRIER)
+    released(job.store, BEGIN_BARRIER)
     job.join("w2")
     carry_out(job.store, job.epoch, settled=True)
-    meet(job, SAVED_BARRIER)
+    released(job.store, SAVED_BARRIER)
     job.go()
     assert (job.head.generation, job.head.members) == (2, 3)
 
