@@ -69,6 +69,7 @@ class RankGroup:
         self._attached: set[int] = set()
         self._heeding: set[int] = set()
         self._stopped: set[int] = set()
+        self._finished: set[int] = set()
         self._all_heed = asyncio.Event()
         self._stopping = False
         self._watchers: dict[int, asyncio.Task[None]] = {}
@@ -160,6 +161,11 @@ class RankGroup:
         """Whether any rank still runs."""
         return bool(self.alive())
 
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has ended by itself with 0."""
+        return self._finished.issuperset(self.place.ranks)
+
     def alive(self) -> list[int]:
         """Return the ranks that still run."""
         return [rank for rank in self._processes if self._alive(rank) is not None]
@@ -239,6 +245,8 @@ class RankGroup:
         if rank in self._stopped and code != PREEMPTED:
             code, reason = PREEMPTED, f"stopped as asked, and {reason}"
         log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason)
+        if code == 0:
+            self._finished.add(rank)
         self._on_exit(self.place.generation, rank, code, reason)
 
     def _renew(self, rank: int) -> None:

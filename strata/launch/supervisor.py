@@ -17,6 +17,7 @@ coordinators changes nothing here: ranks go on, and what they did is told later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
 from strata.launch.notices import SAY_S, Stopping, ask_all_to_stop, leaves, names, notice_for
-from strata.launch.ranks import Program, inherited_environment
+from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
@@ -201,11 +202,13 @@ class Supervisor:
                     await self._end_ranks(self._config.restart_grace_s, keep=self._going_on(update))
                     if not self._stop.asked.is_set():
                         await self._begin(update)
-                notice = notice_for(update, self._worker_id)
+                notice, ranks = notice_for(update, self._worker_id), self._slots.ranks
                 if notice is not None:
                     if await self._stopping.obey(notice, hurry=partial(self._hurried, update)):
                         self._news.set()  # what came meanwhile was only looked at for a hurry
                     if leaves(notice):
+                        if (ended := await self._done_after_all(ranks)) is not None:
+                            return await self._finish(ended)
                         return await self._leave_preempted(notice.reason)
         finally:
             self._slots.kill()
@@ -319,10 +322,14 @@ class Supervisor:
 
     async def _stop_now(self) -> int:
         """Have all ranks of the job stop together, or hand the signal on; then leave."""
-        update = self._update  # as it is before: a newer world may come meanwhile, and is a hurry
+        update, ranks = self._update, self._slots.ranks  # as before: a newer world meanwhile is a hurry
         notice = await self._asked_all()
         if notice is not None and update is not None:
             await self._stopping.obey(notice, hurry=partial(self._hurried, update))
+        ended = await self._done_after_all(ranks) if self._stop.preempts else None
+        if ended is not None:
+            return await self._finish(ended)
+        if notice is not None and update is not None:
             await self._be_named(notice)
             if not self._stop.urgent.is_set():
                 return await self._leave_preempted(f"{self._stop.signal_name}: {notice.reason}")
@@ -338,6 +345,26 @@ class Supervisor:
             return await self._leave_preempted(f"stopped by {self._stop.signal_name}")
         await self._upstream.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
+
+    async def _done_after_all(self, ranks: RankGroup | None) -> WorldUpdate | None:
+        """Return the news that the job is done, if the ranks here finished before they were to stop.
+
+        Ranks elsewhere may still finish, or have stopped: then another world follows.
+        """
+        if ranks is None or not ranks.finished:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.preempt_grace_s):
+                while not self._stop.urgent.is_set():
+                    self._news.clear()
+                    update = self._update
+                    if update is not None and update.phase == JOB_PHASE_DONE:
+                        return update
+                    if update is not None and update.world.generation > ranks.place.generation:
+                        break
+                    await self._news.wait()
+        self._news.set()  # what came meanwhile was only looked at for the end
+        return None
 
     async def _asked_all(self) -> StopNotice | None:
         """Ask all ranks of the job to stop together, if it is of use; return the notice that holds."""

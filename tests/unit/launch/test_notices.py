@@ -13,6 +13,7 @@ from strata.errors import Unavailable
 from strata.launch.notices import leaves, notice_for
 from strata.launch.stopping import StopRequest
 from strata.v1.worlds_pb2 import (
+    JOB_PHASE_DONE,
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
@@ -24,6 +25,8 @@ from strata.v1.worlds_pb2 import (
 from tests.unit.launch.stage import FOREVER, Exit, Stage, shell, stage, update
 
 TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+FINISHING = shell("read _ < $FIFO; exit 0")
+"""Ends with 0 once the test lets it: its training is done."""
 OBEDIENT = shell("trap 'exit 143' TERM; read _ < $FIFO; exit 75")
 """Ends with 75 once the test lets it, as a rank does that has saved; with 143 after SIGTERM."""
 
@@ -131,6 +134,29 @@ async def test_nobody_waits_for_ranks_of_a_generation_that_failed() -> None:
     async with stage(*FOREVER) as it:
         await told(it, grace_s=1000, action=STOP_ACTION_PAUSE)
         assert (await it.enter(update(2))).generation == 2
+
+
+@pytest.mark.parametrize("how", ["a notice", "a signal", "a signal once they have ended"])
+@pytest.mark.parametrize("done", [True, False])
+async def test_ranks_that_finished_before_they_stopped_are_done_if_the_job_is(
+    how: str, done: bool, stopped: Any
+) -> None:
+    async with stage(*FINISHING) as it:
+        await it.enter(update(1))
+        it.supervisor.rank_heeds_notices(0, 1)
+        if how == "a notice":
+            it.supervisor.on_world(update(1, revision=101, notice=notice()))
+        elif how == "a signal":
+            it.supervisor.ask_to_stop(TERM)
+            _, answer = await it.upstream.calls.get()
+            answer.set_result(StopJobResponse(notice=notice()))
+        await stopped()
+        assert (await it.upstream.exits.get()).code == 0
+        if how == "a signal once they have ended":
+            it.supervisor.ask_to_stop(TERM)
+        await asyncio.sleep(0)
+        it.supervisor.on_world(update(1, revision=150, phase=JOB_PHASE_DONE) if done else update(2))
+        assert await it.done == (0 if done else 75)
 
 
 # -- signals ------------------------------------------------------------------------------------
