@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,6 +197,41 @@ def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
         client.stop("preempt", grace_s=20.0)
         assert one.join(START_S) == 75
         assert client.job_status().phase == JOB_PHASE_RUNNING
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_agents_without_restarts_left_leave_one_by_one_as_they_are_asked(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    training = ("training", "--storage", str(tmp_path / "checkpoints"), "--epochs", "1000")
+    more: Any = {"nnodes": "1:2", "options": ("--max-restarts=1", "--rdzv-conf=settle_s=5")}
+    env = {"STRATA_TRAIN_PREEMPT": "member"}
+    a, b = (agent(nodes, cluster.endpoints, tmp_path, *training, name=n, env=env, **more) for n in "ab")
+
+    def begun(generation: int, count: int) -> dict[str, Event]:
+        there = record.wait("begun", count=count, generation=generation, limit_s=START_S)
+        record.wait("step", count=count, generation=generation)
+        return {e["worker"]: e for e in there}
+
+    os.kill(begun(1, 2)["a"]["pid"], signal.SIGKILL)  # that was the restart
+    second = begun(2, 2)
+    record.wait("step", count=2, step=second["a"]["step"] + 50, generation=2)
+    # the agent has heard by now that they heed it
+    a.signal(signal.SIGTERM)
+    assert a.join(START_S) == 75
+    alone = begun(3, 1)["b"]
+    assert alone["step"] == record.of("step", generation=2, rank=0)[-1]["step"], (
+        "both saved the step after which they stopped"
+    )
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        client.stop("preempt", grace_s=20.0)
+        assert b.join(START_S) == 75
+        assert client.job_status().phase == JOB_PHASE_RUNNING
+        generations = client.call(ListGenerationsRequest(job=nodes.job)).generations
+        last = max(generations, key=lambda one: one.world.generation)
+        assert "preempted" in last.world.reason
+        assert not last.failure
 
 
 def test_an_agent_that_would_give_up_at_the_first_failure_is_refused(

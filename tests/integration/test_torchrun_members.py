@@ -9,6 +9,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
 from strata.integrations.torchrun.settings import NO_BREAKER, AgentSettings
 from strata.launch.environment import Place
 from strata.launch.local_cluster import LocalCluster
-from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PREEMPT, StopJobRequest
+from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_DRAIN, STOP_ACTION_PREEMPT, StopJobRequest
 from tests.processes import LIMIT_S
 
 Joined = tuple[Place, Met]
@@ -58,6 +59,7 @@ class Agents:
             "max_fruitless_generations": NO_BREAKER,
             "attempt": 0,
             "join_timeout_s": LIMIT_S,
+            "preempt": "job",
             "preempt_grace_s": 25.0,
             "local_addr": "",
         }
@@ -88,6 +90,10 @@ async def joined(*members: AgentMember, failure: RankFailure | None = None) -> l
 
 async def ended(member: AgentMember) -> None:
     assert await member.ended_within(LIMIT_S)
+
+
+def is_asked(member: AgentMember) -> bool:
+    return member.asked_to_leave is not None
 
 
 async def raised(joining: Coroutine[Any, Any, Joined]) -> Exception:
@@ -277,6 +283,58 @@ async def test_who_is_asked_to_leave_reports_its_workers_as_stopped_and_ends(
     else:
         stopped = RankFailure(rank=first[1][0].ranks.start, code=75, reason="exited with 75")
         assert isinstance(await raised(b.join(stopped, open_store)), Preempted)
+
+
+@pytest.mark.parametrize("ends", [75, 1], ids=["with 75", "by a traceback after it has stopped"])
+async def test_an_agent_without_restarts_left_ends_as_preempted_and_no_job_has_failed(
+    agents: Agents, cluster: LocalCluster, job: str, ends: int
+) -> None:
+    """torchrun then does not ask for another rendezvous: it takes what its workers ended with for a failure."""
+    limits = {"min_nodes": 1, "max_nodes": 2, "max_fruitless_generations": 1}
+    a, b = agents.start("a", slots=2, **limits), agents.start("b", **limits)
+    first = await joined(a, b)
+    with CoordinatorClient.connect(cluster.endpoints, job=job) as client:
+        request = StopJobRequest(job=job, action=STOP_ACTION_PREEMPT, grace_ms=60_000)
+        await asyncio.to_thread(client.call, request)
+        for member, (place, _) in zip((a, b), first, strict=True):
+            assert await member.comes_true(partial(is_asked, member), LIMIT_S)
+            for rank in place.ranks:
+                member.note_stopped(rank)
+            rank = place.ranks.start
+            await member.leave(RankFailure(rank=rank, code=ends, reason=f"exited with {ends}"))
+            assert member.stopped, "the agent is to end with 75"
+        told = await asyncio.to_thread(client.job_status)
+    assert (told.phase, told.world.forming) == (JOB_PHASE_RUNNING, True)
+    assert "failed" not in told.world.reason
+
+
+async def test_a_worker_that_ends_with_75_unasked_has_failed(agents: Agents) -> None:
+    a, _ = agents.start("a"), agents.start("b")
+    await joined(a, _)
+    await a.leave(RankFailure(rank=0, code=75, reason="exited with 75"))
+    assert not a.stopped
+
+
+async def test_a_signal_to_one_agent_may_mean_that_member_only(
+    agents: Agents, cluster: LocalCluster, job: str
+) -> None:
+    limits = {"min_nodes": 1, "max_nodes": 2, "preempt": "member", "preempt_grace_s": 40.0}
+    a, b = agents.start("a", **limits), agents.start("b", **limits)
+    ((place, _), _) = await joined(a, b)
+    environment = a.environment()
+    assert environment["STRATA_TRAIN_PREEMPT"] == "member", "for a signal that reaches a worker"
+    assert environment["STRATA_TRAIN_PREEMPT_GRACE_S"] == "40.0"
+    gave_up: list[str] = []
+    preempting = asyncio.create_task(a.preempt("SIGTERM", gave_up.append))
+    assert await a.comes_true(lambda: a.asked_to_leave is not None, LIMIT_S)
+    assert b.asked_to_leave is None
+    stopped = RankFailure(rank=place.ranks.start, code=75, reason="exited with 75")
+    assert isinstance(await raised(a.join(stopped, open_store)), Preempted)
+    await a.leave()
+    await preempting
+    await ended(b)
+    ((place, _),) = await joined(b)
+    assert (place.world.size, gave_up) == (1, [])
 
 
 async def test_who_closes_the_rendezvous_makes_every_agent_leave_at_once(agents: Agents) -> None:

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from strata.client import loop
-from strata.config import Credentials
+from strata.config import Credentials, TrainingConfig
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import (
     ClusterReplaced,
@@ -93,6 +93,7 @@ class StrataRendezvous(RendezvousHandler):
             host=socket.gethostname(),
             pid=os.getpid(),
             credentials=Credentials.load(env=os.environ),
+            training=TrainingConfig.load(env=os.environ),
         )
         configure(
             fmt=os.environ.get("STRATA_LOG_FORMAT", "auto"), level=os.environ.get("STRATA_LOG_LEVEL", "info")
@@ -175,10 +176,12 @@ class StrataRendezvous(RendezvousHandler):
         if self._spare and isinstance(sys.exc_info()[1], AttributeError):
             # torch's agent returns nothing then, and its launcher (2.13) asks that whether it failed
             raise SystemExit(0)
-        if (
-            self._member.stopped and sys.exc_info()[1] is None
-        ):  # torchrun would end with 0, as if all was done
-            raise SystemExit(PREEMPTED)
+        ended_with = sys.exc_info()[1]
+        if self._member.stopped and (ended_with is None or failure is not None):
+            # torchrun would end with 0, as if all was done, or as if its workers had failed
+            if failure is not None:
+                log.warning("agent.preempted", reason="the workers have stopped as asked; no restart is left")
+            raise SystemExit(PREEMPTED) from None
         return True
 
     # -- inside

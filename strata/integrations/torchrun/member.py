@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from strata.config.run import PROCESS
+from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import BarrierTimeout, JobFailed, Refused, Unavailable
 from strata.integrations.torchrun import standing
@@ -25,7 +26,7 @@ from strata.integrations.torchrun.settings import AgentSettings
 from strata.launch.addresses import address_towards
 from strata.launch.environment import OURS, Place, rank_environment
 from strata.launch.joining import join_barrier
-from strata.launch.notices import LATE_S, ask_all_to_stop
+from strata.launch.notices import LATE_S, ask_all_to_stop, names
 from strata.observe import get_logger
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -63,7 +64,7 @@ class AgentMember:
         self._handled = 0
         self._finishing = False
         self.stopped = False
-        """Whether the workers that ended well here had stopped as they were asked to: the job goes on."""
+        """Whether the workers that ended here for good had stopped as they were asked to: the job goes on."""
         self._leaving: asyncio.Task[None] | None = None
         self.place: Place | None = None
         """Where the workers of the generation joined last stand."""
@@ -175,9 +176,14 @@ class AgentMember:
         self._leave_if_over()
 
     async def leave(self, failure: RankFailure | None = None) -> None:
-        """Go for good; return once that is known or nobody hears it."""
-        if failure is not None and self.place is not None and not self._over:
-            self._report(self.place.generation, failure)
+        """Go for good; return once that is known or nobody hears it.
+
+        `failure` is why torchrun gives up. If its workers had to stop, `stopped` is set: they did.
+        """
+        if failure is not None and self.place is not None:
+            self.stopped = self._has_stopped(failure) or self.asked_to_leave is not None
+            if not self._over:
+                self._report_end(self.place, failure)
         await self._session.leave("its workers are done" if self._finishing else "the agent ends")
 
     async def close(self) -> None:
@@ -202,7 +208,7 @@ class AgentMember:
         return {name: value for name, value in whole.items() if name.startswith(OURS)}
 
     async def preempt(self, why: str, give_up: Callable[[str], None]) -> None:
-        """Have all ranks of the job stop together, because of a signal to this agent.
+        """Have all ranks of the job stop together, because of a signal to this agent; all members leave, or this one.
 
         `give_up` is called with a reason when nobody could be asked, or the workers here are not
         done with it in time; once they are, `join` is called.
@@ -216,6 +222,7 @@ class AgentMember:
             generation=place.generation,
             reason=f"{why} to {self._settings.worker_id}",
             grace_s=grace_s,
+            leaving=[self._settings.worker_id] if self._settings.preempt == PREEMPT_MEMBER else [],
         )
         if notice is None:
             give_up("nobody could be asked to stop the other ranks")
@@ -242,13 +249,30 @@ class AgentMember:
             told = failure or RankFailure(rank=first, code=1, reason="torchrun ended the workers")
             if self.outdated:  # this agent was asked to end them at once
                 told = RankFailure(rank=first, code=PREEMPTED, reason="ended at once, as asked")
-            update = self._session.world
-            stopped = told.code == PREEMPTED and update is not None and update.HasField("notice")
-            # who stops has saved; torchrun ends the others as soon as the first of them is gone
-            for rank in place.ranks if stopped else (told.rank,):
-                self._report(place.generation, RankFailure(rank=rank, code=told.code, reason=told.reason))
+            self._report_end(place, told)
         self.place = None
         self._session.set_place(None)
+
+    def _has_stopped(self, failure: RankFailure) -> bool:
+        """Whether a worker ended because it was asked to, whatever its process made of that."""
+        update = self._session.world
+        if update is None or not update.HasField("notice"):
+            return False
+        asked = names(update.notice, self._settings.worker_id)
+        return asked and (failure.code == PREEMPTED or failure.rank in self._session.stopped)
+
+    def _report_end(self, place: Place, failure: RankFailure) -> None:
+        """Tell how the workers of `place` ended, of which torchrun names the first."""
+        if not self._has_stopped(failure):
+            self._report(place.generation, failure)
+            return
+        # who stops has saved; torchrun ends the others as soon as the first of them is gone
+        for rank in place.ranks:
+            self._report(place.generation, RankFailure(rank=rank, code=PREEMPTED, reason=failure.reason))
+
+    def note_stopped(self, rank: int) -> None:
+        """Take note that a worker has stopped as it was asked to, as its session says."""
+        self._session.stopped.add(rank)
 
     def _report(self, generation: int, failure: RankFailure) -> None:
         self._session.reports.report(generation, failure.rank, failure.code, failure.reason)
@@ -356,6 +380,8 @@ class AgentMember:
             socket=str(self._session.door),
             endpoints=",".join(str(endpoint) for endpoint in self._settings.endpoints),
             detect_s=self._session.detect_s,
+            preempt=self._settings.preempt,
+            preempt_grace_s=self._settings.preempt_grace_s,
         )
 
     async def _superseded(self, update: WorldUpdate) -> None:

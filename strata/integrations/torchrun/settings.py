@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from strata.client.endpoints import Endpoint, parse_endpoints
-from strata.config import Credentials
+from strata.config import Credentials, TrainingConfig
+from strata.config.training import MAX_GRACE_S, check_preempt
 from strata.core.ids import checked_id
 from strata.errors import ConfigError, StrataError
 from strata.integrations.torchrun.launcher import Launch
@@ -30,6 +31,7 @@ OURS: Final = frozenset(
         "join_timeout",
         "last_call_timeout",
         "max_fruitless_generations",
+        "preempt",
         "preempt_grace_s",
         "settle_s",
         "slots",
@@ -72,8 +74,10 @@ class AgentSettings:
     attempt: int
     join_timeout_s: float
     """How long the agent waits, connected, for enough others."""
+    preempt: str
+    """Who leaves when this agent, or one of its workers, gets a signal: all of the job, or this member."""
     preempt_grace_s: float
-    """How long the workers may take to save a common step when this agent gets SIGTERM."""
+    """How long the workers may take to save a common step then."""
     local_addr: str
     """Where others reach this node; empty: found by the route to a coordinator."""
 
@@ -91,8 +95,12 @@ def read_settings(
     host: str,
     pid: int,
     credentials: Credentials,
+    training: TrainingConfig,
 ) -> AgentSettings:
-    """Return the settings of an agent; `ConfigError` says what of them cannot work."""
+    """Return the settings of an agent; `ConfigError` says what of them cannot work.
+
+    `training` is what environment and file tell the workers: what it says of preemption holds for the agent.
+    """
     _check_run_id(run_id)
     if launch is not None and launch.max_restarts < 1:
         raise ConfigError(
@@ -118,6 +126,12 @@ def read_settings(
         )
     worker = conf.get("worker_id") or env.get("STRATA_WORKER_ID") or own_name(host, pid)
     settle_s = _seconds(conf, "settle_s", _seconds(conf, "last_call_timeout", 2.0))
+    preempt = str(conf.get("preempt") or env.get("STRATA_RUN_PREEMPT") or training.preempt)
+    check_preempt("preempt", preempt)
+    grace_s = env.get("STRATA_RUN_PREEMPT_GRACE_S") or training.preempt_grace_s
+    grace_s = _seconds({"preempt_grace_s": grace_s, **conf}, "preempt_grace_s", training.preempt_grace_s)
+    if not 0 < grace_s <= MAX_GRACE_S:
+        raise ConfigError(f"preempt_grace_s = {grace_s:g} must be above 0, and {MAX_GRACE_S:g} at most")
     attempt = conf.get("attempt", env.get("SLURM_RESTART_COUNT") or 0)
     return AgentSettings(
         run_id=run_id,
@@ -134,7 +148,8 @@ def read_settings(
         max_fruitless_generations=_number(conf, "max_fruitless_generations", NO_BREAKER, least=1),
         attempt=_number({"attempt": attempt}, "attempt", 0, least=0),
         join_timeout_s=_seconds(conf, "join_timeout", 600.0),
-        preempt_grace_s=_seconds(conf, "preempt_grace_s", 25.0),
+        preempt=preempt,
+        preempt_grace_s=grace_s,
         local_addr=local_addr or env.get("STRATA_ADDRESS", ""),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strata.config import Credentials
+from strata.config import Credentials, TrainingConfig
 from strata.errors import ConfigError, StrataError
 from strata.integrations.torchrun.launcher import Launch
 from strata.integrations.torchrun.settings import NO_BREAKER, AgentSettings, read_settings
@@ -24,6 +24,7 @@ def settings(
     launch: Launch | None = LAUNCH,
     env: Mapping[str, str] | None = None,
     host: str = "node-7",
+    training: TrainingConfig | None = None,
 ) -> AgentSettings:
     return read_settings(
         run_id=run_id,
@@ -37,7 +38,33 @@ def settings(
         host=host,
         pid=42,
         credentials=Credentials(),
+        training=training or TrainingConfig(),
     )
+
+
+@pytest.mark.parametrize(
+    ("env", "conf", "who", "grace_s"),
+    [
+        ({}, {}, "member", 40.0),
+        ({"STRATA_RUN_PREEMPT": "job", "STRATA_RUN_PREEMPT_GRACE_S": "50"}, {}, "job", 50.0),
+        ({"STRATA_RUN_PREEMPT": "job"}, {"preempt": "member", "preempt_grace_s": "60"}, "member", 60.0),
+    ],
+)
+def test_who_leaves_by_a_signal_and_how_soon_is_as_for_strata_run(
+    env: dict[str, str], conf: dict[str, str], who: str, grace_s: float
+) -> None:
+    """What a training is told by STRATA_TRAIN_PREEMPT or strata.toml counts, unless this agent is told more."""
+    found = settings(env=env, conf=conf, training=TrainingConfig(preempt="member", preempt_grace_s=40.0))
+    assert (found.preempt, found.preempt_grace_s) == (who, grace_s)
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [{"preempt": "nobody"}, {"preempt_grace_s": "0"}, {"preempt_grace_s": "soon"}, {"preempt_grace_s": 1e6}],
+)
+def test_who_leaves_by_a_signal_is_one_of_two_and_has_some_time(conf: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="preempt"):
+        settings(conf=conf)
 
 
 def test_torchrun_s_own_options_are_enough() -> None:

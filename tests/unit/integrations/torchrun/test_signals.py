@@ -37,6 +37,31 @@ def test_the_first_signal_asks_and_the_second_is_torchrun_s(torchs: list[int]) -
     assert torchs == [signal.SIGTERM]
 
 
+def test_a_scheduler_s_warning_asks_too_and_the_sigterm_that_it_means_is_no_second_one(
+    torchs: list[int],
+) -> None:
+    asked: list[str] = []
+    signals = AgentSignals(asked.append)
+    before = signal.getsignal(signal.SIGUSR1)
+    signals.take()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    sigterm()
+    assert (asked, torchs) == (["SIGUSR1"], [])
+    sigterm()
+    assert torchs == [signal.SIGTERM], "a second one is torchrun's"
+    signals.give_back()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_warning_that_nobody_can_obey_ends_as_sigterm_does(torchs: list[int]) -> None:
+    signals = AgentSignals(lambda _name: None)
+    signals.take()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signals.give_up("nobody could be asked")
+    assert torchs == [signal.SIGTERM]
+    signals.give_back()
+
+
 def test_after_a_generation_everything_is_as_before(torchs: list[int]) -> None:
     asked: list[str] = []
     signals = AgentSignals(asked.append)
