@@ -143,7 +143,11 @@ class LocalSource:
         self._path = path
         with as_storage_error("read", path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._direct = _open_direct(path, os.O_RDONLY)
+            try:
+                self._direct = _open_direct(path, os.O_RDONLY)
+            except OSError:
+                os.close(self._fd)
+                raise
         self._rooms = Rooms(CHUNK_BYTES + 2 * PAGE_BYTES)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -235,17 +239,35 @@ def _reserve(fd: int, size_bytes: int) -> bool:
 
 def _rename(source: Path, target: Path) -> None:
     """Give a file its name; `FileExistsError` when it is taken."""
-    code = errno.ENOSYS
-    with contextlib.suppress(AttributeError):  # an older C library
-        names = os.fsencode(source), os.fsencode(target)
-        if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
-            return
-        code = ctypes.get_errno()
+    code = _rename_no_replace(source, target)
+    if not code:
+        return
     if code not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
         raise OSError(code, os.strerror(code))
-    if target.exists():  # a file system that cannot tell and rename in one
+    if status_of(target) is not None:  # a file system that cannot tell and rename in one
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     source.rename(target)
+
+
+def _rename_no_replace(source: Path, target: Path) -> int:
+    """Rename without replacing; return 0, or the number of the error."""
+    names = os.fsencode(source), os.fsencode(target)
+    try:
+        done = _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0
+    except AttributeError:  # an older C library
+        return errno.ENOSYS
+    return 0 if done else ctypes.get_errno()
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """Return what is at `path`, or None when nothing is; `OSError` when that cannot be found out.
+
+    `Path.exists` and its like take some errors for "nothing", in Python 3.14 all of them.
+    """
+    try:
+        return os.stat(path)  # noqa: PTH116  # as said
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def sync_folder(path: Path) -> None:

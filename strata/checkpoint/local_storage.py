@@ -3,8 +3,11 @@
 A file is written under a temporary name in its final folder, synced, renamed, and its folder is
 synced: after a crash at any point the name shows the whole file or none. Folders are synced into
 their parents when they are made. `create_once` links a synced file that has no name yet to the name,
-because a link, unlike a rename, does not replace; of a file without a name a crash leaves nothing. A hold is the kernel's lock on the file (flock),
-which ends with the process.
+because a link, unlike a rename, does not replace; of a file without a name a crash leaves nothing.
+
+A hold is the kernel's lock on the file (flock), which ends with the process. On NFS that is a lock of
+all its bytes at the server: an exclusive one needs a descriptor that may write, so a hold opens the
+file for writing, which it never does.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
-from io import BufferedReader
+from io import BufferedRandom
 from pathlib import Path
 
-from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, sync_folder
+from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, status_of, sync_folder
 from strata.checkpoint.sink import OnStep, checked_name, unobserved
 from strata.errors import StorageError
 
 _TEMPORARY = ".tmp"
 _DESCRIPTORS = "/proc/self/fd"
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
+"""How file systems say that they have no locks; NFS 3 also when its lock service does not answer."""
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EACCES})
 _NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 """How file systems, and old kernels, say that they have no files without a name."""
 
@@ -39,7 +46,7 @@ class LocalStorage:
         self._nonce = nonce
         self._on_step = on_step
         self._durable: set[Path] = set()
-        self._holds: dict[str, BufferedReader] = {}
+        self._holds: dict[str, BufferedRandom] = {}
 
     @property
     def uri(self) -> str:
@@ -86,7 +93,7 @@ class LocalStorage:
         path = self._path(folder)
         self._on_step("delete folder")
         with as_storage_error("delete", path):
-            if not path.is_dir():
+            if not _is_folder(path):
                 return
             for entry in path.iterdir():
                 if entry.name.endswith(_TEMPORARY):
@@ -113,7 +120,7 @@ class LocalStorage:
     def exists(self, name: str) -> bool:
         path = self._path(name)
         with as_storage_error("read", path):
-            return path.exists()
+            return status_of(path) is not None
 
     def list(self, folder: str = "") -> list[str]:
         path = self._path(folder) if folder else self.root
@@ -129,10 +136,13 @@ class LocalStorage:
     def hold(self, name: str) -> None:
         path = self._path(name)
         with as_storage_error("hold", path):
-            file = path.open("rb")
-        # A file system without locks: then nobody can tell, and all count as held.
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
+            file = path.open("r+b")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:  # else nobody can tell, and all count as held
+                    file.close()
+                    raise
         self._holds[name] = file
 
     def let_go(self, name: str) -> None:
@@ -148,11 +158,13 @@ class LocalStorage:
                 file = path.open("rb")
             except FileNotFoundError:
                 return False
-        with file:
+        with file, as_storage_error("look at", path):
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
+            except OSError as error:
+                if error.errno in _NO_LOCKS or error.errno in _HELD:
+                    return True
+                raise
         return False
 
     # -- paths
@@ -194,8 +206,13 @@ class LocalStorage:
         self._durable.add(path)
 
 
+def _is_folder(path: Path) -> bool:
+    found = status_of(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
 def _make_folders(path: Path) -> None:
-    if path.is_dir():
+    if _is_folder(path):
         return
     _make_folders(path.parent)
     with contextlib.suppress(FileExistsError):

@@ -15,8 +15,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import resource
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -26,6 +27,8 @@ from strata.checkpoint.sink import NotAnObject, ObjectMissing, Sink, Source, Sto
 from strata.errors import CheckpointCorrupt
 
 DEFAULT_THREADS: Final = 4
+OPEN_AT_ONCE: Final = 64
+"""How many images are open at a time, where a process may have that many files."""
 
 OnBlock = Callable[[int], None]
 """Called with the size of each block when it is done, by one thread at a time; what it raises ends
@@ -200,35 +203,54 @@ def read_chunks(
 ) -> None:
     """Read chunks to their positions in `memory`, and prove each.
 
-    Neighbours are read together, past where one ends and the next begins. `CheckpointCorrupt` with
-    the complaint of a chunk that differs, or naming the object that is missing or too short.
+    Neighbours are read together, past where one ends and the next begins. Of many objects some are open
+    at a time. `CheckpointCorrupt` with the complaint of a chunk that differs, or naming the object that
+    is missing or too short.
     """
-    with contextlib.ExitStack() as opened:
-        sources: dict[str, Source] = {}
-        for name in sorted({chunk.name for chunk in wanted}):
-            with _proving(name):
-                sources[name] = opened.enter_context(contextlib.closing(storage.source(name)))
-        extents: list[Extent] = []
-        for chunk in sorted(wanted, key=lambda chunk: (chunk.name, chunk.offset)):
-            before = extents[-1] if extents else None
-            if (
-                before is not None
-                and before.name == chunk.name
-                and before.offset + before.size_bytes == chunk.offset
-                and before.position + before.size_bytes == chunk.position
-            ):
-                extents[-1] = replace(before, size_bytes=before.size_bytes + chunk.size_bytes)
-            else:
-                extents.append(
-                    Extent(
-                        source=sources[chunk.name],
-                        name=chunk.name,
-                        offset=chunk.offset,
-                        position=chunk.position,
-                        size_bytes=chunk.size_bytes,
-                    )
+    by_name: dict[str, list[Stored]] = {}
+    for chunk in wanted:
+        by_name.setdefault(chunk.name, []).append(chunk)
+    names, at_once = sorted(by_name), open_at_once()
+    for start in range(0, len(names), at_once):
+        with contextlib.ExitStack() as opened:
+            sources: dict[str, Source] = {}
+            for name in names[start : start + at_once]:
+                with _proving(name):
+                    sources[name] = opened.enter_context(contextlib.closing(storage.source(name)))
+            here = [chunk for name in sources for chunk in by_name[name]]
+            extents = _extents(here, sources)
+            read_image(memory, extents, here, threads=threads, on_block=on_block, block_bytes=block_bytes)
+
+
+def open_at_once() -> int:
+    """Return how many objects may be open at a time: each takes two of a process's descriptors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_AT_ONCE if limit == resource.RLIM_INFINITY else max(1, min(OPEN_AT_ONCE, limit // 8))
+
+
+def _extents(wanted: Sequence[Stored], sources: Mapping[str, Source]) -> list[Extent]:
+    """Return what is read together."""
+    extents: list[Extent] = []
+    for chunk in sorted(wanted, key=lambda chunk: (chunk.name, chunk.offset)):
+        before = extents[-1] if extents else None
+        if (
+            before is not None
+            and before.name == chunk.name
+            and before.offset + before.size_bytes == chunk.offset
+            and before.position + before.size_bytes == chunk.position
+        ):
+            extents[-1] = replace(before, size_bytes=before.size_bytes + chunk.size_bytes)
+        else:
+            extents.append(
+                Extent(
+                    source=sources[chunk.name],
+                    name=chunk.name,
+                    offset=chunk.offset,
+                    position=chunk.position,
+                    size_bytes=chunk.size_bytes,
                 )
-        read_image(memory, extents, wanted, threads=threads, on_block=on_block, block_bytes=block_bytes)
+            )
+    return extents
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from strata.checkpoint.entries import OWN, ImageRef
 from strata.checkpoint.manifest import Manifest, Part, RankManifest
 from strata.checkpoint.marker import check_size, read_manifest, read_marker, read_rank_manifest
 from strata.checkpoint.memory import allocate
+from strata.checkpoint.pipeline import open_at_once
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Source, Storage
 from strata.errors import CheckpointCorrupt
 
@@ -61,7 +62,7 @@ def verify(storage: Storage, folder: str, *, manifest_digest: str | None, on_byt
 
 
 class Images:
-    """The images that chunks are read of, each opened once. A context manager: it closes them."""
+    """The images that chunks are read of, not too many of them open at a time. A context manager: it closes them."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
@@ -81,6 +82,8 @@ class Images:
         chunk = into[: place.size_bytes]
         try:
             if name not in self._open:
+                while len(self._open) >= open_at_once():
+                    self._open.pop(next(iter(self._open))).close()
                 self._open[name] = self._storage.source(name)
             count = self._open[name].read_into(place.offset, chunk)
         except ObjectMissing as error:

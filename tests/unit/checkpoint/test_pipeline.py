@@ -3,9 +3,12 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,6 +235,48 @@ def test_neighbours_are_read_together_wherever_chunks_begin() -> None:
     read_chunks(read.storage, read.memory, read.checks, block_bytes=BLOCK)
     assert read.memory == read.data
     assert len(reads) == 11, "as many as there are blocks"
+
+
+MANY = """
+import resource, sys
+from pathlib import Path
+from strata.checkpoint.chunk_map import ChunkPlace
+from strata.checkpoint.digest import digest
+from strata.checkpoint.entries import ImageRef
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.pipeline import Stored, read_chunks
+from strata.checkpoint.sink import put
+from strata.checkpoint.verifying import Images
+import itertools
+names = itertools.count()
+storage = LocalStorage(Path(sys.argv[1]), nonce=lambda: f"n{next(names)}")
+count = int(sys.argv[2])
+for n in range(count):
+    put(storage, f"f/{n}", bytes([n % 251]) * 4096)
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]),) * 2)
+memory = memoryview(bytearray(count * 4096))
+told = []
+read_chunks(storage, memory, [
+    Stored(name=f"f/{n}", offset=0, position=n * 4096, size_bytes=4096,
+           digest=digest(bytes([n % 251]) * 4096), complaint=f"{n}")
+    for n in range(count)
+], on_block=told.append)
+assert sum(told) == len(memory)
+assert all(memory[n * 4096] == memory[n * 4096 + 4095] == n % 251 for n in range(count))
+with Images(storage, "f") as images:
+    for n in (*range(count), *range(count)):
+        place = ChunkPlace(image=ImageRef(folder="f", image=f"{n}", size_bytes=4096), offset=0,
+                           size_bytes=4096, digest=digest(bytes([n % 251]) * 4096))
+        images.read(place, memoryview(bytearray(4096)), what="x")
+"""
+
+
+@pytest.mark.parametrize("limit", [24, 64])
+def test_any_number_of_images_is_read_with_few_open_files(tmp_path: Path, limit: int) -> None:
+    """A large world, or an Incremental of many bases, lies in more images than a process may open."""
+    arguments = [str(tmp_path), "100", str(limit)]
+    done = subprocess.run([sys.executable, "-c", MANY, *arguments], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_chunks_of_several_objects_come_to_their_places() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
-from strata.checkpoint import local_storage
+from strata.checkpoint import local_file, local_storage
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.sink import put
 from strata.errors import StorageError
@@ -150,6 +154,107 @@ sys.stdin.read()
         holder.kill()
         holder.wait()
         assert not storage.is_held("claim")
+
+
+def test_a_hold_is_seen_where_locks_are_byte_ranges_as_on_nfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There an exclusive lock needs a descriptor that may write, and a shared one that may read."""
+    flock = fcntl.flock
+
+    def as_nfs_does(file: IO[bytes], operation: int) -> None:
+        mode = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+        wrong = os.O_RDONLY if operation & fcntl.LOCK_EX else os.O_WRONLY
+        if mode == wrong:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs_does)
+    holder, other = local(tmp_path), local(tmp_path)
+    holder.create_once("claim", b"body")
+    assert not other.is_held("claim")
+    holder.hold("claim")
+    assert other.is_held("claim")
+    holder.let_go("claim")
+    assert not other.is_held("claim")
+    assert other.read("claim") == b"body"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_where_there_are_no_locks_all_counts_as_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(file: IO[bytes], operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    holder = local(tmp_path)
+    holder.create_once("claim", b"")
+    assert local(tmp_path).is_held("claim")
+    holder.hold("claim")
+    assert local(tmp_path).is_held("claim")
+
+
+def test_a_lock_that_fails_where_there_are_some_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else others would find the claim free, and clear away what this process saves."""
+
+    def fail(file: IO[bytes], operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    holder = local(tmp_path)
+    holder.create_once("claim", b"")
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for act in (holder.hold, holder.is_held):
+        with pytest.raises(StorageError, match="Input/output error"):
+            act("claim")
+    monkeypatch.undo()
+    assert not local(tmp_path).is_held("claim")
+
+
+# -- looking ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP])
+@pytest.mark.parametrize("act", ["exists", "delete_folder", "rename"])
+def test_what_cannot_be_looked_at_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, code: int
+) -> None:
+    """In Python 3.14 `Path.exists` is False for any error: nothing may hang on that."""
+    storage, stat = local(tmp_path), os.stat
+    put(storage, "folder/x", b"1")
+
+    def fail(path: Any, *args: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "folder")):
+            raise OSError(code, os.strerror(code))
+        return stat(path, *args, **named)
+
+    monkeypatch.setattr(os, "stat", fail)
+    for name in ("exists", "is_dir"):
+        monkeypatch.setattr(Path, name, lambda path, **_: False)
+    if act == "rename":  # a file system that has no rename which does not replace
+        monkeypatch.setattr(local_file, "_rename_no_replace", lambda *_: errno.EINVAL)
+    acts: dict[str, Callable[[], object]] = {
+        "exists": lambda: storage.exists("folder/x"),
+        "delete_folder": lambda: storage.delete_folder("folder"),
+        "rename": lambda: put(storage, "folder/y", b"1"),
+    }
+    with pytest.raises(StorageError, match=re.escape(os.strerror(code))):
+        acts[act]()
+
+
+@pytest.mark.parametrize("name", ["folder/none", "none/x", "folder/x/below"])
+def test_only_what_is_not_there_is_absent(tmp_path: Path, name: str) -> None:
+    storage = local(tmp_path)
+    put(storage, "folder/x", b"1")
+    assert not storage.exists(name)
+    storage.delete_folder(name)
+    assert storage.exists("folder/x")
+    assert storage.exists("folder")
+
+
+# -- making -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("descriptors", ["/proc/self/fd", "/nowhere"], ids=["nameless", "named"])
