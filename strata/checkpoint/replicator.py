@@ -1,77 +1,60 @@
 """Carrying committed checkpoints from the near storage to the far one, in a thread of its own.
 
 Each rank copies its own files, and those of a larger world's ranks are shared out; rank 0 copies the
-global manifest too. Whoever finds the far copy whole
-marks it: with every manifest and image there, the marker says the same as the near one. So of
-several ranks the last one to finish marks, and no message passes between them. Every byte is
-proven against the manifest while it is copied; what is corrupt here is not spread.
+global manifest too. Whoever finds the far copy whole marks it: with every manifest and image there,
+the marker says the same as the near one. So of several ranks the last one to finish marks, and no
+message passes between them but the note of one that cannot.
 
-A far storage that is away is tried again and again; nothing of a training waits for it. What an
-earlier process left behind is carried on with the first save.
+A far storage that is away is tried again and again; nothing of a training waits for it. What cannot be
+copied, because it is corrupt here or for a reason that nobody foresaw, is told, and the next one is
+copied. What an earlier process left behind is carried on with the first save.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from strata.checkpoint.chunk_map import object_name
-from strata.checkpoint.digest import CHUNK_BYTES, digest
-from strata.checkpoint.entries import OWN
+from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Reports
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.manifest import Part, RankManifest
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import read_manifest, read_rank_manifest, read_rank_manifests, write_marker
-from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.checkpoint.sink import ObjectMissing, Storage
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, StrataError
 
 RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
 """How long to wait after each failure in a row; the last one from then on."""
 LOOK_S: Final = 2.0
 """How often to look whether the other ranks are done."""
+OTHERS_S: Final = 600.0
+"""How long `wait` waits for other ranks none of whose parts comes; they may only be slow."""
 CLOSE_S: Final = 5.0
+_HINT: Final = "they are committed in the near storage; the next save goes on with them"
 
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """A committed checkpoint to be copied: its folder and the digest of its global manifest."""
+@dataclass(slots=True)
+class _Copied:
+    """A checkpoint whose part of this rank lies there, what the whole lacks, and since when just that."""
 
-    folder: str
-    attempt: str
-    manifest_digest: str
-    step: int
-
-
-class Reports(Protocol):
-    """Who is told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more."""
-
-    def begun(self, replica: Replica) -> None:
-        """Something of it may lie there from now on."""
-        ...
-
-    def part(self, replica: Replica, rank: int, digest: str) -> None:
-        """The part of that rank lies there; `digest` names its manifest."""
-        ...
-
-    def sealed(self, replica: Replica) -> None:
-        """All of it does, and the marker."""
-        ...
+    replica: Replica
+    lacks: str = ""
+    since: float = 0.0
 
 
 class Replicator:
     """Copies the share of one of `ranks` ranks in each checkpoint from `near` to `far`, in their order.
 
     `missing` is asked once, in the thread, what earlier processes left to be copied; `afterwards` is called
-    there after each turn: what else has to ask the far storage, so that no save waits for it.
+    there after each turn: what else has to ask the far storage, so that no save waits for it. `world`
+    names these ranks.
     """
 
     def __init__(
@@ -81,24 +64,29 @@ class Replicator:
         *,
         rank: int,
         ranks: int,
+        world: str = "",
         reports: Reports | None = None,
         missing: Callable[[], list[Replica]] = list,
         afterwards: Callable[[], None] = lambda: None,
         retry_s: tuple[float, ...] = RETRY_S,
         look_s: float = LOOK_S,
+        others_s: float = OTHERS_S,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._near = near
         self._far = far
-        self._rank = rank
-        self._ranks = ranks
-        self._reports = reports
+        self._copy = FarCopy(
+            near, far, rank=rank, ranks=ranks, world=world, reports=reports, closed=lambda: self._closed
+        )
         self._missing = missing
         self._afterwards = afterwards
         self._retry_s = retry_s
         self._look_s = look_s
+        self._others_s = others_s
+        self._now = now
         self._changed = threading.Condition()
         self._queue: collections.deque[Replica] = collections.deque()
-        self._copied: list[Replica] = []
+        self._copied: list[_Copied] = []
         self._marked: set[str] = set()
         self._infos: list[CheckpointInfo] = []
         self._error: StrataError | None = None
@@ -139,21 +127,27 @@ class Replicator:
     def wait(self, timeout_s: float | None) -> None:
         """Return once all is there; raise what it fails of, `StorageError`, after `timeout_s`.
 
-        What cannot be copied, because it is corrupt here, is raised once.
+        Also when the parts of other ranks do not come any more. What cannot be copied is raised once.
         """
+        begun = self._now()
         with self._changed:
-            done = self._changed.wait_for(lambda: not self._queue and not self._copied, timeout_s)
-            if self._lost:
-                raise self._lost.pop(0)
-            if done:
+            self._changed.wait_for(lambda: not self._queue and self._waits_in_vain(begun), timeout_s)
+            self._raise_lost()
+            left = sorted({r.step for r in (*(c.replica for c in self._copied), *self._queue)})
+            if not left:
                 return
-            left, error = [r.step for r in (*self._copied, *self._queue)], self._error
+            error, lacks = self._error, [c.lacks for c in self._copied if c.lacks]
+        if error is None:
+            why = lacks[0] if lacks else "it takes longer"
+            raise StorageError(f"steps {left} are not in {self._far.uri} yet: {why}", hint=_HINT)
         raise StorageError(
-            f"steps {left} are not in {self._far.uri} yet: {error.message if error else 'it takes longer'}",
-            hint=error.hint
-            if error
-            else "they are committed in the near storage; the next save goes on with them",
+            f"steps {left} are not in {self._far.uri} yet: {error.message}", hint=error.hint
         ) from error
+
+    def check(self) -> None:
+        """Raise, once, what a checkpoint could not be copied for."""
+        with self._changed:
+            self._raise_lost()
 
     def close(self) -> None:
         """Stop, whatever is left; it stays in the near storage, and a later process goes on with it."""
@@ -163,6 +157,23 @@ class Replicator:
         atexit.unregister(self._at_exit)
         if self._thread is not None:
             self._thread.join(CLOSE_S)  # a request that hangs is left to the end of the process
+        with self._changed:
+            lost, self._lost = self._lost, []
+        for error in lost:
+            log.error("nobody was told of a copy that failed: %s", error.message)
+
+    def _raise_lost(self) -> None:
+        """Raise the first of what is lost, with the others as its notes."""
+        if self._lost:
+            lost, self._lost = self._lost, []
+            for other in lost[1:]:
+                lost[0].add_note(f"and: {other.message}")
+            raise lost[0]
+
+    def _waits_in_vain(self, begun: float) -> bool:
+        """Whether nothing came, since `begun`, of what is waited for; so also when nothing is."""
+        limit = self._now() - self._others_s
+        return all(c.lacks and max(c.since, begun) < limit for c in self._copied)
 
     def _at_exit(self) -> None:
         """Stop; say what is not copied, for nobody waited for it."""
@@ -195,18 +206,58 @@ class Replicator:
                     return
             try:
                 if not asked:
-                    self._take_up(self._missing())
+                    self._look_back()
                     asked = True
                 self._turn()
-                self._afterwards()
+                self._tidy()
             except StrataError as error:
                 failures += 1
-                self._error = error
-                log.warning("the copy to %s waits: %s", self._far.uri, error.message)
-            except _Closed:
+                self._say_why(error)
+            except Closed:
                 return
             else:
                 failures, self._error = 0, None
+
+    def _say_why(self, error: StrataError) -> None:
+        log.warning("the copy to %s waits: %s", self._far.uri, error.message)
+        with self._changed:
+            self._error = error
+            for copied in self._copied:  # the others may find it away as well
+                copied.since = self._now()
+            self._changed.notify_all()
+
+    def _look_back(self) -> None:
+        """Take up what earlier processes left."""
+        try:
+            self._take_up(self._missing())
+        except StrataError:
+            raise
+        except Exception as error:  # noqa: BLE001  # told to whoever asks next
+            self._lose(self._unforeseen("what earlier processes left is not copied", error))
+
+    def _tidy(self) -> None:
+        try:
+            self._afterwards()
+        except StrataError as error:
+            self._lose(error)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._lose(self._unforeseen("what is kept is not looked through", error))
+
+    def _unforeseen(self, what: str, error: Exception) -> StorageError:
+        lost = StorageError(
+            f"{what} to {self._far.uri}: {type(error).__name__}: {error}",
+            hint="it is whole in the near storage; the next process that saves goes on with it",
+        )
+        lost.__cause__ = error
+        return lost
+
+    def _lose(self, error: StrataError) -> None:
+        """Keep an error for whoever asks; the same is kept once."""
+        log.error("of the copy to %s: %s", self._far.uri, error.message)
+        with self._changed:
+            if all(error.message != other.message for other in self._lost):
+                self._lost.append(error)
+            self._changed.notify_all()
 
     def _take_up(self, found: list[Replica]) -> None:
         with self._changed:
@@ -217,19 +268,68 @@ class Replicator:
         """Copy one checkpoint, if any waits, and mark those that are whole."""
         if self._queue:
             replica = self._queue[0]
-            copied = self._copy(replica)
+            try:
+                copied = self._try(replica)
+            except (StrataError, Closed):
+                with self._changed:
+                    self._queue.rotate(-1)  # it keeps no other waiting
+                raise
             with self._changed:
                 self._queue.popleft()
                 if copied:
-                    self._copied.append(replica)
+                    self._copied.append(_Copied(replica, since=self._now()))
                 self._changed.notify_all()
-        for replica in list(self._copied):
+        for waiting in list(self._copied):
+            if self._is_settled(waiting):
+                with self._changed:
+                    self._copied.remove(waiting)
+                    self._changed.notify_all()
+
+    def _try(self, replica: Replica) -> bool:
+        """Copy this rank's files; False when they are gone here, or cannot be copied."""
+        try:
+            self._copy.copy(replica)
+        except (Refused, CheckpointNotFound) as error:
+            log.info("step %d is not copied any more: %s", replica.step, error.message)
+            return False
+        except (CheckpointCorrupt, ObjectMissing) as error:
+            if self._near.exists(f"{replica.folder}/{MARKER}"):  # else retention was faster
+                self._lose(error)
+                self._copy.give_up(replica, error.message)
+            return False
+        except (StrataError, Closed):
+            raise
+        except Exception as error:  # noqa: BLE001  # told to whoever asks next
+            lost = self._unforeseen(f"step {replica.step} is not copied", error)
+            self._lose(lost)
+            self._copy.give_up(replica, lost.message)
+            return False
+        return True
+
+    def _is_settled(self, copied: _Copied) -> bool:
+        """Tell whether a checkpoint is marked there, or never will be; note what it lacks."""
+        replica = copied.replica
+        try:
             if not self._near.exists(f"{replica.folder}/{MARKER}"):
-                self._forget(replica)  # retention was faster
-            elif self._mark(replica):
-                self._tell(replica)
-                self._forget(replica)
-                log.info("step %d is in %s", replica.step, self._far.uri)
+                return True  # retention was faster
+            lacks = self._copy.mark(replica)
+        except (CheckpointCorrupt, PartLost) as error:
+            self._lose(error)
+            return True
+        except (StrataError, Closed):
+            raise
+        except Exception as error:  # noqa: BLE001  # as above
+            self._lose(self._unforeseen(f"step {replica.step} is not copied", error))
+            return True
+        if not lacks:
+            self._tell(replica)
+            log.info("step %d is in %s", replica.step, self._far.uri)
+            return True
+        with self._changed:
+            if lacks != copied.lacks:
+                copied.lacks, copied.since = lacks, self._now()
+            self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
+        return False
 
     def _tell(self, replica: Replica) -> None:
         with self._changed:
@@ -238,116 +338,3 @@ class Replicator:
                 if info.record is not None and info.record.id == replica.attempt:
                     info.replicated = True
             self._infos = [info for info in self._infos if not info.replicated]
-
-    def _forget(self, replica: Replica) -> None:
-        with self._changed:
-            self._copied.remove(replica)
-            self._changed.notify_all()
-
-    def _copy(self, replica: Replica) -> bool:
-        """Copy this rank's files; False when they are gone here, or not what was saved."""
-        folder = replica.folder
-        try:
-            manifest = read_manifest(self._near, folder, replica.manifest_digest)
-            if self._reports is not None:
-                self._reports.begun(replica)
-            for part in manifest.parts:
-                if part.rank % self._ranks == self._rank:
-                    self._copy_part(folder, part)
-                    if self._reports is not None:
-                        self._reports.part(replica, part.rank, part.digest)
-            if self._rank == 0:
-                for name in self._near.list(folder):
-                    if not name.startswith("rank-") and name != MARKER:
-                        self._copy_small(folder, name)
-        except (Refused, CheckpointNotFound) as error:
-            log.info("step %d is not copied any more: %s", replica.step, error.message)
-            return False
-        except (CheckpointCorrupt, ObjectMissing) as error:
-            if not self._near.exists(f"{folder}/{MARKER}"):
-                return False  # retention was faster
-            log.error("step %d is not copied to %s: %s", replica.step, self._far.uri, error.message)  # noqa: TRY400  # the reason says it all
-            self._lost.append(error)
-            return False
-        return True
-
-    def _copy_part(self, folder: str, part: Part) -> None:
-        manifest = read_rank_manifest(self._near, folder, part)
-        for earlier in manifest.files:  # left behind by a process that died, or had no second storage
-            self._copy_image(object_name(folder, earlier), earlier.size_bytes, _unproven(earlier.size_bytes))
-        self._copy_image(f"{folder}/{manifest.image}", manifest.image_bytes, _pieces(manifest))
-        self._copy_small(folder, part.manifest)
-
-    def _copy_image(self, name: str, size_bytes: int, pieces: Iterable[tuple[int, int, str]]) -> None:
-        if self._is_there(name, size_bytes):
-            return
-        source, sink = self._near.source(name), self._far.sink(name)
-        try:
-            sink.begin(size_bytes)
-            for start, end, expected in pieces:
-                if self._closed:
-                    raise _Closed
-                chunk = memoryview(bytearray(end - start))
-                if source.read_into(start, chunk) != len(chunk):
-                    raise CheckpointCorrupt(f"{name} ends before {end}")
-                if expected and digest(chunk) != expected:
-                    raise CheckpointCorrupt(f"{name} differs from what was saved, at {start}")
-                sink.write_at(start, chunk.toreadonly())
-            sink.finish()
-        finally:
-            sink.abort()
-            source.close()
-
-    def _copy_small(self, folder: str, name: str) -> None:
-        data = self._near.read(f"{folder}/{name}")
-        if not self._is_there(f"{folder}/{name}", len(data)):
-            put(self._far, f"{folder}/{name}", data)
-
-    def _is_there(self, name: str, size_bytes: int) -> bool:
-        """Tell whether the far storage has it; a torn upload is no object, so the size tells."""
-        with contextlib.suppress(ObjectMissing):
-            return self._far.size(name) == size_bytes
-        return False
-
-    def _mark(self, replica: Replica) -> bool:
-        """Mark the far copy if it is whole; tell whether it is."""
-        try:
-            manifest = read_manifest(self._far, replica.folder, replica.manifest_digest)
-            read_rank_manifests(self._far, replica.folder, manifest)
-        except CheckpointCorrupt:
-            return False  # other ranks are not done
-        write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
-        if self._reports is not None:
-            with contextlib.suppress(
-                Refused, CheckpointNotFound
-            ):  # it is to go; whoever removes it finds all
-                self._reports.sealed(replica)
-        return True
-
-
-class _Closed(Exception):
-    """The replicator was closed in the middle of a copy."""
-
-
-def _unproven(size_bytes: int) -> Iterator[tuple[int, int, str]]:
-    """Yield an image in pieces whose digests stand elsewhere; whoever restores it proves them."""
-    for start in range(0, size_bytes, CHUNK_BYTES):
-        yield start, min(start + CHUNK_BYTES, size_bytes), ""
-
-
-def _pieces(manifest: RankManifest) -> Iterator[tuple[int, int, str]]:
-    """Yield the image in pieces, in order: from, to, digest, which is empty for what none covers."""
-    known = {0: (manifest.header_bytes, manifest.header_digest)}
-    for entry in manifest.tensors.values():
-        for number, file, offset in entry.located():
-            if file == OWN:
-                known[offset] = offset + entry.chunk_bytes(number), entry.chunks[number]
-    at = 0
-    for start, (end, expected) in sorted(known.items()):
-        if at < start:
-            yield at, start, ""
-        if end > start:
-            yield start, end, expected
-        at = max(at, end)
-    if at < manifest.image_bytes:
-        yield at, manifest.image_bytes, ""

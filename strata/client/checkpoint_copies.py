@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from strata.checkpoint.replicator import Replica
+from strata.checkpoint.far_copy import Replica
 
 TIER: Final = "replica"
 """The name of the second storage among the tiers of a record."""

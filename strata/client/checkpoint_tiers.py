@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strata.checkpoint import root
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
+from strata.checkpoint.far_copy import Replica
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
 from strata.checkpoint.reader import Lend, Loaded, load
-from strata.checkpoint.replicator import Replica, Replicator
+from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_copies import CopyReports, Told
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -34,6 +38,7 @@ class Tiers:
             far = open_storage(replica, nonce=nonce, patient=False)
             self.storage = TieredStorage(self.storage, far)
         self._threads = config.io_threads
+        self._others_s = config.commit_timeout_s
         self._replicator: Replicator | None = None
 
     def claim(self, owner: str, *, folder: str = "") -> None:
@@ -101,7 +106,9 @@ class Tiers:
         """Whether there is a far one, which no save may have to wait for."""
         return isinstance(self.storage, TieredStorage)
 
-    def start(self, catalog: Catalog, *, told: Told | None, afterwards: Callable[[], None]) -> None:
+    def start(
+        self, catalog: CoordinatedCatalog | LocalCatalog, *, told: Told | None, afterwards: Callable[[], None]
+    ) -> None:
         """Copy from now on what `committed` names, and tell `told` how far it is; then call `afterwards`."""
         if not isinstance(self.storage, TieredStorage):
             return
@@ -129,6 +136,8 @@ class Tiers:
             far,
             rank=catalog.rank,
             ranks=catalog.world_size,
+            world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
+            others_s=self._others_s,
             reports=reports,
             missing=missing,
             afterwards=afterwards,
@@ -145,10 +154,15 @@ class Tiers:
             self._replicator.add(_replica(self._catalog, checkpoint))
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return once all that is committed is copied; `StorageError` after `timeout_s`."""
+        """Return once all that is committed is copied; `StorageError` after `timeout_s`, or when parts stay away."""
         if self._replicator is None:
             raise ConfigError("there is no second storage", hint="CheckpointManager(replica_path=…)")
         self._replicator.wait(timeout_s)
+
+    def check_for_errors(self) -> None:
+        """Raise, once, what a checkpoint could not be copied for."""
+        if self._replicator is not None:
+            self._replicator.check()
 
     def close(self, timeout_s: float | None) -> None:
         """Wait for the copies so long, and copy nothing more; None: do not wait."""

@@ -351,8 +351,9 @@ class CheckpointManager:
     # -- the end
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
-        """Return once no save is in flight; raise the error of one that failed."""
+        """Return once no save is in flight; raise the error of one that failed, or of its copy."""
         self._writer.wait_until_finished(arguments.timeout(timeout_s, zero=True))
+        self._tiers.check_for_errors()
 
     def wait_until_replicated(self, timeout_s: float | None = None) -> None:
         """Return once every committed checkpoint is in the second storage too.
@@ -364,8 +365,9 @@ class CheckpointManager:
         self._tiers.wait(timeout_s)
 
     def check_for_errors(self) -> None:
-        """Raise the error of a save that failed, unless it was raised before."""
+        """Raise the error of a save that failed, or of its copy, unless it was raised before."""
         self._writer.check_for_errors()
+        self._tiers.check_for_errors()
 
     def close(self) -> None:
         """Wait for the saves in flight and their copies; raise the error of one that failed."""

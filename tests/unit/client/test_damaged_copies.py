@@ -11,10 +11,11 @@ import pytest
 
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.sink import Source
+from strata.checkpoint.sink import Sink, Source
 from strata.checkpoint.tiers import FarAway, TieredStorage
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import CheckpointCorrupt, StorageError
+from tests.unit.checkpoint.test_replicator import until_lost
 
 ITEMS = CHUNK_BYTES // 4 + 100
 
@@ -156,3 +157,23 @@ def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(tmp_pa
         far.source = away  # type: ignore[method-assign, assignment]  # a server that goes away in the middle
         with pytest.raises(FarAway, match=r"chunk 1.*cannot be asked for"):
             manager.restore(state(0))
+
+
+def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path) -> None:
+    manager = two(tmp_path)
+    assert isinstance(manager._storage, TieredStorage)
+
+    def broken(name: str) -> Sink:
+        raise OSError("the device is gone")
+
+    manager._storage.far.sink = broken  # type: ignore[method-assign]  # what no storage of ours raises
+    for step, ask in enumerate(
+        (manager.check_for_errors, manager.wait_until_finished, manager.wait_until_replicated, manager.close),
+        1,
+    ):
+        assert manager.save_state(state(step), step).wait(20).committed
+        if ask in (manager.check_for_errors, manager.wait_until_finished):
+            assert manager._tiers._replicator is not None
+            until_lost(manager._tiers._replicator)
+        with pytest.raises(StorageError, match=f"step {step} is not copied.*the device is gone"):
+            ask()

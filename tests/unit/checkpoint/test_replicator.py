@@ -1,0 +1,340 @@
+"""What a copy in the second storage may fail of, and who is told: nothing unproven is published there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from strata.checkpoint.catalog import SaveRequest
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.far_copy import Replica
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed
+from strata.checkpoint.reader import load
+from strata.checkpoint.replicator import Replicator
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.sink import put
+from strata.core.records import CheckpointType
+from strata.errors import CheckpointCorrupt, StorageError, StrataError
+from tests.unit.checkpoint.memory_storage import MemorySource, MemoryStorage
+from tests.unit.checkpoint.saves import an_info, save, snapshot_of
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
+from tests.unit.checkpoint.test_tiers import LIMIT_S, STATE, Pair, of, replica_of
+
+FROZEN = {"frozen": bytes(range(256)) * (2 * CHUNK_BYTES // 256)}
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.replicator.close()
+
+
+def image_of(storage: MemoryStorage, replica: Replica, rank: int = 0) -> str:
+    return next(name for name in of(storage, replica) if name.endswith(f"rank-{rank:05d}.safetensors"))
+
+
+def flip(storage: MemoryStorage, name: str, at: int) -> None:
+    data = bytearray(storage.objects[name])
+    data[at] ^= 1
+    storage.objects[name] = bytes(data)
+
+
+def until_lost(replicator: Replicator, count: int = 1) -> None:
+    """Return once so many errors wait for somebody to ask."""
+    with replicator._changed:
+        assert replicator._changed.wait_for(lambda: len(replicator._lost) >= count, LIMIT_S)
+
+
+# -- what is no StrataError -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError("the device is gone"), MemoryError(), KeyError("x")])
+@pytest.mark.parametrize(("side", "verb"), [("near", "read"), ("far", "begin"), ("far", "write")])
+def test_it_is_told_and_the_next_one_is_copied(
+    pair: Pair, caplog: pytest.LogCaptureFixture, error: Exception, side: str, verb: str
+) -> None:
+    first, second = pair.save(1), pair.save(2)
+
+    def fault(did: str, name: str) -> None:
+        if did == verb and name.startswith(first.folder):
+            raise error
+
+    getattr(pair, side).fault = fault
+    pair.replicator.add(first)
+    pair.replicator.add(second)
+    with pytest.raises(StorageError, match=f"step 1 is not copied.*{type(error).__name__}") as told:
+        pair.replicator.wait(LIMIT_S)
+    assert told.value.__cause__ is error
+    assert told.value.hint
+    assert committed(pair.far, second.folder) is not None
+    assert committed(pair.far, first.folder) is None
+    pair.replicator.wait(LIMIT_S)  # it is told once
+    assert "step 1 is not copied" in caplog.text
+
+
+def test_a_mark_that_cannot_be_made_is_told_too(pair: Pair) -> None:
+    first, second = pair.save(1), pair.save(2)
+
+    def fault(verb: str, name: str) -> None:
+        if verb == "create" and name == f"{first.folder}/{MARKER}":
+            raise OSError("the device is gone")
+
+    pair.far.fault = fault
+    pair.replicator.add(first)
+    pair.replicator.add(second)
+    with pytest.raises(StorageError, match="step 1 is not copied"):
+        pair.replicator.wait(LIMIT_S)
+    assert committed(pair.far, second.folder) is not None
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("missing", OSError("the device is gone")),
+        ("afterwards", OSError("the device is gone")),
+        ("afterwards", StorageError("the device is gone")),
+    ],
+)
+def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error: Exception) -> None:
+    def fail() -> list[Replica]:
+        raise error
+
+    replicator = Replicator(pair.near, pair.far, rank=0, ranks=1, retry_s=(0.001,), **{what: fail})  # type: ignore[arg-type]  # either
+    replica = pair.save(1)
+    replicator.add(replica)
+    until_lost(replicator)
+    with pytest.raises(StrataError, match="the device is gone"):
+        replicator.wait(LIMIT_S)
+    assert committed(pair.far, replica.folder) is not None
+    replicator.close()
+
+
+def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
+    pair.replicator.check()
+
+    def fault(verb: str, name: str) -> None:
+        if verb == "begin":
+            raise OSError("the device is gone")
+
+    pair.far.fault = fault
+    pair.replicator.add(pair.save(1))
+    with pytest.raises(StorageError, match="step 1"):
+        pair.replicator.wait(LIMIT_S)
+    pair.replicator.add(pair.save(2))
+    pair.replicator.add(pair.save(3))
+    until_lost(pair.replicator, 2)
+    with pytest.raises(StorageError, match="step 2") as told:
+        pair.replicator.check()
+    assert "step 3" in "".join(told.value.__notes__)
+    pair.replicator.check()
+
+
+def test_what_nobody_asked_for_is_told_at_the_end(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    def fault(verb: str, name: str) -> None:
+        if verb == "begin":
+            raise OSError("the device is gone")
+
+    pair.far.fault = fault
+    pair.replicator.add(pair.save(1))
+    until_lost(pair.replicator)
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        pair.replicator.close()
+    assert "nobody was told" in caplog.text
+    assert "step 1 is not copied" in caplog.text
+
+
+def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
+    first, second = pair.save(1), pair.save(2)
+
+    def fault(verb: str, name: str) -> None:
+        if verb == "read" and name == image_of(pair.near, first):
+            raise StorageError("a sector is bad")
+
+    pair.near.fault = fault
+    pair.replicator.add(first)
+    pair.replicator.add(second)
+    with pytest.raises(StorageError, match=r"steps \[1\] .*a sector is bad"):
+        pair.replicator.wait(0.5)
+    assert committed(pair.far, second.folder) is not None
+
+
+# -- nothing unproven -------------------------------------------------------------------------
+
+
+def with_incremental(pair: Pair) -> tuple[Replica, Replica]:
+    """Return a base of three chunks, and an Incremental that uses the first two of them."""
+    state = {**FROZEN, "step": bytes(CHUNK_BYTES)}
+    base = save(pair.both, pair.catalog, state, 1)
+    saver = Saver(storage=pair.both, catalog=pair.catalog, commit_timeout_s=5)
+    request = SaveRequest(step=2, type=CheckpointType.INCREMENTAL)
+    saved = saver.save(snapshot_of({**state, "step": b"2" * CHUNK_BYTES}), request, an_info(2))
+    assert saved.checkpoint_type is CheckpointType.INCREMENTAL
+    return replica_of(pair.catalog, base), replica_of(pair.catalog, saved)
+
+
+def at_of(pair: Pair, base: Replica, tensor: str) -> int:
+    found = load(pair.near, base.folder, manifest_digest=base.manifest_digest, rank=0).saved
+    return pair.near.objects[image_of(pair.near, base)].index(bytes(found.data[tensor][:64]))
+
+
+def test_a_base_is_proven_on_its_way(pair: Pair) -> None:
+    base, replica = with_incremental(pair)
+    flip(pair.near, image_of(pair.near, base), at_of(pair, base, "frozen") + CHUNK_BYTES + 5)
+    pair.replicator.add(replica)
+    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+        pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == {}
+
+
+def test_what_an_incremental_does_not_use_keeps_it_from_nothing(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, replica = with_incremental(pair)
+    name = image_of(pair.near, base)
+    flip(pair.near, name, len(pair.near.objects[name]) - 3)
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    load(pair.far, replica.folder, manifest_digest=replica.manifest_digest, rank=0)
+    assert "differs from what was saved" in caplog.text
+    pair.replicator.add(base)
+    with pytest.raises(CheckpointCorrupt, match="differs from what was saved"):
+        pair.replicator.wait(LIMIT_S)
+    assert committed(pair.far, base.folder) is None, "half of it lies there, unproven"
+
+
+@pytest.mark.parametrize("which", ["base", "own"])
+def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str) -> None:
+    base, replica = with_incremental(pair)
+    spoilt = base if which == "base" else replica
+    name = image_of(pair.near, spoilt)
+    put(pair.far, name, pair.near.objects[name])
+    flip(pair.far, name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
+    pair.replicator.add(replica)
+    with pytest.raises(CheckpointCorrupt, match=r"memory.*differs"):
+        pair.replicator.wait(LIMIT_S)
+    assert not pair.far.exists(f"{replica.folder}/{MARKER}")
+    assert not pair.far.exists(f"{replica.folder}/manifest.json")
+
+
+def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
+    base, replica = with_incremental(pair)
+    opened, sources = pair.far.source, list[str]()
+
+    def source(name: str) -> MemorySource:
+        sources.append(name)
+        return opened(name)
+
+    pair.far.source = source  # type: ignore[method-assign]  # counted
+    for each in (base, replica):
+        pair.replicator.add(each)
+        pair.replicator.wait(LIMIT_S)
+    assert committed(pair.far, replica.folder) is not None
+    assert sources == []
+
+
+def test_a_document_that_changes_between_two_reads_is_not_copied(pair: Pair) -> None:
+    replica, reads = pair.save(1), iter(range(9))
+
+    def fault(verb: str, name: str) -> None:
+        if verb == "read" and name.endswith("rank-00000.json") and next(reads) == 1:
+            flip(pair.near, name, 100)
+
+    pair.near.fault = fault
+    pair.replicator.add(replica)
+    with pytest.raises(CheckpointCorrupt, match=r"rank-00000\.json differs"):
+        pair.replicator.wait(LIMIT_S)
+    assert not pair.far.exists(f"{replica.folder}/rank-00000.json")
+
+
+# -- several ranks ----------------------------------------------------------------------------
+
+
+def of_two(pair: Pair) -> Replica:
+    """Return a checkpoint that two ranks saved near."""
+    shared, ends = SharedCatalog(2), []
+
+    def one(rank: int) -> None:
+        saver = Saver(storage=pair.near, catalog=shared.of(rank), commit_timeout_s=10)
+        ends.append(saver.save(snapshot_of({"rank": rank, **STATE}), SaveRequest(step=7), an_info(7)))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    saved = ends[0]
+    folder = shared.of(0).folder(saved)
+    return Replica(folder=folder, attempt=saved.id, manifest_digest=saved.manifest_digest, step=7)
+
+
+def ranks_of(pair: Pair, world: str, *, others_s: float = 600.0) -> list[Replicator]:
+    return [
+        Replicator(
+            pair.near,
+            pair.far,
+            rank=rank,
+            ranks=2,
+            world=world,
+            retry_s=(0.001,),
+            look_s=0.001,
+            others_s=others_s,
+        )
+        for rank in range(2)
+    ]
+
+
+def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
+    replica, ranks = of_two(pair), ranks_of(pair, "1")
+    name = image_of(pair.near, replica, 1)
+    whole = pair.near.objects[name]
+    flip(pair.near, name, 9)
+    for each in ranks:
+        each.add(replica)
+    with pytest.raises(CheckpointCorrupt, match="rank-00001"):
+        ranks[1].wait(LIMIT_S)
+    with pytest.raises(StorageError, match=r"rank 1 says: .*differs"):
+        ranks[0].wait(LIMIT_S)
+    for each in ranks:
+        each.close()
+    # put back from elsewhere, and taken up by the next processes
+    pair.near.objects[name] = whole
+    ranks = ranks_of(pair, "2")
+    for each in ranks:
+        each.add(replica)
+    for each in ranks:
+        each.wait(LIMIT_S)
+        each.close()
+    assert of(pair.far, replica) == of(pair.near, replica)
+
+
+def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
+    replica, (first, second) = of_two(pair), ranks_of(pair, "1", others_s=0.05)
+    info = an_info(7)
+    first.add(replica)
+    told: list[StrataError] = []
+
+    def wait() -> None:
+        try:
+            first.wait(None)
+        except StrataError as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive()
+    assert "rank 1" in told[0].message
+    assert f"steps [{info.step}]" in told[0].message
+    first.check()  # it may only be slow: that is nobody's error yet
+    second.add(replica)
+    second.wait(LIMIT_S)
+    first.wait(LIMIT_S)
+    for each in (first, second):
+        each.close()
+    assert of(pair.far, replica) == of(pair.near, replica)
