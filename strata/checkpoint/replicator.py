@@ -133,7 +133,7 @@ class Replicator:
         with self._changed:
             self._changed.wait_for(lambda: not self._queue and self._waits_in_vain(begun), timeout_s)
             self._raise_lost()
-            left = sorted({r.step for r in (*(c.replica for c in self._copied), *self._queue)})
+            left = self._left()
             if not left:
                 return
             error, lacks = self._error, [c.lacks for c in self._copied if c.lacks]
@@ -151,16 +151,24 @@ class Replicator:
 
     def close(self) -> None:
         """Stop, whatever is left; it stays in the near storage, and a later process goes on with it."""
+        self._stop()
+        with self._changed:
+            lost, self._lost = self._lost, []
+        for error in lost:
+            log.error("nobody was told of a copy that failed: %s", error.message)
+
+    def _stop(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         atexit.unregister(self._at_exit)
         if self._thread is not None:
             self._thread.join(CLOSE_S)  # a request that hangs is left to the end of the process
-        with self._changed:
-            lost, self._lost = self._lost, []
-        for error in lost:
-            log.error("nobody was told of a copy that failed: %s", error.message)
+
+    def _left(self) -> list[int]:
+        """Return the steps that are not there yet."""
+        waiting = [copied.replica.step for copied in self._copied]
+        return sorted({*waiting, *(replica.step for replica in self._queue)})
 
     def _raise_lost(self) -> None:
         """Raise the first of what is lost, with the others as its notes."""
@@ -177,8 +185,8 @@ class Replicator:
 
     def _at_exit(self) -> None:
         """Stop; say what is not copied, for nobody waited for it."""
-        self.close()
-        left = [replica.step for replica in (*self._copied, *self._queue)]
+        self._stop()
+        left = self._left()
         told = [str(error) for error in self._lost]
         if left:
             why = f": {self._error}" if self._error is not None else ""

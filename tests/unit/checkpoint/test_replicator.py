@@ -149,6 +149,20 @@ def test_what_nobody_asked_for_is_told_at_the_end(pair: Pair, caplog: pytest.Log
     assert "step 1 is not copied" in caplog.text
 
 
+def test_at_the_end_of_the_process_it_is_told_on_stderr(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(verb: str, name: str) -> None:
+        if verb == "begin":
+            raise OSError("the device is gone")
+
+    pair.far.fault = fault
+    pair.replicator.add(pair.save(1))
+    until_lost(pair.replicator)
+    pair.replicator._at_exit()
+    assert "strata: step 1 is not copied" in capsys.readouterr().err
+
+
 def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
     first, second = pair.save(1), pair.save(2)
 
