@@ -6,7 +6,7 @@ tensor by its name. One buffer of 8 MiB is all the memory it takes, however larg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -61,6 +61,23 @@ def verify(storage: Storage, folder: str, *, manifest_digest: str | None, on_byt
     )
 
 
+def complaints(
+    storage: Storage, folder: str, *, manifest_digest: str, only: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Read what `only` names of a checkpoint, as "folder/file", or all of it; return what is amiss.
+
+    The marker counts for nothing: the catalog says that it is committed, and anybody may write it anew.
+    """
+    with Images(storage, folder) as images:
+        work = _Verifier(storage, folder, images, ignored, only)
+        try:
+            manifest = read_manifest(storage, folder, manifest_digest)
+        except CheckpointCorrupt as error:
+            return (error.message,)
+        work.parts(manifest)
+    return tuple(work.problems)
+
+
 class Images:
     """The images that chunks are read of, not too many of them open at a time. A context manager: it closes them."""
 
@@ -103,13 +120,16 @@ class Images:
 class _Verifier:
     """One pass over one checkpoint, and what it has found so far."""
 
-    def __init__(self, storage: Storage, folder: str, images: Images, on_bytes: OnBytes) -> None:
+    def __init__(
+        self, storage: Storage, folder: str, images: Images, on_bytes: OnBytes, only: Collection[str] = ()
+    ) -> None:
         self.problems: list[str] = []
         self.read_bytes = 0
         self._storage = storage
         self._folder = folder
         self._images = images
         self._on_bytes = on_bytes
+        self._only = frozenset(only)
         self._buffer = allocate(CHUNK_BYTES, inherited=True)
 
     def documents(self, manifest_digest: str | None) -> tuple[Manifest | None, bool]:
@@ -150,7 +170,7 @@ class _Verifier:
                 continue
             for tensor, places in tensors.items():
                 for place in places:
-                    if (place.image, place.offset) not in seen:
+                    if self._is_asked(place.image) and (place.image, place.offset) not in seen:
                         seen.add((place.image, place.offset))
                         self._chunk(place, f"tensor {tensor}")
 
@@ -167,14 +187,21 @@ class _Verifier:
 
     def _header(self, manifest: RankManifest) -> None:
         """Read the header, which has no more than a chunk's bytes unless it has very many tensors."""
+        own = images_of(self._folder, manifest)[OWN]
+        if not self._is_asked(own):
+            return
         into = memoryview(bytearray(manifest.header_bytes))
         place = ChunkPlace(
-            image=images_of(self._folder, manifest)[OWN],
+            image=own,
             offset=0,
             size_bytes=manifest.header_bytes,
             digest=manifest.header_digest,
         )
         self._read(place, into, "the header")
+
+    def _is_asked(self, image: ImageRef) -> bool:
+        name = object_name(self._folder, image)
+        return not self._only or "/".join(name.split("/")[-2:]) in self._only
 
     def _chunk(self, place: ChunkPlace, what: str) -> None:
         try:

@@ -8,19 +8,28 @@ done twice, by several, and late.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import committed, read_manifest
-from strata.checkpoint.reader import load
+from strata.checkpoint.marker import committed
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
-from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, Unavailable
+from strata.checkpoint.verifying import complaints
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    QuotaExceeded,
+    Refused,
+    StorageError,
+    StrataError,
+    Unavailable,
+)
 from strata.v1.checkpoints_pb2 import (
     CHORE_KIND_CLEAR,
     CHORE_KIND_VERIFY,
@@ -31,6 +40,8 @@ from strata.v1.checkpoints_pb2 import (
     ReportDamageRequest,
 )
 
+_OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
+"""How complaints name what differs; one that reads otherwise has the whole checkpoint looked at."""
 LOOK_S: Final = 0.05
 """How often whoever waits for the leader's marks looks whether they are there."""
 
@@ -41,14 +52,28 @@ log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Chores:
-    """What this host does for the checkpoints of `job`, where one of `storages` has them."""
+    """What this host does for the checkpoints of `job`, where one of `storages` has them.
 
-    def __init__(self, ask: Ask, *, job: str, host: str, storages: Sequence[Storage]) -> None:
+    `first` is called before each pass.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        *,
+        job: str,
+        host: str,
+        storages: Sequence[Storage],
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
         self._ask = ask
+        self._first = first
         self._job = job
         self._host = host
         self._storages = tuple(storages)
         self._busy = threading.Lock()
+        self._waking = threading.Lock()
+        self._again = False
         self._worker: threading.Thread | None = None
 
     def tidy(self, *, marked_within_s: float = 0.0) -> None:
@@ -62,6 +87,7 @@ class Chores:
         done: set[bytes] = set()
         with self._busy:
             try:
+                self._first()
                 while True:
                     answer = self._ask(ListChoresRequest(job=self._job, host=self._host))
                     for chore in answer.chores:
@@ -72,28 +98,41 @@ class Chores:
                     if not answer.pending or time.monotonic() >= deadline:
                         break
                     time.sleep(LOOK_S)
-            except Unavailable as error:
+            except (Unavailable, QuotaExceeded) as error:
                 log.warning("old checkpoints stay for now: %s", error.message)
         if trouble is not None:
             raise trouble
 
     def soon(self) -> None:
-        """Do what is due in a thread of its own, unless one is at it: something is in doubt."""
-        if self._worker is None or not self._worker.is_alive():
-            self._worker = threading.Thread(target=self._doubts, name="strata-chores", daemon=True)
-            self._worker.start()
+        """Do what is due in a thread of its own; one that is at it goes on to what came up meanwhile."""
+        with self._waking:
+            self._again = True
+            if self._worker is None or not self._worker.is_alive():
+                self._worker = threading.Thread(target=self._passes, name="strata-chores", daemon=True)
+                self._worker.start()
 
     def close(self, timeout_s: float) -> None:
         """Wait for the thread, if there is one; what it leaves undone is done by the next process."""
-        if self._worker is not None:
-            self._worker.join(timeout_s)
+        with self._waking:
+            worker = self._worker
+        if worker is not None:
+            worker.join(timeout_s)
+
+    def _passes(self) -> None:
+        while True:
+            with self._waking:
+                if not self._again:
+                    self._worker = None
+                    return
+                self._again = False
+            self._doubts()
 
     def _doubts(self) -> None:
         try:
             self.tidy()
         except StorageError as error:
             log.warning("a chore is left: %s", error.message)
-        except (Refused, CheckpointNotFound) as error:  # the generation ended, or the job was deleted
+        except StrataError as error:  # the generation ended, or the job was deleted
             log.debug("no chores: %s", error.message)
 
     # -- one chore
@@ -158,7 +197,7 @@ class Chores:
         return False
 
     def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
-        complaint = complaint_of(storage, folder, chore.manifest_digest)
+        complaint = complaint_of(storage, folder, chore.manifest_digest, chore.objects)
         log.log(
             logging.ERROR if complaint else logging.WARNING,
             "step %d, which another host found damaged, is %s",
@@ -174,6 +213,7 @@ class Chores:
                 host=self._host,
                 reason=complaint,
                 sound=not complaint,
+                objects=objects_in(complaint),
             )
         )
 
@@ -182,12 +222,14 @@ def _root(storage: Storage) -> str:
     return f"{storage.uri.rstrip('/')}/"
 
 
-def complaint_of(storage: Storage, folder: str, manifest_digest: str) -> str:
-    """Read every byte of a checkpoint; return what differs from what was saved, or ""."""
-    try:
-        manifest = read_manifest(storage, folder, manifest_digest)
-        for rank in range(manifest.identity.world_size):
-            load(storage, folder, manifest_digest=manifest_digest, rank=rank)
-    except CheckpointCorrupt as error:
-        return error.message
-    return ""
+def complaint_of(storage: Storage, folder: str, manifest_digest: str, only: Collection[str] = ()) -> str:
+    """Read each byte of what `only` names, or of the whole checkpoint; return what is amiss first, or "".
+
+    In the memory of one chunk, and once, for however many ranks this host has.
+    """
+    return next(iter(complaints(storage, folder, manifest_digest=manifest_digest, only=only)), "")
+
+
+def objects_in(complaint: str) -> list[str]:
+    """Return the objects that a complaint names, as "folder/file"; none where it names none."""
+    return sorted(set(_OBJECT.findall(complaint)))

@@ -29,7 +29,7 @@ _HINT: Final = 'give the path of a folder, or its URI: "file:///data/checkpoints
 class CheckpointManagerConfig:
     """The settings of a `CheckpointManager`.
 
-    `keep_count` is how many committed checkpoints stay (None: all). Beside those newest ones stay, where
+    `keep_count` is how many committed checkpoints stay (0: all; None: what the job was told last, at first all). Beside those newest ones stay, where
     asked for: the first from each multiple of `keep_every_steps` on, the `keep_best` best by the number
     under `best_metric` in their metadata (`best_mode` "min" or "max"), and those younger than `keep_age_s`.
     `save_wait_s` is how long a due save waits while no coordinator answers, `commit_timeout_s` how long for
@@ -111,8 +111,9 @@ class CheckpointManagerConfig:
     def _check_keep(self) -> None:
         for name in ("keep_count", "keep_every_steps", "keep_best"):
             count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ConfigError(f"{name} must be at least 1, not {count!r}")
+            least = 0 if name == "keep_count" else 1
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+                raise ConfigError(f"{name} must be at least {least}, not {count!r}")
         if self.best_mode not in {"min", "max"}:
             raise ConfigError(f'best_mode is "min" or "max", not {self.best_mode!r}')
         try:

@@ -7,22 +7,31 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.reader import Loaded
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import tiers_of
 from strata.client.checkpoint_catalog import CoordinatedCatalog
-from strata.client.checkpoint_chores import Chores
+from strata.client.checkpoint_chores import Chores, objects_in
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_readers import reading
+from strata.client.checkpoint_tiers import Prove
 from strata.client.surroundings import random_id
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, CheckpointNotFound, QuotaExceeded, Refused, Unavailable
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    InvalidArgument,
+    Refused,
+    StorageError,
+    Unavailable,
+)
 from strata.v1.checkpoints_pb2 import Checkpoint, ReportDamageRequest
 from strata.v1.retention_pb2 import Keep as KeepMessage
 from strata.v1.retention_pb2 import Retention, SetRetentionRequest
@@ -36,20 +45,21 @@ MARKED_WITHIN_S: Final = 2.0
 LOOK_S: Final = 0.25
 CLOSE_S: Final = 5.0
 
-T = TypeVar("T")
-
 log: Final = logging.getLogger("strata.checkpoint")
 
 
 class Keeping:
-    """One rank's part in it. `looks`: this process speaks for its host when a copy is in doubt."""
+    """One rank's part in it. `looks`: this process speaks for its host when a copy is in doubt.
+
+    `keep` are the rules that rank 0 hands over; None: those that the job has stand.
+    """
 
     def __init__(
         self,
         catalog: CoordinatedCatalog,
         storage: Storage,
         *,
-        keep: Keep,
+        keep: Keep | None,
         host: str,
         looks: bool,
         new_id: Callable[[], str],
@@ -57,12 +67,16 @@ class Keeping:
     ) -> None:
         self._catalog = catalog
         self._keep = keep
-        self._told = keep.everything
+        self._told = keep is None or catalog.rank != 0
         self._host = host
         self._new_id = new_id
         self._corrupt_wait_s = corrupt_wait_s
-        self._chores = Chores(self._ask_soon, job=catalog.job, host=host, storages=tiers_of(storage))
+        self._chores = Chores(
+            self._ask_soon, job=catalog.job, host=host, storages=tiers_of(storage), first=self._tell
+        )
         self._stop = catalog.observe(self._observe) if looks else lambda: None
+        if looks or not self._told:
+            self._chores.soon()  # a doubt may have come up before anybody observed here
 
     def close(self) -> None:
         """Doubt nothing any more; harmless when repeated."""
@@ -73,17 +87,16 @@ class Keeping:
 
     def after_commit(self) -> None:
         """Remove what the policy gives up; for one rank of the job."""
-        try:
-            if not self._told:
-                self._ask_soon(SetRetentionRequest(job=self._catalog.job, retention=self._retention()))
-                self._told = True
-        except (Unavailable, QuotaExceeded) as error:
-            log.warning("the rules of what to keep are not set yet: %s", error.message)
-            return
         self._chores.tidy(marked_within_s=MARKED_WITHIN_S)
 
-    def _retention(self) -> Retention:
-        keep = self._keep
+    def _tell(self) -> None:
+        """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now."""
+        if self._keep is not None and not self._told:
+            retention = self._retention(self._keep)
+            self._ask_soon(SetRetentionRequest(job=self._catalog.job, retention=retention))
+            self._told = True
+
+    def _retention(self, keep: Keep) -> Retention:
         return Retention(
             keep=KeepMessage(
                 latest=keep.latest,
@@ -121,55 +134,88 @@ class Keeping:
 
     # -- damage
 
-    def proven(self, checkpoint: CheckpointMetadata, read: Callable[[], T], *, begins: bool) -> T:
-        """Return what `read` proved to be what was saved; what is not is read again before it counts.
+    def proven(
+        self, checkpoint: CheckpointMetadata, load: Callable[[Prove], Loaded], *, begins: bool
+    ) -> Loaded:
+        """Return what `load` proved to be what was saved; what is not is read again before it counts.
 
-        `begins`: this rank has not trained yet, so if the checkpoint is the restore point, none can.
+        `load` reads one copy after the other by what it is given. Each that was read twice and is damaged is
+        reported for itself, also where another one was good. `begins`: this rank has not trained yet, so if
+        the checkpoint is the restore point, none can.
         """
-        try:
-            return read()
-        except CheckpointCorrupt as error:
-            log.error("step %d is read again: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
-        try:
-            return read()
-        except CheckpointCorrupt as error:
-            point = self._catalog.restore_point()
-            waits = begins and point is not None and point.id == checkpoint.id
-            self._damaged(checkpoint, error.message, begins=waits)
-            raise
+        damaged: dict[str, str] = {}
 
-    def _damaged(self, checkpoint: CheckpointMetadata, complaint: str, *, begins: bool) -> None:
-        """Say that a checkpoint was read twice and is not what was saved.
+        def prove(tier: str, read: Callable[[], Loaded], /, *, again: Callable[[], Loaded]) -> Loaded:
+            try:
+                return read()
+            except CheckpointCorrupt as error:
+                log.error("step %d is read again: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
+                first = error
+            try:
+                return again()
+            except CheckpointCorrupt as error:
+                damaged[tier] = error.message
+                raise
+            except StorageError:
+                raise first from None  # which proves nothing of that copy
+
+        point = self._catalog.restore_point()
+        try:
+            found = load(prove)
+        except CheckpointCorrupt:
+            waits = begins and point is not None and point.id == checkpoint.id
+            self._damaged(checkpoint, damaged, begins=waits)
+            raise
+        except StorageError:
+            self._damaged(checkpoint, damaged, begins=False)
+            raise
+        self._damaged(checkpoint, damaged, begins=False)
+        return found
+
+    def _damaged(
+        self, checkpoint: CheckpointMetadata, complaints: Mapping[str, str], *, begins: bool
+    ) -> None:
+        """Say which copies of a checkpoint were read twice and are not what was saved.
 
         With `begins` this generation cannot go on without it: then wait for what the others find. Once
         it is confirmed the leader ends the generation, and the next call of this rank, here or later, is
         `StaleGeneration`; or its supervisor ends the process. Returns when nobody confirms it in time.
         """
-        report = ReportDamageRequest(
-            job=self._catalog.job,
-            step=checkpoint.step,
-            attempt=checkpoint.id,
-            host=self._host,
-            reason=complaint[:1000],
-            generation=self._catalog.generation if begins else 0,
-        )
-        try:
-            found: Checkpoint = self._ask(report).checkpoint
-        except (Unavailable, CheckpointNotFound, Refused) as error:
-            log.warning("step %d is damaged here, which nobody was told: %s", checkpoint.step, error.message)
-            return
-        deadline = time.monotonic() + (self._corrupt_wait_s if begins else 0.0)
-        self._say(checkpoint, found)
+        told = [
+            self._report(checkpoint, tier, complaint, generation=self._catalog.generation if begins else 0)
+            for tier, complaint in complaints.items()
+            if tier
+        ]
+        deadline = time.monotonic() + (self._corrupt_wait_s if begins and any(told) else 0.0)
         while time.monotonic() < deadline:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
                 self._catalog.refresh(checkpoint)
 
-    def _say(self, checkpoint: CheckpointMetadata, found: Checkpoint) -> None:
+    def _report(self, checkpoint: CheckpointMetadata, tier: str, complaint: str, *, generation: int) -> bool:
+        """Say what is wrong with one copy; return whether anybody took it down."""
+        report = ReportDamageRequest(
+            job=self._catalog.job,
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            tier=tier,
+            host=self._host,
+            reason=complaint[:1000],
+            objects=objects_in(complaint),
+            generation=generation,
+        )
+        try:
+            found: Checkpoint = self._ask(report).checkpoint
+        except (Unavailable, CheckpointNotFound, Refused, InvalidArgument) as error:
+            log.warning("step %d is damaged here, which nobody was told: %s", checkpoint.step, error.message)
+            return False
         if from_wire(CHECKPOINT_STATES, found.state) is CheckpointState.CORRUPT:
             log.error("step %d is corrupt: %s", checkpoint.step, found.reason)
+        elif tier in found.suspected:
+            log.error("step %d on %s is damaged as read here; other hosts look", checkpoint.step, tier)
         else:
-            log.error("step %d is damaged as read on %s; other hosts look", checkpoint.step, self._host)
+            log.error("step %d is corrupt on %s, and has another copy", checkpoint.step, tier)
+        return True
 
     # -- inside
 
@@ -189,7 +235,7 @@ def keeping_of(catalog: CoordinatedCatalog, storage: Storage, config: Checkpoint
     return Keeping(
         catalog,
         storage,
-        keep=config.keep,
+        keep=None if config.keep_count is None else config.keep,
         host=socket.gethostname(),
         looks=os.environ.get("LOCAL_RANK", "0") == "0",
         new_id=random_id,

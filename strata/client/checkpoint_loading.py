@@ -138,7 +138,11 @@ class Loading:
             self._tiers.load, checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend
         )
         try:
-            loaded = self._keeping.proven(checkpoint, read, begins=begins) if self._keeping else read()
+            loaded = (
+                self._keeping.proven(checkpoint, lambda prove: read(prove=prove), begins=begins)
+                if self._keeping
+                else read()
+            )
         except CheckpointCorrupt as error:
             raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
         if self._keeping is not None and not self._storage.exists(f"{folder}/{MARKER}"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from strata.checkpoint import root
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
@@ -19,7 +20,8 @@ from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_copies import CopyReports, Told
+from strata.client.checkpoint_copies import TIER, CopyReports, Told
+from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
 
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 log: Final = logging.getLogger("strata.checkpoint")
+
+
+class Prove(Protocol):
+    """Reads one copy, `tier` of the record, and reads it `again`, by itself, before damage counts."""
+
+    def __call__(
+        self, tier: str, read: Callable[[], Loaded], /, *, again: Callable[[], Loaded]
+    ) -> Loaded: ...
 
 
 class Tiers:
@@ -60,11 +70,12 @@ class Tiers:
         rank: int,
         state: Mapping[Any, Any] | None,
         lend: Lend | None = None,
+        prove: Prove | None = None,
     ) -> Loaded:
         """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
-        `state` is what is wanted of the tensors that ranks have saved parts of. `CheckpointCorrupt` names
-        what is wrong with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
+        `prove` is told which copy is read, and how it is read again. `state` is what is wanted of the
+        tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
         """
         read = partial(
             load,
@@ -78,7 +89,15 @@ class Tiers:
         damage: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
             try:
-                loaded = read(storage)
+                loaded = (
+                    read(storage)
+                    if prove is None
+                    else prove(
+                        self._tier_of(storage, checkpoint, folder),
+                        partial(read, storage),
+                        again=partial(read, _alone(storage)),
+                    )
+                )
             except CheckpointCorrupt as error:
                 damage.append(error)
             except StorageError as error:
@@ -98,6 +117,17 @@ class Tiers:
         if len(damage) == 1:
             raise damage[0]
         raise CheckpointCorrupt(f"{damage[0].message}; of the copy: {damage[1].message}") from damage[0]
+
+    def _tier_of(self, storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> str:
+        """Return the name that a copy has in the record, or "" for a storage that was never given it."""
+        if isinstance(self.storage, TieredStorage) and storage is self.storage.far:
+            return TIER
+        near = _alone(storage)
+        if storage is near or checkpoint.path == f"{near.uri.rstrip('/')}/{folder}":
+            return PRIMARY
+        with contextlib.suppress(StorageError):
+            return PRIMARY if near.exists(folder) else ""
+        return ""
 
     # -- copying
 
@@ -173,6 +203,11 @@ class Tiers:
                 self._replicator.wait(timeout_s)
         finally:
             self._replicator.close()
+
+
+def _alone(storage: Storage) -> Storage:
+    """Return the near storage of two that are read as one: what it lacks is not taken from afar then."""
+    return storage.near if isinstance(storage, TieredStorage) else storage
 
 
 def _replica(catalog: Catalog, checkpoint: CheckpointMetadata) -> Replica:

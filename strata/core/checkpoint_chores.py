@@ -48,6 +48,7 @@ class Chore:
     tier: str
     path: str
     manifest_digest: str = ""
+    objects: tuple[str, ...] = ()
 
 
 def chores(job: JobView, host: str) -> Iterator[Chore]:
@@ -62,14 +63,14 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
     )
     for entry in job.checkpoints():
         record = entry.record
+        if record.state is CheckpointState.COMMITTED:
+            yield from _doubts(job, record, host)
         if record.origin is not None:
-            continue  # its bytes are another job's
+            continue  # its bytes are another job's, to remove; a rank of this one may find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
             yield from _each_tier(job, record, ChoreKind.CLEAR, host)
         elif record.state in {CheckpointState.DELETING, CheckpointState.COMMITTED}:
             yield from _removals(job, record, host)
-        if record.state is CheckpointState.COMMITTED:
-            yield from _doubts(job, record, host)
     for note in job.view.entries(job.keys.discarded, Discarded):
         for name, tier in note.record.tiers.items():
             yield Chore(
@@ -99,11 +100,14 @@ def _each_tier(job: JobView, record: CheckpointRecord, kind: ChoreKind, host: st
 
 
 def _doubts(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
-    """Yield the copies that another host found damaged and this one has not looked at."""
+    """Yield the copies that another host found damaged and this one has not looked at: once for each host."""
     for name in suspected_tiers(job, record):
-        tier = tiers_of(record)[name]
-        if tier.shared and host and host not in {word.name for word in suspicions(job, record, name)}:
-            yield _chore(ChoreKind.VERIFY, record, name, tier)
+        tier, words = tiers_of(record)[name], suspicions(job, record, name)
+        if tier.shared and host and host not in {word.name for word in words}:
+            named = [word.record.objects for word in words if word.record.corrupt]
+            objects = sorted({one for each in named for one in each}) if all(named) else ()
+            chore = _chore(ChoreKind.VERIFY, record, name, tier)
+            yield dataclasses.replace(chore, objects=tuple(objects))
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:

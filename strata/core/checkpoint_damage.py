@@ -2,8 +2,11 @@
 
 Whoever reads something else than was saved, twice and past every cache, says so: that is a suspicion, and
 private, for the fault may be its own memory or disk controller. A second host that finds the same confirms
-it; where no second host can look, because there is none or the bytes are on the first one's own disk, it is
-confirmed alone. Then that copy is CORRUPT, and with its last copy the record is.
+it; where no second host can look, because none has a rank in the world or the bytes are on the first one's
+own disk, it is confirmed alone. Then that copy is CORRUPT, and with its last copy the record is.
+
+A report names the copy: a damaged near one says nothing of the far one. A standby has no process that could
+look, and is not waited for.
 
 A damaged checkpoint keeps its bytes until a newer one is committed: `checkpoint_deletion` sees to that.
 """
@@ -26,13 +29,16 @@ from strata.core.view import Entry
 from strata.errors import InvalidArgument, Refused
 
 MAX_REASON_CHARS = 1000
+MAX_OBJECTS = 32
+"""More than so many damaged objects are not named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamageReport:
     """What `host` read on `tier` ("": the one at the record's path), past every cache.
 
-    `generation`: the one that cannot begin without these bytes; 0: none waits for them.
+    `generation`: the one that cannot begin without these bytes; 0: none waits for them. `objects`: what
+    differs, as "folder/file"; none: it is not known which.
     """
 
     step: int
@@ -42,6 +48,7 @@ class DamageReport:
     tier: str = ""
     sound: bool = False
     generation: int = 0
+    objects: tuple[str, ...] = ()
 
 
 def suspicions(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
@@ -76,8 +83,9 @@ def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
 def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     """Keep what a host found; with a second one that found the same the copy is CORRUPT.
 
-    Settled once the host's word is on record, and the copy marked if that was enough. `Refused` for a
-    checkpoint that is being deleted: that its bytes are missing is no damage.
+    Settled once the host's word is on record, and the copy marked if that was enough. A word may come after
+    others have settled the matter: that its generation cannot begin is taken down all the same. `Refused` for
+    a checkpoint that is being deleted: that its bytes are missing is no damage.
     """
     held = find(job, report.step, report.attempt) if report.attempt else None
     if held is None:
@@ -87,16 +95,15 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     if tier not in tiers:
         return refuse(InvalidArgument(f"step {record.step} has no copy on {tier or 'its path'}"))
     state = tiers[tier].state
-    if record.state is CheckpointState.CORRUPT or state is TierState.CORRUPT:
+    corrupt = record.state is CheckpointState.CORRUPT or state is TierState.CORRUPT
+    if corrupt and (report.sound or not report.generation):
         return Decision(reason=f"step {record.step} on {tier} is corrupt")
-    if record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT:
+    if not corrupt and (record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT):
         what = state if state is not TierState.PRESENT else record.state
         return refuse(Refused(f"step {record.step} is {what.value}: its bytes need not be there"))
     key = job.keys.suspect(record.step, record.generation, record.attempt, tier, report.host)
-    word = Suspect(
-        corrupt=not report.sound, reason=report.reason[:MAX_REASON_CHARS], generation=report.generation
-    )
     known = job.view.entry(key, Suspect)
+    word = _word(report, known.record if known is not None else None)
     if known is not None and known.record == word:
         return decide_confirm(job, held, tier)
     return Decision(
@@ -108,6 +115,20 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
             ),
             success=(Put(key=key, value=encode(word)),),
         ),
+    )
+
+
+def _word(report: DamageReport, known: Suspect | None) -> Suspect:
+    """Return what a host says from now on: of several of its ranks, what each of them found."""
+    objects, generation = set(report.objects), report.generation
+    if known is not None and known.corrupt and not report.sound:
+        generation = max(generation, known.generation)
+        objects = objects | set(known.objects) if objects and known.objects else set()
+    return Suspect(
+        corrupt=not report.sound,
+        reason=report.reason[:MAX_REASON_CHARS],
+        generation=generation,
+        objects=tuple(sorted(objects)) if len(objects) <= MAX_OBJECTS else (),
     )
 
 
@@ -127,12 +148,13 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
         return Decision(reason=f"step {record.step} on {tier} is not suspected")
     compares: list[Compare] = [unchanged(word.key, word.mod_revision) for word in damaged[:2]]
     if len(damaged) == 1 and tiers[tier].shared:
-        others = sorted({worker.record.host for worker in job.workers()} - {damaged[0].name, ""})
-        if others:
+        if others := _others(job, damaged[0].name):
             return Decision(
                 reason=f"{damaged[0].name} alone found step {record.step} damaged: {others[0]} must look"
             )
-        compares.append(none_newer_in(job.keys.workers, job.view.revision))  # nobody came who could look
+        # nobody came who could look
+        compares.append(none_newer_in(job.keys.workers, job.view.revision))
+        compares.append(unchanged(job.keys.head, job.view.mod_revision(job.keys.head)))
     tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.CORRUPT)
     whole = any(each.state is TierState.PRESENT for each in tiers.values())
     why = f"{tier}: {damaged[0].record.reason} (found by {', '.join(word.name for word in damaged[:4])})"
@@ -149,6 +171,26 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
             success=(Put(key=held.key, value=encode(after)),),
         ),
     )
+
+
+def _others(job: JobView, host: str) -> list[str]:
+    """Return the hosts beside this one whose word is waited for; none: it is believed alone.
+
+    Those that are registered, unless a world of this host alone has begun: what stands by has no process
+    that looks. While a world forms, or is about to end with a member, the next one is waited for.
+    """
+    registered = {worker.name: worker for worker in job.workers()}
+    others = {worker.record.host for worker in registered.values()} - {host, ""}
+    world = job.world()
+    if not others or world is None or world.head.forming:
+        return sorted(others)
+    inside = [registered.get(member.worker) for member in world.members]
+    if any(
+        worker is None or worker.create_revision != member.incarnation
+        for worker, member in zip(inside, world.members, strict=True)
+    ):
+        return sorted(others)
+    return sorted({worker.record.host for worker in inside if worker is not None} - {host, ""})
 
 
 def next_confirmation(job: JobView) -> Decision:

@@ -47,11 +47,13 @@ class Suspect:
     """What a host read on one tier, past every cache: something else than was saved, or all as it was.
 
     `generation`: the one that could not begin because of it, 0 when nothing waited for these bytes.
+    `objects`: what differs, as "folder/file"; none: it is not known which.
     """
 
     corrupt: bool
     reason: str
     generation: int = 0
+    objects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,7 +194,7 @@ class TrainingOrchestrator:
         checkpoints = CheckpointManager(
             self.config.storage,
             client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
-            keep_count=self.config.keep_count or None,
+            keep_count=self.config.keep_count,
             replica_path=self.config.replica or None,
             save_wait_s=self.config.save_wait_s,
             replicated=replicated,

@@ -101,7 +101,7 @@ class _ChoreKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChoreKind.V
     CHORE_KIND_CLEAR: _ChoreKind.ValueType  # 2
     """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
     CHORE_KIND_VERIFY: _ChoreKind.ValueType  # 3
-    """Read every byte past the caches, and say by ReportDamage what came of it."""
+    """Read these objects past the caches, once for the host, and say by ReportDamage what came of it."""
 
 class ChoreKind(_ChoreKind, metaclass=_ChoreKindEnumTypeWrapper): ...
 
@@ -111,7 +111,7 @@ CHORE_KIND_REMOVE: ChoreKind.ValueType  # 1
 CHORE_KIND_CLEAR: ChoreKind.ValueType  # 2
 """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
 CHORE_KIND_VERIFY: ChoreKind.ValueType  # 3
-"""Read every byte past the caches, and say by ReportDamage what came of it."""
+"""Read these objects past the caches, once for the host, and say by ReportDamage what came of it."""
 Global___ChoreKind: _TypeAlias = ChoreKind  # noqa: Y015
 
 @_typing.final
@@ -1236,6 +1236,7 @@ class ReportDamageRequest(_message.Message):
     SOUND_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
@@ -1249,6 +1250,10 @@ class ReportDamageRequest(_message.Message):
     """The generation that cannot begin without these bytes; 0: none waits for them."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What differs, as "folder/file"; none: whatever is there."""
+
     def __init__(
         self,
         *,
@@ -1261,10 +1266,11 @@ class ReportDamageRequest(_message.Message):
         sound: _builtins.bool = ...,
         generation: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
+        objects: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "objects", b"objects", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1307,6 +1313,7 @@ class Chore(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
     kind: Global___ChoreKind.ValueType
     step: _builtins.int
     generation: _builtins.int
@@ -1314,6 +1321,10 @@ class Chore(_message.Message):
     tier: _builtins.str
     path: _builtins.str
     manifest_digest: _builtins.str
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is to be read, as "folder/file"; none: all that is there."""
+
     def __init__(
         self,
         *,
@@ -1324,10 +1335,11 @@ class Chore(_message.Message):
         tier: _builtins.str = ...,
         path: _builtins.str = ...,
         manifest_digest: _builtins.str = ...,
+        objects: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "kind", b"kind", "manifest_digest", b"manifest_digest", "path", b"path", "step", b"step", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "kind", b"kind", "manifest_digest", b"manifest_digest", "objects", b"objects", "path", b"path", "step", b"step", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

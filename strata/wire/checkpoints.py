@@ -135,6 +135,7 @@ def damage_report(message: checkpoints_pb2.ReportDamageRequest) -> DamageReport:
         tier=message.tier,
         sound=message.sound,
         generation=message.generation,
+        objects=tuple(message.objects),
     )
 
 
@@ -157,6 +158,7 @@ def chore_message(chore: Chore) -> checkpoints_pb2.Chore:
         tier=chore.tier,
         path=chore.path,
         manifest_digest=chore.manifest_digest,
+        objects=chore.objects,
     )
 
 

@@ -7,7 +7,7 @@ brings out, is reported, and that job is tried again after growing pauses, while
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from strata.coordinator.controllers.loop import Backoff, report
@@ -22,15 +22,25 @@ EVERY_S: Final = 30.0
 
 
 class JobQueue:
-    """The jobs that are due. `folders` are the parts of a job whose changes matter, as do those of `barriers`."""
+    """The jobs that are due. `folders` are the parts of a job whose changes matter, as do those of `barriers`.
+
+    `attempts` are the parts of a checkpoint's attempt that matter; its record does with them.
+    """
 
     def __init__(
-        self, name: str, keys: ClusterKeys, folders: frozenset[str], *, barriers: frozenset[str] = frozenset()
+        self,
+        name: str,
+        keys: ClusterKeys,
+        folders: frozenset[str],
+        *,
+        barriers: frozenset[str] = frozenset(),
+        attempts: frozenset[str] = frozenset(),
     ) -> None:
         self._name = name
         self._keys = keys
         self._folders = folders
         self._barriers = barriers
+        self._attempts = attempts
         self._due: dict[str, float] = {}
         self._failing: dict[str, Backoff] = {}
         self._all_at = 0.0
@@ -40,13 +50,19 @@ class JobQueue:
         found = False
         for event in batch.events:
             match self._keys.parts(event.kv.key):
-                case ("jobs", job, folder, *rest) if folder in self._folders or (
-                    folder == "barriers" and rest and rest[0] in self._barriers
-                ):
+                case ("jobs", job, folder, *rest) if folder in self._folders or self._below(folder, rest):
                     if job not in self._failing:
                         self._due[job] = 0.0
                         found = True
         return found
+
+    def _below(self, folder: str, rest: Sequence[str]) -> bool:
+        """Tell whether a key of a folder that does not matter as a whole matters itself."""
+        if folder == "barriers":
+            return bool(rest) and rest[0] in self._barriers
+        if folder == "checkpoints" and self._attempts:
+            return len(rest) == 2 or (len(rest) > 3 and rest[3] in self._attempts)
+        return False
 
     def all_due(self) -> None:
         """Look at every job in the next turn."""

@@ -57,7 +57,13 @@ class Worlds:
         self._mirror = mirror
         self._fence = fence
         self._heartbeat = heartbeat
-        self._jobs = JobQueue(self.name, keys, FOLDERS, barriers=frozenset({SAVED_BARRIER}))
+        self._jobs = JobQueue(
+            self.name,
+            keys,
+            FOLDERS,
+            barriers=frozenset({SAVED_BARRIER}),
+            attempts=frozenset({"suspects"}),
+        )
         self._unix_now = unix_now
         self._settling_since: dict[str, float] = {}
         self._asked: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)

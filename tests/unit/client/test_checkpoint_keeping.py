@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 from strata.checkpoint.local_storage import LocalStorage
 from strata.client.checkpoint_chores import Chores, complaint_of
+from strata.client.checkpoint_tiers import Prove
 from strata.client.checkpoints import CheckpointManager
+from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.core.retention_plan import retention
 from strata.errors import CheckpointCorrupt, ConfigError, StaleGeneration, Unavailable
@@ -71,13 +75,26 @@ def test_without_a_rule_the_policy_of_the_job_is_left_alone(cluster: Cluster, tm
     assert SetRetentionRequest not in cluster.answers
 
 
+def test_a_policy_holds_from_the_start_and_no_limit_takes_an_older_one_away(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for keep_count, rules in ((2, Keep(latest=2)), (0, Keep())):
+        manager(cluster, tmp_path, keep_count=keep_count).close()
+        held = retention(cluster.view())
+        assert held is not None
+        assert held.record.keep == rules, "before anything was saved"
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20, 30)
+        assert ckpt.all_steps() == [10, 20, 30]
+
+
 def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(cluster: Cluster, tmp_path: Path) -> None:
     def no_policy(request: object) -> None:
         if isinstance(request, SetRetentionRequest):
             raise Unavailable("nobody is there")
 
+    cluster.on_call = no_policy
     with manager(cluster, tmp_path, keep_count=1) as ckpt:
-        cluster.on_call = no_policy
         save(ckpt, 10)
         cluster.on_call = lambda request: None
         save(ckpt, 20)
@@ -123,6 +140,9 @@ def test_a_save_that_storage_has_as_committed_is_adopted_and_not_cleared(
         )
         save(ckpt, 20)
         cluster.job.store.put(entry.key, forgotten)
+        keys, where = cluster.view().keys, (10, entry.record.generation, entry.record.attempt)
+        for key in (keys.ack(*where, 0), keys.seal(*where)):
+            cluster.job.store.delete(key)
         save(ckpt, 30)
         assert state_of(cluster, 10) is CheckpointState.COMMITTED
         assert ckpt.restore({"w": np.zeros(4)}, step=10) is not None
@@ -251,16 +271,108 @@ def test_what_is_read_right_the_second_time_is_what_was_saved(cluster: Cluster, 
         save(ckpt, 10)
         tries: list[int] = []
 
-        def read() -> str:
+        def read() -> Any:
             tries.append(1)
             if len(tries) == 1:
                 raise CheckpointCorrupt("a bit")
             return "the state"
 
+        def load(prove: Prove) -> Any:
+            return prove("primary", read, again=read)
+
         assert ckpt._keeping is not None
         (checkpoint,) = ckpt.all_checkpoints()
-        assert ckpt._keeping.proven(checkpoint, read, begins=True) == "the state"
+        found: Any = ckpt._keeping.proven(checkpoint, load, begins=True)
+        assert found == "the state"
     assert pb.ReportDamageRequest not in cluster.answers
+
+
+class Watched(LocalStorage):
+    """Takes down what was opened to be read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, nonce=lambda: "n")
+        self.opened: list[str] = []
+
+    def source(self, name: str) -> Any:
+        self.opened.append(name.rpartition("/")[2])
+        return super().source(name)
+
+
+def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: Path) -> None:
+    cluster = Cluster(a=2, b=1)
+    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(3)]
+    infos = [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]
+    for info in infos:
+        info.wait(LIMIT_S)
+    record = cluster.records()[0]
+    folder = record.path.rpartition("/")[2]
+    image = tmp_path / "job" / folder / "rank-00001.safetensors"
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    cluster.pushes = False
+    report = pb.ReportDamageRequest(
+        step=10,
+        attempt=record.attempt,
+        host="host-a",
+        reason="a bit",
+        objects=[f"{folder}/rank-00001.safetensors"],
+    )
+    cluster.call(report)
+    storage = Watched(tmp_path)
+    Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
+    assert storage.opened == ["rank-00001.safetensors"]
+    assert state_of(cluster, 10) is CheckpointState.CORRUPT
+    for each in managers:
+        each.close()
+
+
+def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    with manager(cluster, near, replica_path=far) as ckpt:
+        save(ckpt, 10)
+        ckpt.wait_until_replicated(LIMIT_S)
+    damage(near, 10)
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    with manager(cluster, near, restores=True, replica_path=far) as ckpt:
+        assert ckpt.restore({"w": np.zeros(4)}) is not None
+    assert [(r.tier, r.generation) for r in reports] == [("primary", 0)]
+    assert reports[0].objects[0].endswith("/rank-00000.safetensors")
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED
+    damage(far, 10)
+    reports.clear()
+    with (
+        manager(cluster, near, restores=True, replica_path=far, corrupt_wait_s=0.1) as ckpt,
+        pytest.raises(CheckpointCorrupt),
+    ):
+        ckpt.restore({"w": np.zeros(4)})
+    assert [(r.tier, r.generation) for r in reports] == [("primary", 1), ("replica", 1)]
+
+
+def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster, tmp_path: Path) -> None:
+    looks: list[str] = []
+    going, go_on = threading.Event(), threading.Event()
+
+    def look(request: object) -> None:
+        if isinstance(request, pb.ListChoresRequest):
+            looks.append(request.host)
+            if len(looks) == 1:
+                going.set()
+                assert go_on.wait(LIMIT_S)
+
+    cluster.on_call = look
+    chores = Chores(cluster.port(0).call, job="job", host="h", storages=[])
+    chores.soon()
+    assert going.wait(LIMIT_S)
+    chores.soon()
+    chores.soon()
+    go_on.set()
+    deadline = time.monotonic() + LIMIT_S
+    while chores._worker is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert looks == ["h", "h"]
 
 
 def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_path: Path) -> None:

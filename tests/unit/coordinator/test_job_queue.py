@@ -21,10 +21,19 @@ JOB = KEYS.job("j")
         (JOB.barrier_floor(SAVED_BARRIER, 1), True),
         (JOB.barrier_floor(BEGIN_BARRIER, 1), False),
         (JOB.outcome("step", 1, 7), False),
+        (JOB.checkpoint(20, 1), True),
+        (JOB.suspect(20, 1, "x", "primary", "host-a"), True),
+        (JOB.ack(20, 1, "x", 0), False),
     ],
 )
 def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
-    """A world of another size waits for one barrier; the leader does not look at every other."""
-    queue = JobQueue("worlds", KEYS, frozenset({"world"}), barriers=frozenset({SAVED_BARRIER}))
+    """A world of another size waits for one barrier; a world that cannot begin, for damage: not for acks."""
+    queue = JobQueue(
+        "worlds",
+        KEYS,
+        frozenset({"world"}),
+        barriers=frozenset({SAVED_BARRIER}),
+        attempts=frozenset({"suspects"}),
+    )
     kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
     assert queue.note(WatchBatch(revision=5, events=(Event(kv=kv),))) is due

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from strata.core.checkpoint_damage import DamageReport, decide_report_damage, is_suspect
+from strata.core.checkpoint_chores import ChoreKind, chores
+from strata.core.checkpoint_damage import (
+    DamageReport,
+    decide_report_damage,
+    is_suspect,
+    next_confirmation,
+    suspicions,
+)
+from strata.core.checkpoint_records import Suspect
 from strata.core.checkpoints import decide_delete, newest
-from strata.core.records import CheckpointState, JobPhase, Phase, TierState, WorldHead
+from strata.core.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, carry_out, leave, plan, register
@@ -164,3 +174,78 @@ def test_a_world_never_begins_from_nothing_because_all_is_corrupt(job: KeptJob) 
     phase = job.store.job().view.record(JOB.phase, JobPhase)
     assert phase is not None
     assert (phase.phase, head(job).generation) == (Phase.FAILED, 2)
+
+
+# -- who must look, and who cannot ----------------------------------------------------------------
+
+
+def test_a_standby_is_not_waited_for() -> None:
+    """It has no process that looks: only hosts with a rank in the world do."""
+    job = KeptJob(a=1)
+    for step in (20, 40):
+        job.save(step)
+    register(job.store, "b")
+    job.plan()
+    assert {worker.record.host for worker in job.store.job().workers()} == {"host-a", "host-b"}
+    assert job.damage(40, "host-a").state is CORRUPT
+
+
+def test_who_comes_into_the_world_meanwhile_is_waited_for() -> None:
+    job = KeptJob(a=1)
+    job.save(20)
+    register(job.store, "b")
+    word = Suspect(corrupt=True, reason="a bit")
+    record = job.record(20)
+    job.store.put(JOB.suspect(20, record.generation, "x20", "primary", "host-a"), word)
+    confirm = next_confirmation(job.store.job()).txn
+    assert confirm is not None
+    job.another_generation()
+    assert not job.store.execute(confirm).succeeded
+
+
+def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
+    """A member has gone, and a host that never had a rank stands by: it may get one."""
+    register(job.store, "c")
+    job.damage(40, "host-a")
+    leave(job.store, "b")
+    assert job.mark() == []
+
+
+def test_ranks_of_one_host_do_not_take_each_others_word_away(job: KeptJob) -> None:
+    job.damage(40, "host-a", generation=2, objects=("f/rank-00000.safetensors",))
+    job.damage(40, "host-a", generation=0, objects=("f/rank-00001.safetensors",))
+    record = job.record(40)
+    (word,) = suspicions(job.store.job(), record, "primary")
+    assert word.record.generation == 2
+    assert word.record.objects == ("f/rank-00000.safetensors", "f/rank-00001.safetensors")
+    job.damage(40, "host-b")
+    assert "is corrupt" in plan(job.store, job.epoch).reason
+
+
+def test_a_generation_whose_word_comes_last_is_ended_too(job: KeptJob) -> None:
+    """Two who read it by step had confirmed the damage before the rank that waits for it said so."""
+    for host in ("host-a", "host-b"):
+        job.damage(40, host)
+    assert job.record(40).state is CORRUPT
+    job.plan()
+    assert head(job).generation == 2
+    job.damage(40, "host-a", generation=2)
+    job.plan()
+    assert (head(job).generation, begins_at(job)) == (3, 20)
+
+
+def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: KeptJob) -> None:
+    fork = replace(job.record(40), origin=Origin(job="other", step=40, generation=1), generation=0)
+    job.store.put(JOB.checkpoint(40, 0), fork)
+    job.store.put(JOB.suspect(40, 0, "x40", "primary", "host-a"), Suspect(corrupt=True, reason="a bit"))
+    assert [c.kind for c in chores(job.store.job(), "host-b") if c.generation == 0] == [ChoreKind.VERIFY]
+
+
+def test_a_chore_names_what_was_found_damaged_unless_somebody_does_not_know(job: KeptJob) -> None:
+    job.damage(40, "host-a", objects=("f/rank-00001.safetensors",))
+    (chore,) = chores(job.store.job(), "host-b")
+    assert chore.objects == ("f/rank-00001.safetensors",)
+    assert list(chores(job.store.job(), "host-a")) == []
+    job.damage(40, "host-a", reason="something")
+    (chore,) = chores(job.store.job(), "host-b")
+    assert chore.objects == ()

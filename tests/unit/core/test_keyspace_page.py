@@ -126,7 +126,10 @@ EXAMPLES: dict[str, Any] = {
         digest="xxh3-128:71c2", path=f"s3://b/ckpt/digits/{FOLDER}", host="gpu-a"
     ),
     JOB.suspect(120, 2, ATTEMPT, "s3", "gpu-a"): c.Suspect(
-        corrupt=True, reason="rank-00009.safetensors: tensor w differs from what was saved", generation=3
+        corrupt=True,
+        reason="rank-00009.safetensors: tensor w differs from what was saved",
+        generation=3,
+        objects=("step-000000000120-gen-000002-9c41d2e7f0b84a36/rank-00009.safetensors",),
     ),
     JOB.tag("paper"): c.Tag(step=120, generation=2, attempt=ATTEMPT, who="ada"),
     JOB.retention: c.Retention(
