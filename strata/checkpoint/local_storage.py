@@ -95,9 +95,15 @@ class LocalStorage:
         with as_storage_error("delete", path):
             if not _is_folder(path):
                 return
+            trouble: OSError | None = None
             for entry in path.iterdir():
                 if entry.name.endswith(_TEMPORARY):
-                    entry.unlink(missing_ok=True)
+                    try:
+                        entry.unlink(missing_ok=True)
+                    except OSError as error:  # the others go
+                        trouble = trouble or error
+            if trouble is not None:
+                raise trouble
             self._durable.discard(path)
             path.rmdir()
             sync_folder(path.parent)

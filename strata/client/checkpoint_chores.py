@@ -7,6 +7,7 @@ done twice, by several, and late.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -172,9 +173,13 @@ class Chores:
         )
 
     def _may_clear(self, chore: Chore, storage: Storage, folder: str) -> bool:
-        """Tell whether a save that was given up may go: never before its marker was looked for."""
+        """Tell whether a save that was given up may go: never before its marker was looked for.
+
+        That of one whose slot another attempt took is not there any more to be marked for deletion.
+        """
         if not storage.exists(f"{folder}/{MARKER}"):
-            self._delete(chore, finished=False)
+            with contextlib.suppress(CheckpointNotFound):
+                self._delete(chore, finished=False)
             return True
         try:
             proven = committed(storage, folder)

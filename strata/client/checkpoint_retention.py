@@ -114,7 +114,13 @@ def retain(catalog: Catalog, storage: Storage, keep: Keep, *, now_unix_ms: int) 
     try:
         if isinstance(catalog, LocalCatalog):  # first: a save that never ended may use an older one
             for folder in catalog.leftovers():
-                remove_objects(storage, folder)
+                try:
+                    remove_objects(storage, folder)
+                except FarAway:
+                    raise
+                except StorageError as error:
+                    log.warning("%s, which never ended, cannot be removed: %s", folder, error.message)
+                    trouble = trouble or error
         # the newest of them first: an Incremental goes before what it uses
         going = excess(catalog.all(), keep, now_unix_ms=now_unix_ms)
         spared = newest_afar(catalog, storage) if going else ""

@@ -74,7 +74,7 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
     for note in job.view.entries(job.keys.discarded, Discarded):
         for name, tier in note.record.tiers.items():
             yield Chore(
-                kind=ChoreKind.REMOVE,
+                kind=ChoreKind.CLEAR,
                 step=note.record.step,
                 generation=note.record.generation,
                 attempt=AttemptId(note.name),

@@ -24,7 +24,7 @@ from strata.cli.output import message_as_dict
 from strata.client import CoordinatorClient
 from strata.client.checkpoint_catalog import metadata_of
 from strata.client.checkpoint_readers import reading
-from strata.errors import CheckpointError, InvalidArgument, Refused, StorageError
+from strata.errors import CheckpointError, CheckpointNotFound, InvalidArgument, Refused, StorageError
 from strata.v1.checkpoints_pb2 import (
     CHORE_KIND_CLEAR,
     CHORE_KIND_REMOVE,
@@ -162,7 +162,8 @@ class ClusterShelf:
         if chore.kind == CHORE_KIND_CLEAR:
             if storage.exists(f"{folder}/{MARKER}"):
                 raise Refused(f"it was given up, and storage has it as committed: {chore.path}")
-            self._delete(chore, finished=False)
+            with contextlib.suppress(CheckpointNotFound):  # another attempt took its slot
+                self._delete(chore, finished=False)
         remove_objects(storage, folder)
         self._delete(chore, finished=True)
 

@@ -22,7 +22,7 @@ from strata.cli.output import (
     size,
 )
 from strata.config import Credentials
-from strata.errors import CheckpointNotFound, Refused
+from strata.errors import CheckpointNotFound, Refused, StorageError
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
 Why = Annotated[str, typer.Option("--why", help="Why it is to stay; whoever lists it sees that.")]
@@ -164,6 +164,7 @@ def collect(
     Example: strata checkpoints gc --dry-run --storage /data/checkpoints
     """
     gone: list[dict[str, Any]] = []
+    trouble: StorageError | None = None
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
         for each in shelf.garbage(keep_count):
             try:
@@ -172,13 +173,19 @@ def collect(
             except Refused as error:
                 sys.stderr.write(f"{printable(each.what)} stays: {printable(error.message)}\n")
                 continue
+            except StorageError as error:  # the others go
+                sys.stderr.write(f"{printable(each.what)} cannot be removed: {printable(error.message)}\n")
+                trouble = trouble or error
+                continue
             gone.append({"what": each.what, "why": each.why, "removed": not dry_run})
             if not as_json:
                 _say(f"{'would remove' if dry_run else 'removed'} {each.what}: {each.why}")
     if as_json:
         print_values(gone)
-    elif not gone:
+    elif not gone and trouble is None:
         _say("there is nothing to remove")
+    if trouble is not None:
+        raise trouble
 
 
 def _whoever() -> str:

@@ -351,6 +351,27 @@ def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed
     assert len(folders(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_is_left_of_a_save_whose_slot_was_taken_again_goes_unless_storage_has_it_as_committed(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, marked: bool
+) -> None:
+    def full(info: object) -> None:
+        raise StorageError("disk full")
+
+    with managers(cluster, tmp_path) as ranks:
+        for info in [m.save_state({"w": np.ones(1)}, 20, progress=full) for m in ranks]:
+            with pytest.raises((StorageError, CheckpointAborted)):
+                info.wait(LIMIT_S)
+        left = tmp_path / "job" / cluster.records()[0].path.rpartition("/")[2]
+        left.mkdir(exist_ok=True)
+        (left / (MARKER if marked else "rank-00000.json")).write_text("of an attempt before")
+        save(ranks, 20)
+    assert left.exists() is marked
+    assert ("is marked as committed" in caplog.text) is marked
+    assert [record.state for record in cluster.records()] == [CheckpointState.COMMITTED]
+    assert len(folders(tmp_path)) == 1 + marked
+
+
 # -- whose root -------------------------------------------------------------------------------
 
 

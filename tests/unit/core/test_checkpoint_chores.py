@@ -51,7 +51,7 @@ def test_the_bytes_of_an_attempt_whose_slot_another_one_took_are_not_forgotten()
     job.begin(step=20, attempt="y", replaces="x20")
     (chore,) = chores(job.store.job(), "host-a")
     assert chore == Chore(
-        kind=ChoreKind.REMOVE,
+        kind=ChoreKind.CLEAR,
         step=20,
         generation=1,
         attempt=chore.attempt,
