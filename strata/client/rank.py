@@ -21,6 +21,7 @@ from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
 from strata.client.session import Session
 from strata.client.stall_watch import StallWatch
+from strata.client.terms import UNTOLD_S
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import JobDone, JobFailed, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
@@ -419,7 +420,7 @@ class RankClient:
         Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
         stopped as it was asked to (75) is said here: the program may end with another code after that.
         A lone trainer says it here: with code 0 its rank is done, with 75 it stopped as it was asked
-        to. Otherwise, and when the process ends without this, the member leaves its world, which ends
+        to; it waits a minute for coordinators that are away. Otherwise, and when the process ends without this, the member leaves its world, which ends
         the generation for the others.
         """
         if self._closed or self._loop.is_inherited:
@@ -434,8 +435,10 @@ class RankClient:
         last, member = not self._seat.users, self._seat.owns_member
         told = last and code in {0, PREEMPTED} if member else code == PREEMPTED
         if told and self._session.error is None:
+            if member and not self._session.connected:
+                log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", UNTOLD_S)
             try:
-                async with asyncio.timeout(LOCAL_SLACK_S):
+                async with asyncio.timeout(UNTOLD_S if member else LOCAL_SLACK_S):
                     await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
             except (StrataError, TimeoutError):
                 pass  # its generation has ended, or nobody hears: leaving says the rest

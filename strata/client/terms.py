@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from strata import errors
 from strata.client.endpoints import Endpoint
@@ -14,6 +14,10 @@ from strata.session.link import Link
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.session_pb2 import Down, Up, Welcome, WorldUpdate
+
+UNTOLD_S: Final = 60.0
+"""How long a process that has ended in order waits for a coordinator that hears of it: or it is taken for
+dead, and a training that is done for one that has lost its members."""
 
 Dial = Callable[[Endpoint], AbstractAsyncContextManager[Link[Down, Up]]]
 """Opens a stream to an endpoint; a connection that cannot be made is `Unavailable`."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import Message
 
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import StrataError
+from strata.errors import StrataError, Unavailable
 from strata.launch.ranks import RankGroup
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
@@ -70,12 +70,19 @@ def leaves(notice: StopNotice) -> bool:
 
 
 async def ask_all_to_stop(
-    upstream: Upstream, *, job: str, generation: int, reason: str, grace_s: float, leaving: Sequence[str] = ()
+    upstream: Upstream,
+    *,
+    job: str,
+    generation: int,
+    reason: str,
+    grace_s: float,
+    leaving: Sequence[str] = (),
+    timeout_s: float | None = None,
 ) -> StopNotice | None:
     """Have all ranks of the generation asked to stop; return the notice that holds, None if none can.
 
     `leaving`: the members that then leave, the others going on; none means all. An earlier notice
-    holds, if there was one.
+    is merged with this one. `Unavailable` when nobody answered within a share of the grace, or `timeout_s`.
     """
     request = StopJobRequest(
         job=job,
@@ -86,7 +93,9 @@ async def ask_all_to_stop(
         grace_ms=round(1000 * grace_s),
     )
     try:
-        response: StopJobResponse = await upstream.call(request, timeout_s=ASK_SHARE * grace_s)
+        response: StopJobResponse = await upstream.call(request, timeout_s=timeout_s or ASK_SHARE * grace_s)
+    except Unavailable:
+        raise
     except StrataError as error:
         log.warning("run.nobody_asked", reason=str(error))
         return None

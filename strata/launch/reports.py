@@ -46,6 +46,11 @@ class ExitReports:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=limit_s)
 
+    @property
+    def all_told(self) -> bool:
+        """Whether every end reported so far is durable, or can be told no more."""
+        return not self._tasks
+
     def _reported(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -23,11 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from strata.client.terms import UNTOLD_S
 from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
-from strata.errors import BarrierTimeout
+from strata.errors import BarrierTimeout, Unavailable
 from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
@@ -49,7 +50,7 @@ SOCKET: Final = "ranks.sock"
 NAMED_S: Final = 10.0
 """How long a member that was to leave waits for its turn, when others leave at the same time."""
 REPORT_S: Final = 5.0
-"""How long a member that leaves waits until the ends of its ranks are on record."""
+"""How long a member that leaves waits until the ends of its ranks are on record, before it says that it waits."""
 
 
 class Upstream(joining.Upstream, reports.Upstream, notices.Upstream, Protocol):
@@ -129,6 +130,8 @@ class Supervisor:
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
         self._handled = 0
+        self._unheard = False
+        """Whether nobody was there to be asked for a common stop."""
 
     # -- what others tell it
 
@@ -342,6 +345,8 @@ class Supervisor:
             # a rank that got the signal asked for what this member could not
             return await self._leave_preempted(f"{self._stop.signal_name}: {told.reason}")
         if self._stop.preempts and not self._stop.urgent.is_set() and self._still_starting():
+            if ranks is not None and self._unheard:
+                await self._tell_late(ranks.place)
             return await self._leave_preempted(f"stopped by {self._stop.signal_name}")
         await self._upstream.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
@@ -382,7 +387,16 @@ class Supervisor:
         """
         return not self._slots.used or self._have_heeded or self._will_heed()
 
-    async def _ask(self, generation: int) -> StopNotice | None:
+    async def _tell_late(self, place: Place) -> None:
+        """Say that the ranks of `place` were preempted, though no coordinator could be asked before they ended."""
+        log.warning("run.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
+        if await self._ask(place.generation, timeout_s=UNTOLD_S) is not None:
+            for rank in place.ranks:
+                self._reports.report(
+                    place.generation, rank, PREEMPTED, "ended while no coordinator was there"
+                )
+
+    async def _ask(self, generation: int, *, timeout_s: float | None = None) -> StopNotice | None:
         asking = asyncio.ensure_future(
             ask_all_to_stop(
                 self._upstream,
@@ -391,12 +405,17 @@ class Supervisor:
                 leaving=[self._worker_id] if self._config.preempt == PREEMPT_MEMBER else [],
                 reason=f"{self._stop.signal_name} to {self._worker_id}",
                 grace_s=self._config.preempt_grace_s,
+                timeout_s=timeout_s,
             )
         )
         hurried = asyncio.ensure_future(self._stop.urgent.wait())
         try:
             await asyncio.wait({asking, hurried}, return_when=asyncio.FIRST_COMPLETED)
             return asking.result() if asking.done() else None
+        except Unavailable as error:
+            log.warning("run.nobody_asked", reason=str(error))
+            self._unheard = True
+            return None
         finally:
             asking.cancel()
             hurried.cancel()
@@ -427,5 +446,12 @@ class Supervisor:
         """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it."""
         log.info("run.preempted", reason=reason)
         await self._reports.told(REPORT_S)
+        if not self._reports.all_told:
+            log.warning("run.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
+            telling = asyncio.ensure_future(self._reports.told(UNTOLD_S - REPORT_S))
+            hurried = asyncio.ensure_future(self._stop.urgent.wait())
+            await asyncio.wait({telling, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            telling.cancel()
+            hurried.cancel()
         await self._upstream.leave(reason)
         return PREEMPTED

@@ -216,14 +216,18 @@ class AgentMember:
         place, grace_s = self.place, self._settings.preempt_grace_s
         if place is None:
             return
-        notice = await ask_all_to_stop(
-            self._session.upward,
-            job=self._settings.run_id,
-            generation=place.generation,
-            reason=f"{why} to {self._settings.worker_id}",
-            grace_s=grace_s,
-            leaving=[self._settings.worker_id] if self._settings.preempt == PREEMPT_MEMBER else [],
-        )
+        try:
+            notice = await ask_all_to_stop(
+                self._session.upward,
+                job=self._settings.run_id,
+                generation=place.generation,
+                reason=f"{why} to {self._settings.worker_id}",
+                grace_s=grace_s,
+                leaving=[self._settings.worker_id] if self._settings.preempt == PREEMPT_MEMBER else [],
+            )
+        except Unavailable as error:
+            give_up(f"nobody could be asked to stop the other ranks: {error}")
+            return
         if notice is None:
             give_up("nobody could be asked to stop the other ranks")
         elif not await self.comes_true(lambda: self.place is not place, notice.grace_ms / 1000 + LATE_S):

@@ -20,6 +20,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from strata.client import MemberSession
+from strata.client.terms import UNTOLD_S
 from strata.config import HealthConfig, load
 from strata.core.timing import Timing
 from strata.errors import StaleGeneration, StrataError
@@ -44,7 +45,7 @@ from strata.v1.worlds_pb2 import JobSpec, StopJobRequest
 log = get_logger()
 
 TELL_S: Final = 10.0
-"""How long the end of a worker may take to become durable before an agent that ends gives up."""
+"""How long the end of a worker may take to become durable while a coordinator is there."""
 
 
 class _Workers:
@@ -221,9 +222,10 @@ class AgentSession:
 
     async def leave(self, reason: str) -> None:
         """Go for good, once all ends of workers are told; return when that is known or nobody hears it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELL_S):
-                await self.reports.told()
+        await self.reports.told(TELL_S)
+        if not self.reports.all_told:
+            log.warning("agent.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
+            await self.reports.told(UNTOLD_S - TELL_S)
         await self.upward.leave(reason)
 
     def tell(self, event: str, reason: str) -> None:

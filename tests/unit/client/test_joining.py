@@ -18,6 +18,7 @@ from strata.client.endpoints import parse_endpoints
 from strata.client.loop import BackgroundLoop
 from strata.client.member import MemberSession
 from strata.client.rank import RankClient
+from strata.client.terms import UNTOLD_S
 from strata.config import Credentials
 from strata.core.timing import Timing
 from strata.testing.links import Switchboard
@@ -111,6 +112,41 @@ async def test_after_the_last_one_closed_connecting_joins_anew() -> None:
             assert len(met.all("leave")) == number - 1
             await again._close(0, "done")
             assert len(met.all("leave")) == number
+
+
+@in_virtual_time()
+@pytest.mark.parametrize("code", [0, 75])
+async def test_an_end_that_nobody_hears_is_told_when_coordinators_are_back(code: int) -> None:
+    """Or the training would be done, and its members taken for dead: the job would wait for them for ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        join = asyncio.create_task(connect())
+        await greeted(met, 1)
+        met.world(1)
+        client = await join
+        met.down()
+        closing = asyncio.create_task(client._close(code, "the training is done"))
+        await asyncio.sleep(45.0)
+        met.up()
+        await closing
+        assert [(exit_.generation, exit_.code) for exit_ in met.all("rank_exit")] == [(1, code)]
+        assert len(met.all("leave")) == 1
+        kinds = [up.WhichOneof("message") for up in met.heard]
+        assert kinds.index("rank_exit") < kinds.index("leave")
+
+
+@in_virtual_time()
+async def test_an_end_that_nobody_ever_hears_holds_nobody_up_for_ever() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        met = replica(patch)
+        join = asyncio.create_task(connect())
+        await greeted(met, 1)
+        met.world(1)
+        client = await join
+        met.down()
+        began = asyncio.get_running_loop().time()
+        await client._close(0, "the training is done")
+        assert UNTOLD_S <= asyncio.get_running_loop().time() - began < UNTOLD_S + 10.0
 
 
 @in_virtual_time()

@@ -52,6 +52,8 @@ class FakeUpstream:
     exits: asyncio.Queue[Exit] = field(default_factory=asyncio.Queue)
     calls: asyncio.Queue[tuple[Message, asyncio.Future[Message]]] = field(default_factory=asyncio.Queue)
     left: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    deaf: asyncio.Event | None = None
+    """If there is one, what is told is known once it is set."""
 
     async def arrive(self, arrival: Arrival) -> BarrierOutcome:
         outcome: asyncio.Future[BarrierOutcome] = asyncio.get_running_loop().create_future()
@@ -60,6 +62,8 @@ class FakeUpstream:
 
     async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str) -> None:
         self.exits.put_nowait(Exit(generation, rank, code, reason))
+        if self.deaf is not None:
+            await self.deaf.wait()
 
     async def call(self, request: Message, *, timeout_s: float | None) -> Any:
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()

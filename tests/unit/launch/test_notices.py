@@ -279,16 +279,53 @@ async def test_a_world_of_another_size_is_the_ranks_affair(stopped: Any) -> None
         await stopped()
 
 
-@pytest.mark.parametrize("answered", ["unavailable", "nobody"])
-async def test_without_a_notice_the_signal_is_handed_on(answered: str) -> None:
+async def test_without_a_notice_the_signal_is_handed_on() -> None:
     async with stage(*FOREVER) as it:
         _, answer = await signalled(it, TERM)
-        if answered == "nobody":
-            answer.set_result(StopJobResponse())
-        else:
-            answer.set_exception(Unavailable("no coordinator"))
+        answer.set_result(StopJobResponse())
         assert await it.done == 75, "it goes on from the last checkpoint once it is requeued"
         assert it.upstream.left.get_nowait() == "stopped by SIGTERM"
+
+
+async def test_an_end_that_nobody_could_be_asked_for_is_told_once_somebody_is_back() -> None:
+    """Its ranks have ended meanwhile. Untold, this member would be taken for dead, and its generation for failed."""
+    async with stage(*FOREVER) as it:
+        _, answer = await signalled(it, TERM)
+        answer.set_exception(Unavailable("no coordinator"))
+        request, answer = await it.upstream.calls.get()
+        assert isinstance(request, StopJobRequest)
+        assert (request.action, request.generation) == (STOP_ACTION_PREEMPT, 1)
+        assert it.upstream.left.empty()
+        answer.set_result(StopJobResponse(notice=notice()))
+        assert await it.done == 75
+        assert it.upstream.exits.get_nowait().code == 75
+        assert it.upstream.left.get_nowait() == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize("why", ["nobody comes back", "a second signal"])
+async def test_an_end_that_nobody_hears_holds_nobody_up_for_ever(why: str) -> None:
+    async with stage(*FOREVER) as it:
+        _, answer = await signalled(it, TERM)
+        answer.set_exception(Unavailable("no coordinator"))
+        _, answer = await it.upstream.calls.get()
+        if why == "a second signal":
+            it.supervisor.ask_to_stop(TERM)
+        else:
+            answer.set_exception(Unavailable("no coordinator"))
+        assert await it.done == 75
+        assert it.upstream.left.get_nowait() == "stopped by SIGTERM"
+
+
+async def test_ends_of_ranks_that_nobody_hears_are_waited_for(stopped: Any) -> None:
+    async with stage(*OBEDIENT) as it:
+        it.upstream.deaf = asyncio.Event()
+        await told(it)
+        await stopped()
+        await it.upstream.exits.get()
+        await asyncio.sleep(0)
+        assert it.upstream.left.empty()
+        it.upstream.deaf.set()
+        assert await it.done == 75
 
 
 @pytest.mark.parametrize("when", ["while asking", "while waiting"])
