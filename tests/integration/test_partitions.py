@@ -40,8 +40,15 @@ def record(storage: Path) -> Record:
     return record
 
 
-def test_dcp_restores_fsdp_of_four_ranks_on_two_and_on_one(record: Record) -> None:
+def test_dcp_restores_fsdp_of_four_ranks_on_two_and_on_one(record: Record, storage: Path) -> None:
     saved = record.of("saved")
+    parts = [
+        entry.shard.offsets
+        for path in (storage / "dcp").glob("step-*/rank-*.json")
+        for name, entry in RankManifest.from_bytes(path.read_bytes(), what=path.name).tensors.items()
+        if name == "model.0.weight" and entry.shard is not None
+    ]
+    assert sorted(parts) == [(0, 0), (5, 0), (10, 0), (15, 0)], "each of four ranks has its part, and no more"
     (digest,) = {event["digest"] for event in saved}
     assert [event["committed"] for event in saved if event["rank"] == 0] == [3]
     loaded = record.of("loaded")

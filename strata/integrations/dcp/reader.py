@@ -1,15 +1,21 @@
 """`StrataReader`: DCP loads what Strata saved, every byte proven.
 
 It reads what `StrataWriter` wrote, by any number of ranks, and what a `CheckpointManager` saved.
+
+Each rank looks for the checkpoint by itself, and one may be committed between two looks. So each says
+with its plan what it found, and all read what the coordinator of DCP's group found: the plans travel
+through DCP's own collectives, whichever group it works with. A plan that was made for another checkpoint
+holds if the parts lie alike in both, as they do from step to step; else the load is refused.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,15 +39,18 @@ from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.memory import Arena
 from strata.checkpoint.sharding import Box
+from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children
 from strata.checkpoint.tensors import DTYPES
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_port import SessionPort
-from strata.errors import CheckpointError
+from strata.errors import CheckpointError, ConfigError
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 BATCH_BYTES: Final = 64 << 20
 """About how much is read before it is handed on: what a load takes beside the state, and uses again."""
+
+log: Final = logging.getLogger("strata.checkpoint")
 
 
 class StrataReader(StorageReader):
@@ -62,6 +71,7 @@ class StrataReader(StorageReader):
         self._step = step
         self.checkpoint: CheckpointMetadata | None = None
         """What is loaded, once that is known."""
+        self._storage: Storage | None = None
         self._found: _Found | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -83,18 +93,26 @@ class StrataReader(StorageReader):
             folder = room.catalog.folder(checkpoint)
         finally:
             room.close()
-        manifest = read_manifest(room.storage, folder, checkpoint.manifest_digest)
-        manifests = read_rank_manifests(room.storage, folder, manifest)
-        rank = distributed.get_rank() if distributed.is_initialized() else 0
-        items = items_of(manifests, rank if rank < len(manifests) else 0)
-        self.checkpoint = checkpoint
-        self._found = _Found(
-            assembler=Assembler(room.storage, folder, manifests),
-            items={item.fqn: item for item in items},
-        )
+        self._storage = room.storage
+        self._found = self._open(Chosen(checkpoint=checkpoint, folder=folder))
         return Metadata(
             state_dict_metadata={fqn: item.metadata for fqn, item in self._found.items.items()},
             planner_data={fqn: item.path for fqn, item in self._found.items.items()},
+        )
+
+    def _open(self, chosen: Chosen) -> _Found:
+        """Prove the manifests of a checkpoint, and make it what is loaded."""
+        assert self._storage is not None, "read_metadata comes first"
+        folder = chosen.folder
+        manifest = read_manifest(self._storage, folder, chosen.checkpoint.manifest_digest)
+        manifests = read_rank_manifests(self._storage, folder, manifest)
+        rank = distributed.get_rank() if distributed.is_initialized() else 0
+        items = items_of(manifests, rank if rank < len(manifests) else 0)
+        self.checkpoint = chosen.checkpoint
+        return _Found(
+            chosen=chosen,
+            assembler=Assembler(self._storage, folder, manifests),
+            items={item.fqn: item for item in items},
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
@@ -105,12 +123,24 @@ class StrataReader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
-        return plans
+        """Say in each plan what all load: what this rank, the coordinator, found."""
+        assert self._found is not None, "read_metadata comes first"
+        return [replace(plan, storage_data=self._found.chosen) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read, prove and hand over all that the plan asks for."""
         assert self._found is not None, "read_metadata comes first"
+        chosen = plan.storage_data
+        if not isinstance(chosen, Chosen):
+            raise ConfigError("the plan does not say which checkpoint all ranks load")
+        if chosen.checkpoint.id != self._found.chosen.checkpoint.id:
+            log.info(
+                "step %d was found here, and step %d is what all ranks load",
+                self._found.chosen.checkpoint.step,
+                chosen.checkpoint.step,
+            )
+            before, self._found = self._found, self._open(chosen)
+            _check_alike(plan.items, before, self._found)
         found, arena = self._found, Arena()
         for batch in _batches(plan.items, found):
             wishes = {
@@ -139,6 +169,13 @@ class Item:
     @property
     def is_plain(self) -> bool:
         return self.tensor is None
+
+    @property
+    def shape(self) -> object:
+        """What two values have in common for which the same plan holds: of a tensor, how its parts lie."""
+        if self.tensor is None or self.is_bytes:
+            return self.is_plain, self.is_bytes
+        return self.tensor.spec.dtype, self.tensor.shape, {piece.box for piece in self.tensor.pieces}
 
     @property
     def metadata(self) -> BytesStorageMetadata | TensorStorageMetadata:
@@ -181,7 +218,16 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What the coordinator of a load tells all ranks with their plans."""
+
+    checkpoint: CheckpointMetadata
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
+    chosen: Chosen
     assembler: Assembler
     items: dict[str, Item]
 
@@ -225,6 +271,18 @@ def _holds_tensors(tree: Json) -> bool:
     if parts is None:
         return isinstance(tree, dict) and "t" in tree
     return "d" in tree or any(_holds_tensors(part) for _, part in parts)
+
+
+def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> None:
+    """Raise `CheckpointError` unless what a plan asks of one checkpoint means the same in another."""
+    for item in items:
+        fqn = item.storage_index.fqn
+        if fqn not in found.items or found.items[fqn].shape != planned.items[fqn].shape:
+            raise CheckpointError(
+                f"the ranks found step {planned.chosen.checkpoint.step} and step"
+                f" {found.chosen.checkpoint.step}, and {fqn} does not lie alike in them",
+                hint="load again, or name the step: StrataReader(…, step=…)",
+            )
 
 
 def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem]]:
