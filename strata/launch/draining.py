@@ -1,13 +1,14 @@
 """Takes this member out of its job when one of its devices has failed for good.
 
 The ranks of the generation are asked to agree on a step and to save it; then this member leaves,
-with the exit code that tells a scheduler to requeue it elsewhere, and the others go on without it.
+with the exit code that tells a scheduler to requeue it elsewhere, and the others go on without it. One that has
+no rank (it stands by, or no world is there) cannot be drained: it leaves by itself, before it gets a place.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -84,10 +85,11 @@ async def watching_devices(
     job: str,
     worker_id: str,
     grace_s: float,
+    on_unfit: Callable[[str], None],
 ) -> AsyncIterator[None]:
     """Tell of the devices inside the block, and drain this member when one fails.
 
-    The ranks have `grace_s` for their save.
+    The ranks have `grace_s` for their save. `on_unfit` is told why this member is not to get a place any more.
     """
     if devices is None:
         yield
@@ -96,6 +98,7 @@ async def watching_devices(
 
     def failed(reason: str) -> None:
         if config.drain_on_fault:
+            on_unfit(reason)
             request = StopJobRequest(
                 job=job,
                 action=STOP_ACTION_DRAIN,

@@ -208,6 +208,7 @@ async def _run(
             job=config.job,
             worker_id=worker_id,
             grace_s=config.preempt_grace_s,
+            on_unfit=supervisor.become_unfit,
         ),
     ):
         observer.relay, observer.supervisor = relay, supervisor

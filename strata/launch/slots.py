@@ -13,7 +13,9 @@ from strata.launch.rendezvous import Meeting, ReservedPort
 RENEW_S: Final = 5.0
 """How often it is looked whether what was prepared is still there."""
 RENEWALS: Final = 3
-"""For each slot and generation so many that ended are replaced: what ends at once does so again."""
+"""For each slot so many that ended one soon after the other are replaced: what ends at once does so again."""
+LASTING_S: Final = 120.0
+"""Once all that was prepared has lasted for so long, what ends after that is replaced as if it were the first."""
 
 
 class Slots:
@@ -31,7 +33,8 @@ class Slots:
         self._starts = 0
         self._preparing: asyncio.TimerHandle | None = None
         self._prepared = 0
-        """How many processes were started to wait since `prepare`."""
+        """How many processes were started to wait since `prepare`, or since they last went on for long."""
+        self._prepared_at = 0.0
         self._kept: dict[int, RankProcess] = {}
         """By local rank: processes of the generation before that will be ranks of the next one."""
         self.ranks: RankGroup | None = None
@@ -71,7 +74,12 @@ class Slots:
         self._preparing = asyncio.get_running_loop().call_later(seconds, self._prepare_now)
 
     def _prepare_now(self) -> None:
-        self._prepared += self._program.starter.prepare(self._count)
+        now = asyncio.get_running_loop().time()
+        if now - self._prepared_at >= LASTING_S:
+            self._prepared = min(self._prepared, self._count)
+        if (started := self._program.starter.prepare(self._count)) > 0:
+            self._prepared_at = now
+        self._prepared += started
         if 0 < self._prepared < self._count * (1 + RENEWALS):
             self._prepare_in(RENEW_S)
 

@@ -130,6 +130,7 @@ class Supervisor:
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
         self._handled = 0
+        self._unfit = ""
         self._unheard = False
         """Whether nobody was there to be asked for a common stop."""
 
@@ -149,6 +150,11 @@ class Supervisor:
         here get SIGTERM and `stop_grace_s`.
         """
         self._stop.ask(number)
+        self._news.set()
+
+    def become_unfit(self, reason: str) -> None:
+        """Leave as soon as no rank runs here, because none is to run here again."""
+        self._unfit = reason
         self._news.set()
 
     def rank_attached(self, rank: int, generation: int) -> None:
@@ -200,6 +206,8 @@ class Supervisor:
                     continue
                 if update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}:
                     return await self._finish(update)
+                if self._unfit and not update.HasField("place"):
+                    return await self._leave_preempted(self._unfit)
                 if update.world.generation > self._handled:
                     self._handled = update.world.generation
                     await self._end_ranks(self._config.restart_grace_s, keep=self._going_on(update))

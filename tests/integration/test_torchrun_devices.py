@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from strata.integrations.torchrun.member import Preempted
 from tests.cluster_fixtures import ROOT
-from tests.integration.test_torchrun_members import Agents, agents, joined
+from tests.integration.test_torchrun_members import Agents, agents, joined, open_store
 from tests.processes import LIMIT_S
 
 __all__ = ["agents"]
 
 
-async def test_an_agent_whose_device_fails_is_asked_to_leave(
-    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Devices:
+    """One device, which fails when the test says so."""
+
+    def __init__(self, file: Path, library: Any) -> None:
+        self._file = file
+        self._library = library
+
+    def fail(self) -> None:
+        lost = {"name": "H200", "error": self._library.NVML_ERROR_GPU_IS_LOST}
+        self._file.write_text(json.dumps({"devices": [lost]}))
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
     file = tmp_path / "nvml.json"
     file.write_text(json.dumps({"devices": [{"name": "H200"}]}))
     monkeypatch.setenv("FAKE_NVML", str(file))
@@ -29,10 +43,26 @@ async def test_an_agent_whose_device_fails_is_asked_to_leave(
     library = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "pynvml", library)
     spec.loader.exec_module(library)
+    return Devices(file, library)
 
+
+async def test_an_agent_whose_device_fails_is_asked_to_leave(agents: Agents, devices: Devices) -> None:
     agent = agents.start("a", min_nodes=1, max_nodes=1)
     await joined(agent)
-    file.write_text(json.dumps({"devices": [{"name": "H200", "error": library.NVML_ERROR_GPU_IS_LOST}]}))
+    devices.fail()
     assert await agent.comes_true(lambda: agent.asked_to_leave is not None, LIMIT_S)
     assert agent.asked_to_leave is not None
     assert "device 0: its driver does not reach it any more" in agent.asked_to_leave.reason
+
+
+async def test_a_spare_whose_device_fails_leaves(agents: Agents, devices: Devices) -> None:
+    agent, spare = (agents.start(name, min_nodes=1, max_nodes=1, settle_s=0.0) for name in "ab")
+    joining = {one: asyncio.create_task(one.join(None, open_store)) for one in (agent, spare)}
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.wait(joining.values(), return_when=asyncio.FIRST_COMPLETED)
+    waits = next(one for one, task in joining.items() if not task.done())
+    assert await waits.comes_true(lambda: waits.standing_by, LIMIT_S)
+    devices.fail()
+    with pytest.raises(Preempted, match="does not reach it any more"):
+        async with asyncio.timeout(LIMIT_S):
+            await joining[waits]

@@ -300,6 +300,8 @@ class AgentMember:
             if update is not None and session.open:
                 self._check_phase(update)
                 self._check_asked()
+                if session.unfit and not update.HasField("place"):
+                    raise Preempted(f"{self._settings.worker_id} leaves: {session.unfit}")
                 why = standing.waits_because(update, handled=self._handled)
                 if why is None:
                     return update

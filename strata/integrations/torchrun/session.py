@@ -106,6 +106,8 @@ class AgentSession:
         self._told: set[str] = set()
         self._place: Place | None = None
         self._heeding: set[int] = set()
+        self.unfit = ""
+        """Why this agent is not to get a place any more; empty while it is."""
         self.stopped: set[int] = set()
         """The workers that have stopped as they were asked to, whatever they end with."""
 
@@ -179,6 +181,7 @@ class AgentSession:
                         job=self._settings.run_id,
                         worker_id=self._settings.worker_id,
                         grace_s=self._settings.preempt_grace_s,
+                        on_unfit=self._become_unfit,
                     ),
                     orphans.ended_with_us(door),
                 ):
@@ -258,6 +261,10 @@ class AgentSession:
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         if self._relay is not None:
             self._relay.on_checkpoint(checkpoint)
+
+    def _become_unfit(self, reason: str) -> None:
+        self.unfit = reason
+        self._news.set()
 
     def _whole(self) -> bool:
         """Whether no worker that ever attached in this generation has ended."""

@@ -139,6 +139,7 @@ class Told:
         self.asked: list[Any] = []
         self.news = asyncio.Event()
         self.refusing = False
+        self.unfit: list[str] = []
 
     def devices(self, devices: Sequence[DeviceStatus]) -> None:
         self.devices_.append(devices)
@@ -166,7 +167,9 @@ def opened(host: Host) -> OpenDevices:
 async def watched(host: Host, **health: Any) -> AsyncIterator[Told]:
     told = Told()
     config = HealthConfig(telemetry_s=0.5, **health)
-    async with watching_devices(opened(host), config, told, job="j", worker_id="w", grace_s=30):
+    async with watching_devices(
+        opened(host), config, told, job="j", worker_id="w", grace_s=30, on_unfit=told.unfit.append
+    ):
         yield told
 
 
@@ -180,6 +183,7 @@ async def test_a_fatal_error_drains_the_member_and_is_told_at_once(host: Host) -
         (request,) = told.asked
         assert (request.job, request.action, list(request.worker_ids)) == ("j", STOP_ACTION_DRAIN, ["w"])
         assert request.reason == "device 1: XID 79: the GPU has fallen off the bus"
+        assert told.unfit == [request.reason], "a standby cannot be drained: it leaves"
         assert [device.fault != "" for device in told.devices_[-1]] == [False, True]
         count = len(told.devices_)
         await told.until(lambda: len(told.devices_) > count + 1)
@@ -205,7 +209,7 @@ async def test_nobody_is_drained_who_does_not_want_it(host: Host, health: dict[s
         await told.until(lambda: told.devices_)
         host.has({**WELL, "xids": [79]})
         await told.until(lambda: list(told.devices_[-1][0].xids) == [79])
-        assert told.asked == []
+        assert told.asked == told.unfit == []
 
 
 async def test_a_node_with_a_sick_device_does_not_join(host: Host, tmp_path: Path) -> None:

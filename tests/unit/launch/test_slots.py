@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from strata.launch.ranks import Program
-from strata.launch.slots import RENEW_S, RENEWALS, Slots
+from strata.launch.slots import LASTING_S, RENEW_S, RENEWALS, Slots
 from strata.launch.starting import Started
 from strata.testing.virtual_time import in_virtual_time
 
@@ -62,4 +62,17 @@ async def test_what_ends_at_once_is_not_started_for_ever() -> None:
             await asyncio.sleep(RENEW_S)
             starter.count = 0
         assert starter.started == generation * 2 * (1 + RENEWALS)
+    it.kill()
+
+
+@in_virtual_time()
+async def test_on_a_node_that_stands_by_for_days_whatever_ends_now_and_then_is_replaced() -> None:
+    starter = Waiting()
+    it = slots(starter)
+    it.prepare()
+    for _ in range(5 * RENEWALS):
+        await asyncio.sleep(LASTING_S + RENEW_S)
+        starter.count = 0
+        await asyncio.sleep(RENEW_S)
+        assert starter.count == 2
     it.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import signal
 
@@ -269,3 +270,27 @@ async def test_the_point_to_restore_from_reaches_the_place() -> None:
 
 def test_exit_status_is_what_a_shell_would_say() -> None:
     assert [exit_status(code) for code in (0, 7, -9, -15)] == [0, 7, 137, 143]
+
+
+@pytest.mark.parametrize("forming", [False, True], ids=["a standby", "no world yet"])
+async def test_a_member_without_ranks_whose_device_has_failed_leaves(forming: bool) -> None:
+    """It cannot be drained, and would be given a place once another member is lost."""
+    async with stage(*FOREVER) as it:
+        world = update(1, first_rank=None)
+        world.world.forming = forming
+        it.supervisor.on_world(world)
+        await asyncio.sleep(0)
+        it.supervisor.become_unfit("device 1: XID 79: the GPU has fallen off the bus")
+        assert await it.done == 75
+        assert "XID 79" in it.upstream.left.get_nowait()
+
+
+async def test_a_member_with_ranks_whose_device_has_failed_waits_to_be_drained() -> None:
+    async with stage(*FOREVER) as it:
+        await it.enter(update(1))
+        it.supervisor.become_unfit("device 1: XID 79")
+        it.supervisor.on_world(update(1, revision=101))
+        await asyncio.sleep(0)
+        assert not it.done.done()
+        it.supervisor.on_world(update(2, first_rank=None))
+        assert await it.done == 75
