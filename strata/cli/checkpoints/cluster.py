@@ -34,9 +34,17 @@ from strata.v1.checkpoints_pb2 import (
     ForkCheckpointRequest,
     ListChoresRequest,
     PinCheckpointRequest,
+    RewindJobRequest,
     TagCheckpointRequest,
     UnpinCheckpointRequest,
     UntagCheckpointRequest,
+)
+from strata.v1.retention_pb2 import (
+    GetRetentionRequest,
+    GetRetentionResponse,
+    Keep,
+    Retention,
+    SetRetentionRequest,
 )
 
 _WHY: Final[dict[int, str]] = {
@@ -120,6 +128,39 @@ class ClusterShelf:
         )
         path: str = self.client.call(request).checkpoint.path
         return path
+
+    # -- what the leader leaves, and where the job goes on
+
+    def rules(self) -> GetRetentionResponse:
+        """Return the job's policy, and what stays and goes by it."""
+        answer: GetRetentionResponse = self.client.call(GetRetentionRequest(job=self.client.job))
+        return answer
+
+    def keep(self, keep: Keep, *, tier: str, who: str) -> None:
+        """Set other rules, for all tiers or for one; what else the policy says stands."""
+        before = self.rules().retention
+        after = Retention(keep=before.keep if tier else keep, who=who)
+        for name, rules in before.tiers.items():
+            after.tiers[name].CopyFrom(rules)
+        if tier:
+            after.tiers[tier].CopyFrom(keep)
+        self.client.call(SetRetentionRequest(job=self.client.job, retention=after))
+
+    def generation(self) -> int:
+        """Return the job's current generation, 0 before the first."""
+        return self.client.job_status().world.generation
+
+    def rewind(self, checkpoint: CheckpointMetadata, *, generation: int, who: str) -> None:
+        """Have the generation after this one begin from a checkpoint."""
+        self.client.call(
+            RewindJobRequest(
+                job=self.client.job,
+                step=checkpoint.step,
+                attempt=checkpoint.id,
+                generation=generation,
+                who=who,
+            )
+        )
 
     # -- what goes
 

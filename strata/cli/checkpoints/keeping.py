@@ -53,7 +53,7 @@ def pin(
     """
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
         checkpoint = chosen(shelf.all(), which)
-        shelf.pin(checkpoint, who=_whoever(), why=why)
+        shelf.pin(checkpoint, who=whoever(), why=why)
     _say(f"step {checkpoint.step} is pinned")
 
 
@@ -94,7 +94,7 @@ def tag(
     """
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
         checkpoint = chosen(shelf.all(), which)
-        shelf.tag(checkpoint, name, who=_whoever())
+        shelf.tag(checkpoint, name, who=whoever())
     _say(f"step {checkpoint.step} is {name}")
 
 
@@ -188,7 +188,7 @@ def collect(
         raise trouble
 
 
-def _whoever() -> str:
+def whoever() -> str:
     """Return the name of the person at the terminal, as far as the environment knows it."""
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
 

@@ -89,6 +89,15 @@ def opened(
     if storage is not None:
         yield storage_shelf(storage, job)
         return
+    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as shelf:
+        yield shelf
+
+
+@contextlib.contextmanager
+def catalog_of(
+    job: str, *, endpoints: str, timeout_s: float, credentials: Credentials
+) -> Iterator[ClusterShelf]:
+    """Yield the shelf of a job, whose catalog the coordinators keep."""
     from strata.cli.checkpoints.cluster import ClusterShelf  # noqa: PLC0415  # grpc only when needed
     from strata.client import CoordinatorClient  # noqa: PLC0415  # as above
 

@@ -1,0 +1,160 @@
+"""`strata checkpoints retention | rewind`: what the leader leaves of a job, and from where it goes on.
+
+Both are asked of coordinators. A storage root without them is told by its manager's settings what to keep,
+and goes back by `restore(state, step=…)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strata.cli.checkpoints.keeping import whoever
+from strata.cli.checkpoints.where import Which, catalog_of, chosen
+from strata.cli.credentials import connecting
+from strata.cli.output import (
+    DEFAULT_ENDPOINTS,
+    DEFAULT_TIMEOUT_S,
+    Endpoints,
+    Job,
+    Json,
+    TimeoutS,
+    print_json,
+    print_table,
+    print_values,
+    printable,
+)
+from strata.config import Credentials
+from strata.core.spans import seconds
+from strata.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from strata.v1.retention_pb2 import GetRetentionResponse, Keep
+
+KeepCount = Annotated[
+    int | None, typer.Option("--keep-count", min=0, help="So many of the newest stay; 0: all of them.")
+]
+EverySteps = Annotated[
+    int, typer.Option("--keep-every-steps", min=0, help="And the first from each multiple of so many on.")
+]
+Best = Annotated[int, typer.Option("--keep-best", min=0, help="And so many of the best by --best-metric.")]
+Metric = Annotated[str, typer.Option("--best-metric", help="A name in their metadata, such as loss.")]
+Highest = Annotated[bool, typer.Option("--highest", help="The best have the highest number, not the lowest.")]
+AgeS = Annotated[float, typer.Option("--keep-age-s", min=0, help="And those younger than so many seconds.")]
+OnTier = Annotated[
+    str, typer.Option("--tier", help="Rules for the copies on this tier alone, such as replica.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@connecting
+def retention(
+    keep_count: KeepCount = None,
+    keep_every_steps: EverySteps = 0,
+    keep_best: Best = 0,
+    best_metric: Metric = "",
+    highest: Highest = False,
+    keep_age_s: AgeS = 0.0,
+    tier: OnTier = "",
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Say which checkpoints of a job stay and why; with --keep-count, set the rules first.
+
+    A manager with a keep_count of its own sets them again whenever the job starts.
+
+    Example: strata checkpoints retention --keep-count 3 --keep-every-steps 1000 --job gpt
+    """
+    age_s = seconds(keep_age_s, what="--keep-age-s", zero=True)
+    if keep_count is None and (keep_every_steps or keep_best or best_metric or highest or age_s or tier):
+        raise InvalidArgument(
+            "rules are set with a number of the newest that stay", hint="add --keep-count; 0 keeps everything"
+        )
+    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as shelf:
+        if keep_count is not None:
+            from strata.v1.retention_pb2 import Keep  # noqa: PLC0415  # protobuf only when it is needed
+
+            keep = Keep(
+                latest=keep_count,
+                every_steps=keep_every_steps,
+                best=keep_best,
+                metric=best_metric,
+                highest=highest,
+                age_ms=round(1000 * age_s),
+            )
+            shelf.keep(keep, tier=tier, who=whoever())
+        found = shelf.rules()
+    if as_json:
+        print_json(found)
+        return
+    for line in _rules(found):
+        sys.stdout.write(f"{printable(line)}\n")
+    names = sorted({*found.kept, *found.going}, key=lambda name: int(name.partition("/")[0]))
+    rows = [(*name.split("/", 1), _fate(found, name)) for name in names]
+    print_table(f"job {job}", ("STEP", "ATTEMPT", "WHY"), rows, empty="there is no checkpoint")
+
+
+def _fate(found: GetRetentionResponse, name: str) -> str:
+    """Say what becomes of one, by tier where it stays; it may go from one tier and stay on another."""
+    why = f"stays: {found.kept[name]}" if name in found.kept else ""
+    if name in found.going:
+        why = f"goes where no rule keeps it; {why}" if why else "goes: no rule keeps it"
+    return why
+
+
+def _rules(found: GetRetentionResponse) -> Iterator[str]:
+    if not found.HasField("retention"):
+        yield "no rules are set: everything stays"
+        return
+    yield f"{_sentence(found.retention.keep)} (set by {found.retention.who or 'nobody named'})"
+    for name in sorted(found.retention.tiers):
+        yield f"on {name}: {_sentence(found.retention.tiers[name])}"
+
+
+def _sentence(keep: Keep) -> str:
+    rules = [
+        (keep.latest, f"the {keep.latest} newest"),
+        (keep.every_steps, f"the first from each multiple of {keep.every_steps} steps on"),
+        (keep.best, f"the {keep.best} best by {'highest' if keep.highest else 'lowest'} {keep.metric}"),
+        (keep.age_ms, f"those younger than {keep.age_ms / 3_600_000:g} h"),
+    ]
+    return "what stays: " + (", ".join(said for number, said in rules if number) or "everything")
+
+
+@connecting
+def rewind(
+    which: Which,
+    yes: Yes = False,
+    endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    job: Job = "default",
+    as_json: Json = False,
+    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
+    *,
+    credentials: Credentials,
+) -> None:
+    """Have a job go back: its next generation, which follows at once, begins from this checkpoint.
+
+    What was saved after it stays in the catalog, and counts no more. Asks first, unless --yes.
+
+    Example: strata checkpoints rewind 5000 --job gpt
+    """
+    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as shelf:
+        generation = shelf.generation()
+        checkpoint = chosen(shelf.all(), which, alone=True)
+        what = f"step {checkpoint.step} of generation {checkpoint.generation}"
+        if not yes:
+            typer.confirm(
+                f"End generation {generation} of job {job}, and begin from {what}?", abort=True, err=True
+            )
+        shelf.rewind(checkpoint, generation=generation, who=whoever())
+    if as_json:
+        print_values({"step": checkpoint.step, "attempt": checkpoint.id, "generation": generation})
+        return
+    sys.stdout.write(f"generation {generation} of job {printable(job)} ends; the next begins from {what}\n")
