@@ -10,8 +10,9 @@ last save would be lost. So the leader first asks them, by a key of its own besi
     BEGIN                     absent                      the key is written
     BEGIN                     present                     they train on; after the grace the next world
     BEGIN, SAVED              present                     the next world
+    LAST                      any                         nothing: the training is about to end
 
-The two barriers are what `strata.init` does anyhow, so no other word of the ranks is needed: a
+The barriers are what `strata.init` does anyhow, so no other word of the ranks is needed: a
 released round is in every view. A death ends the generation as ever, and a notice, which anybody
 may write meanwhile, is heeded instead: ranks that wait for the next world then leave.
 """
@@ -27,6 +28,8 @@ from strata.core.view import Entry
 
 BEGIN_BARRIER: Final = "strata.begin"
 """Where ranks that heed notices meet when they are ready for their first step."""
+LAST_BARRIER: Final = "strata.save.last"
+"""Where they meet before the save with which their training ends, unless its last step is saved already."""
 SAVED_BARRIER: Final = "strata.stop.saved"
 """Where they meet once the common step is saved, or cannot be."""
 GRACE_MS: Final = 60_000
@@ -43,6 +46,11 @@ def heeded(job: JobView, generation: int) -> bool:
 def finished(job: JobView, generation: int) -> bool:
     """Tell whether they have done what they could."""
     return job.met(SAVED_BARRIER, generation)
+
+
+def is_ending(job: JobView, generation: int) -> bool:
+    """Tell whether the ranks make the save with which their training ends."""
+    return job.met(LAST_BARRIER, generation)
 
 
 def is_late(reshape: Entry[Reshape], asked_s: Mapping[int, float]) -> bool:

@@ -18,6 +18,8 @@
                       more members than the spec takes (any more)     a smaller world, and
                       standbys, room for them, settling over          a larger world: once the
                                                                      ranks have saved (`core.reshaping`)
+                      ... below min, or a rank is done, or all make   nothing: it trains on, or is about
+                          their last save                            to finish
 
 A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
 notices and forming worlds neither count nor reset. Members who were asked to leave are not counted
@@ -202,10 +204,12 @@ class Situation:
             return self._after(_named(left), failure=False)
         if self.notice is not None:
             return self._stopped(self.notice, world, done, ended)
-        if self.reshape is not None:
+        if self.reshape is not None and reshaping.finished(self.job, generation):
             return self._saved(self.reshape)
-        if done:
+        if done or reshaping.is_ending(self.job, generation):
             return None  # it is about to finish
+        if self.reshape is not None:
+            return self._late(self.reshape)
         if world.head.members > spec.max_workers:
             return self._reshaped(f"the job takes {spec.max_workers} members now")
         newcomers = len(self.present) - sum(self.alive(member) for member in world.members)
@@ -215,20 +219,34 @@ class Situation:
             return self._reshaped(f"{newcomers} more members have settled")
         return None
 
-    def _reshaped(self, why: str) -> Change:
-        """Return the world that follows, though nobody was lost; its ranks save first if they can."""
+    def _reshaped(self, why: str) -> Change | None:
+        """Return the world that follows, though nobody was lost; its ranks save first if they can.
+
+        None where it would have too few members: who trains goes on until there are enough.
+        """
+        if self._short() is not None:
+            return None
         return Change(why=why, save_first=reshaping.heeded(self.job, self.generation))
 
-    def _saved(self, reshape: Entry[Reshape]) -> Change | None:
-        """Return what follows once the ranks have saved, or had their time to.
+    def _saved(self, reshape: Entry[Reshape]) -> Change:
+        """Return what follows once the ranks have saved: a world, whatever has changed meanwhile.
 
-        That is a world whatever has changed meanwhile: those that saved do not train on in this one.
+        Those that saved wait for it; where too few are left, with those that come.
         """
-        if reshaping.finished(self.job, self.generation):
-            return Change(why=reshape.record.reason)
-        if reshaping.is_late(reshape, self.asked_s):
-            return Change(why=f"{reshape.record.reason}; the ranks had not saved in time")
-        return None
+        short = self._short()
+        why = reshape.record.reason if short is None else f"{reshape.record.reason}; {short}"
+        return Change(why=why, forming=short is not None)
+
+    def _late(self, reshape: Entry[Reshape]) -> Change | None:
+        """Return what follows when the ranks had their time to save; None while they have, or few are left."""
+        if not reshaping.is_late(reshape, self.asked_s) or self._short() is not None:
+            return None
+        return Change(why=f"{reshape.record.reason}; the ranks had not saved in time")
+
+    def _short(self) -> str | None:
+        """Return, in words, that fewer members are left than the job needs; None when there are enough."""
+        count, least = len(self.present), self.spec.min_workers
+        return None if count >= least else f"{count} of at least {least} members are left"
 
     def _elsewhere(self, world: World) -> Change | None:
         """Return why the ranks should begin again, and elsewhere: their restore point is damaged, or was left."""
@@ -274,8 +292,7 @@ class Situation:
         if notice is not None and notice.record.pauses:
             why = f"{why}; paused: {notice.record.reason}"
             return Change(why=why, failure=failure, phase=Phase.PAUSED, forming=True)
-        if len(self.present) < spec.min_workers:
-            short = f"{len(self.present)} of at least {spec.min_workers} members are left"
+        if (short := self._short()) is not None:
             return Change(why=f"{why}; {short}", failure=failure, forming=True)
         return Change(why=why, failure=failure)
 
@@ -309,9 +326,7 @@ class Situation:
         if record.pauses:
             more = "; and paused" if record.pause else ""
             return Change(why=f"{why}{more}", phase=Phase.PAUSED, forming=True)
-        if len(self.present) < self.spec.min_workers:
-            return Change(why=why, forming=True)
-        return Change(why=why)
+        return Change(why=why, forming=self._short() is not None)
 
 
 _ACTS = {StopAction.PREEMPT: "preempted", StopAction.PAUSE: "paused", StopAction.DRAIN: "drained"}

@@ -7,7 +7,7 @@ import pytest
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_scale
 from strata.core.records import Phase, StopAction
-from strata.core.reshaping import BEGIN_BARRIER, GRACE_MS, LATE_S, SAVED_BARRIER
+from strata.core.reshaping import BEGIN_BARRIER, GRACE_MS, LAST_BARRIER, LATE_S, SAVED_BARRIER
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop, next_deadline_s, revisions
 from strata.core.stopping import LATE_S as NOTICE_LATE_S
 from strata.core.worlds import needs_settling, plan_world
@@ -129,6 +129,60 @@ def test_a_training_that_ends_meanwhile_is_done() -> None:
     ends(job.store, 1, 0)
     go(job)
     assert job.store.live.phase() is Phase.DONE
+
+
+@pytest.mark.parametrize("how", ["a rank is done", "all meet for their last save"])
+@pytest.mark.parametrize("when", ["before it is asked for", "late"])
+def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(how: str, when: str) -> None:
+    """It had fewer steps left than the one that was agreed on, and a rank evaluates for long."""
+    job = growing()
+    if when == "late":
+        go(job)
+    if how == "a rank is done":
+        ends(job.store, 0, 0)
+    else:
+        meet(job, LAST_BARRIER)
+    go(job, asked_s=OVER_S)
+    assert head(job.store).generation == 1
+    assert (job.store.live.reshape(1) is not None) == (when == "late")
+    for rank in (0, 1):
+        ends(job.store, rank, 0)
+    go(job, asked_s=OVER_S)
+    assert job.store.live.phase() is Phase.DONE
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_world_of_fewer_than_the_least_members_follows_no_growth(heeds: bool) -> None:
+    """The least number was raised: two train on until there are as many, rather than stop for three."""
+    job = Job(2, least=1)
+    go(job)
+    if heeds:
+        meet(job, BEGIN_BARRIER)
+    job.store.settle(lambda view: decide_scale(view, min_workers=4, max_workers=5))
+    register(job.store, "w2", min_workers=1, max_workers=3)
+    go(job)
+    assert head(job.store).generation == 1
+    assert job.store.live.reshape(1) is None
+    register(job.store, "w3", min_workers=1, max_workers=3)
+    go(job)
+    assert (job.store.live.reshape(1) is not None) == heeds
+    assert len(world_of(job.store)) == (2 if heeds else 4)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_ranks_that_saved_wait_for_the_least_number_of_members(late: bool) -> None:
+    job = growing()
+    go(job)
+    leave(job.store, "w2")
+    job.store.settle(lambda view: decide_scale(view, min_workers=3, max_workers=3))
+    if not late:
+        meet(job, SAVED_BARRIER)
+    go(job, asked_s=OVER_S if late else 0.0)
+    if late:
+        assert head(job.store).generation == 1, "they have not saved, and train on"
+    else:
+        assert head(job.store).forming
+        assert "2 of at least 3 members are left" in head(job.store).reason
 
 
 @pytest.mark.parametrize("saved", [False, True])
