@@ -90,6 +90,10 @@ class Agreement:
             return replace(self, agreed=steps.pop(), hold=None)
         return replace(self, hold=None)
 
+    def forget(self) -> Agreement:
+        """Neither hold nor stop: what was agreed is not waited for any longer."""
+        return replace(self, hold=None, agreed=None)
+
     def give_up(self) -> Agreement:
         """Hold no longer: the round broke. What was agreed stays."""
         return replace(self, hold=None)

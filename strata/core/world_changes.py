@@ -285,7 +285,6 @@ class Situation:
 
     def _after(self, why: str, *, failure: bool) -> Change:
         """Return what follows a generation that cannot go on."""
-        spec = self.spec
         if failure and (end := self._too_many(why)) is not None:
             return end
         notice = self.notice

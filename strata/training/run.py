@@ -20,6 +20,7 @@ from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import InvalidArgument, StaleGeneration, StrataError
 from strata.training.beginning import Beginning
+from strata.training.bounded import within
 from strata.training.clock import Clock
 from strata.training.cursors import Cursors
 from strata.training.ending import Ending
@@ -331,13 +332,26 @@ class Run:
         is saved already. Other ranks are waited for; unless `patient`, `BarrierTimeout` is raised
         when some are not here within `save_wait_s`.
         """
+        info = self._save(patient=patient)
+        if wait and info is not None:
+            with self._within_generation(), self.phase(SAVE):
+                info.wait()
+        return info
+
+    def save_within(self, limit_s: float) -> CheckpointInfo | None:
+        """Do the same, unless saves in flight, or the ranks, need longer than that: `Unavailable` then."""
+        self.checkpoints.wait_until_finished(limit_s)
+        return self._save(patient=False, limit_s=limit_s)
+
+    def _save(
+        self, *, patient: bool, last: bool = False, limit_s: float | None = None
+    ) -> CheckpointInfo | None:
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
-            info = self.saves.save(self._state, self.position, self._facts, patient=patient)
-            if wait:
-                info.wait()
-        return info
+            return self.saves.save(
+                self._state, self.position, self._facts, patient=patient, last=last, limit_s=limit_s
+            )
 
     def goodput(self) -> Goodput:
         """Return what the time went to so far, over all generations; rank 0's account goes on."""
@@ -356,7 +370,7 @@ class Run:
         self._closed = True
         try:
             try:
-                self.save(patient=patient)
+                self._save(patient=patient, last=True)
             finally:
                 self.checkpoints.close()
         except BaseException as error:
@@ -366,16 +380,20 @@ class Run:
             log.info("goodput: %s", self.goodput())
         self._leave(0, "the training is done")
 
-    def abandon(self, reason: str, *, code: int = 1) -> None:
+    def abandon(self, reason: str, *, code: int = 1, limit_s: float | None = None) -> None:
         """End the run as it stands: what is in flight may finish, nothing more is saved. Idempotent.
 
-        `code` is that of the process: after a failure, or because it was asked to stop.
+        `code` is that of the process: after a failure, or because it was asked to stop. `limit_s`: how
+        long what is in flight is waited for.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            self.checkpoints.close()
+            if limit_s is None:
+                self.checkpoints.close()
+            else:
+                within(limit_s, self.checkpoints.close, what="saves in flight")
         except StrataError as error:
             log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is told
         finally:

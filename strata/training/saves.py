@@ -16,7 +16,9 @@ from typing import Any, Final
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.arrivals import payload_limit
+from strata.core.reshaping import LAST_BARRIER
 from strata.errors import BarrierTimeout
+from strata.training.bounded import within
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY
@@ -25,6 +27,10 @@ from strata.training.peers import Peers
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
 
 SAVE_BARRIER: Final = "strata.save"
+LEAST_S: Final = 0.1
+"""At least so long ranks wait for each other."""
+SLACK_S: Final = 1.0
+"""How much later than its own time the end of a barrier may be heard."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -75,12 +81,22 @@ class Saves:
         return self._save_s + self._commit_s
 
     def save(
-        self, state: dict[str, Any], position: Position, facts: Mapping[str, Any], *, patient: bool
+        self,
+        state: dict[str, Any],
+        position: Position,
+        facts: Mapping[str, Any],
+        *,
+        patient: bool,
+        last: bool = False,
+        limit_s: float | None = None,
     ) -> CheckpointInfo:
-        """Save together with all ranks; return once the state is copied."""
+        """Save together with all ranks; return once the state is copied.
+
+        `last`: the training ends with it. `limit_s`: the ranks meet within that, or nothing is saved.
+        """
         self._watch()
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step), patient=patient)
+        told = self._meet(self._payload(position.step), patient=patient, last=last, limit_s=limit_s)
         pace = agreed(told)
         account = json.loads(told[0]).get("account", {}) if 0 in told else {}
         self.plan = next_save(
@@ -126,11 +142,19 @@ class Saves:
         whole = payload_of(pace, account=account)
         return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace)
 
-    def _meet(self, payload: bytes, *, patient: bool) -> dict[int, bytes]:
+    def _meet(self, payload: bytes, *, patient: bool, last: bool, limit_s: float | None) -> dict[int, bytes]:
         """Return what each rank brought, once every one is here; those that are late are named."""
+        name = LAST_BARRIER if last else SAVE_BARRIER
+        if limit_s is not None:
+            timeout_s = max(LEAST_S, limit_s)
+            return within(
+                timeout_s + SLACK_S,
+                lambda: self._peers.barrier(name, payload, timeout_s=timeout_s),
+                what=f"meeting for {name}",
+            )
         while True:
             try:
-                return self._peers.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)
+                return self._peers.barrier(name, payload, timeout_s=self._wait_s)
             except BarrierTimeout as late:
                 if not patient:
                     raise

@@ -13,6 +13,10 @@ that is logged as an error: the job then goes on from the checkpoint before.
 
 A notice may become wider while the ranks stop, or have: who waits for a world without others looks
 whether it is asked to leave as well.
+
+Nobody waits for ever. Where nobody is to leave, for another world is to follow, a rank that hears no
+word for a while (coordinators are lost, a rank is done) gives that up and trains on: the leader goes
+by what has become of the ranks. One that is to leave does so when its time is over, saved or not.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
 from strata.core.reshaping import SAVED_BARRIER
 from strata.errors import Preempted, StrataError, Unavailable
+from strata.training.bounded import within
+from strata.training.saves import SLACK_S
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
@@ -44,6 +50,12 @@ STOP: Final = "stop"
 """The phase of a rank that waits for the others' word, or for the world without it."""
 MEET_S: Final = 5.0
 """At least so long ranks wait for each other at the common step: they were a moment apart."""
+WORD_S: Final = 20.0
+"""How long a rank that need not leave waits at the common step for the others' word, or for a world."""
+HELD_S: Final = 5.0
+"""So long after its grace a rank that is to leave goes, though no step was agreed on."""
+LEAVE_S: Final = 0.5
+"""At least so long what is in flight is waited for by who leaves."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 _LOOK_S: Final = 0.25
 """How often a waiting trainer looks whether its world has ended."""
@@ -65,6 +77,7 @@ class Stopper:
         clock: Callable[[], float],
         save_cost_s: Callable[[], float],
         over: Callable[[], None],
+        word_s: float = WORD_S,
     ) -> None:
         self._run = run
         self._peers = run.peers
@@ -72,9 +85,16 @@ class Stopper:
         self._clock = clock
         self._save_cost_s = save_cost_s
         self._over = over
+        self._word_s = word_s
         self._changed = threading.Condition()
         self._agreement = Agreement(begun=run.begun)
         self._notice: StopNotice | None = None
+        self._given_up: StopNotice | None = None
+        """The notice that the trainer waits for no longer."""
+        self._met = False
+        """Whether all ranks have met at the common step."""
+        self._agreeing = False
+        """Whether a thread carries the agreement at this moment."""
         self._deadline_s = 0.0
         self.leaving = False
         """Whether this process leaves because of the notice."""
@@ -110,9 +130,14 @@ class Stopper:
         with self._changed:
             before = self._notice
             first = before is None
-            self._deadline_s = deadline_s if first else min(self._deadline_s, deadline_s)
-            if before is None or _is_wider(notice, before):  # answers and news may overtake each other
+            # the time to save in before another world is nobody's time to leave
+            anew = before is None or _is_reshape(before) > _is_reshape(notice)
+            self._deadline_s = deadline_s if anew else min(self._deadline_s, deadline_s)
+            # answers and news may overtake each other
+            if before is None or (notice != before and _is_wider(notice, before)):
                 self._notice = notice
+            begin = not self._agreeing and self._notice is not before and self._agreement.agreed is None
+            self._agreeing |= begin
             self._changed.notify_all()
         if first:
             grace = f"{notice.grace_ms / 1000:g} s"
@@ -122,22 +147,27 @@ class Stopper:
                 )
             else:
                 log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
+        if begin:
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
     # -- in a thread of its own
 
     def _agree(self) -> None:
         """Meet the other ranks until a step is agreed, or no step can be any more."""
-        try:
-            while not self._attempt():
-                pass
-        except StrataError as error:
-            # the world has ended, or a rank has: what follows from that ends the training here
-            log.warning("no common step to stop at: %s", error.message)
-        finally:
+        while True:
+            notice = self._notice
+            try:
+                while not self._attempt():
+                    pass
+            except StrataError as error:
+                # the world has ended, or a rank has: what follows from that ends the training here
+                log.warning("no common step to stop at: %s", error.message)
             with self._changed:
                 self._agreement = self._agreement.give_up()
                 self._changed.notify_all()
+                if self._agreement.agreed is not None or self._notice is notice:
+                    self._agreeing = False
+                    return
 
     def _attempt(self) -> bool:
         ranks = self._peers.world_size
@@ -148,8 +178,12 @@ class Stopper:
             self._agreement, mine = self._agreement.confirm(proposals, ranks=ranks)
         answers = self._peers.barrier(AGREE_BARRIER, mine)
         with self._changed:
-            agreement = self._agreement = self._agreement.conclude(answers, ranks=ranks)
+            agreement = self._agreement.conclude(answers, ranks=ranks)
+            dropped = self._given_up is self._notice
+            self._agreement = agreement.forget() if dropped else agreement
             self._changed.notify_all()
+        if dropped:
+            return True
         if agreement.agreed is None:
             log.info("attempt %d came too late for a common step", agreement.attempt)
             return False
@@ -171,50 +205,98 @@ class Stopper:
 
     def _pass(self, step: int) -> None:
         """Go on from `step`, or do not come back."""
-        waiting = False
+        since_s: float | None = None
         while True:
             with self._changed:
                 self._agreement, gate = self._agreement.begin(step)
-                if gate is Gate.WAIT and waiting:
+                if gate is Gate.WAIT and since_s is not None:
                     self._changed.wait(_LOOK_S)
+            if gate is not Gate.STOP and self._is_overdue():
+                log.error("THE SAVE OF STEP %d IS SKIPPED: no common step was agreed on in time", step)
+                self._leave(step)
             if gate is Gate.GO:
                 return
             if gate is Gate.STOP:
                 self._stop(step)
-            waiting = True
+                since_s = None
+                continue
+            since_s = self._clock() if since_s is None else since_s
+            if self._heard_nothing(since_s):
+                self._train_on(step)
+                continue
             self._peers.progress(step, STOP)  # raises once the world has ended
+
+    def _is_overdue(self) -> bool:
+        """Tell whether this process should have left by now."""
+        with self._changed:
+            notice = self._notice
+            left_s = self._deadline_s - self._clock()
+        return notice is not None and self._means_us(notice) and left_s <= -HELD_S
+
+    def _heard_nothing(self, since_s: float) -> bool:
+        """Tell whether nobody said anything for long, and nobody is to leave."""
+        with self._changed:
+            notice = self._notice
+        return notice is not None and _is_reshape(notice) and self._clock() - since_s >= self._word_s
+
+    def _train_on(self, step: int) -> None:
+        """Wait for no other world any longer: the leader ends this one if it likes."""
+        with self._changed:
+            self._agreement = self._agreement.forget()
+            self._given_up = self._notice
+            self._changed.notify_all()
+        log.warning("no other world has followed: training goes on from step %d", step)
 
     def closed(self) -> None:
         """The run has ended by itself."""
         self._forget()
 
-    def _stop(self, step: int) -> NoReturn:
+    def _stop(self, step: int) -> None:
+        """Save the common step and leave, or wait for another world; come back when none follows."""
         self._save(step)
         self._say_that_it_is_saved(step)
-        notice = self._asked_to_leave(step)
+        if self._has_to_leave(step):
+            self._leave(step)
+        self._train_on(step)
+
+    def _leave(self, step: int) -> NoReturn:
+        notice = self._notice
+        assert notice is not None, "nobody leaves before a notice"
         self.leaving = True
-        self._run.abandon(notice.reason, code=Preempted.code)
+        # what is not written by then is given up, and the process ends
+        self._run.abandon(notice.reason, code=Preempted.code, limit_s=max(LEAVE_S, self._left_s()))
         raise Preempted(f"stopped after step {step}: {notice.reason}")
 
     def _say_that_it_is_saved(self, step: int) -> None:
         """Return once all ranks are as far, which is what the leader waits for before another world."""
         notice = self._notice
-        if notice is None or notice.action != STOP_ACTION_RESHAPE:
+        if notice is None or not _is_reshape(notice):
             return
         # one that hears of another notice just now does not come: the leader goes by that then
         with contextlib.suppress(StrataError):
             self._peers.progress(step, STOP)
-            self._peers.barrier(SAVED_BARRIER)
+            limit_s = max(self._word_s, self._left_s()) if self._met else self._word_s
+            within(
+                limit_s + SLACK_S,
+                lambda: self._peers.barrier(SAVED_BARRIER, timeout_s=limit_s),
+                what="meeting after the save",
+            )
 
-    def _asked_to_leave(self, step: int) -> StopNotice:
-        """Return the notice by which this process leaves; a newer world without the others is raised."""
+    def _has_to_leave(self, step: int) -> bool:
+        """Tell whether this process leaves, once it is asked to; a newer world without the others is raised.
+
+        False when no other world follows, though nobody was to leave.
+        """
         told: StopNotice | None = None
+        since_s = self._clock()
         while True:
             with self._changed:
                 notice = self._notice
                 assert notice is not None, "a step is agreed only after a notice"
                 if self._means_us(notice):
-                    return notice
+                    return True
+            if self._heard_nothing(since_s):
+                return False
             if told is None or told.worker_ids != notice.worker_ids:
                 told, others = notice, ", ".join(notice.worker_ids)
                 log.warning("waiting for the world %s", f"without {others}" if others else "that follows")
@@ -225,8 +307,10 @@ class Stopper:
 
     def _save(self, step: int) -> None:
         """Save the common step, unless that cannot be done in time."""
+        self._met = False
         try:
             choice = choose_save(self._meet(), ranks=self._peers.world_size)
+            self._met = True
             if choice.save:
                 self._save_in_time()
                 log.warning("step %d is saved: training goes on from there", step)
@@ -239,13 +323,11 @@ class Stopper:
     def _save_in_time(self) -> None:
         """Return once the step is committed; what is not in time is given up, and raised."""
         with self._run.phase("save"):
-            info = self._run.save()
-            left_s = max(0.0, self._left_s())
-            if info is None:  # it was due anyhow, and is in flight or done
-                self._run.checkpoints.wait_until_finished(left_s)
+            info = self._run.save_within(max(0.0, self._left_s()))
+            if info is None:  # it was due anyhow, and is done
                 return
             try:
-                info.wait(left_s)
+                info.wait(max(0.0, self._left_s()))
             except Unavailable:
                 info.cancel()
                 raise
@@ -253,11 +335,23 @@ class Stopper:
     def _meet(self) -> dict[int, bytes]:
         left_ms, cost_ms = round(1000 * self._left_s()), round(1000 * self._save_cost_s())
         mine = TimeLeft(left_ms=left_ms, cost_ms=cost_ms).encode()
-        return self._peers.barrier(SAVE_BARRIER, mine, timeout_s=max(MEET_S, left_ms / 1000))
+        limit_s = max(MEET_S, left_ms / 1000)
+        with self._changed:
+            if self._notice is not None and _is_reshape(self._notice):
+                limit_s = min(limit_s, self._word_s)
+        return within(
+            limit_s + SLACK_S,
+            lambda: self._peers.barrier(SAVE_BARRIER, mine, timeout_s=limit_s),
+            what="meeting at the common step",
+        )
 
     def _left_s(self) -> float:
         with self._changed:
             return self._deadline_s - self._clock()
+
+
+def _is_reshape(notice: StopNotice) -> bool:
+    return notice.action == STOP_ACTION_RESHAPE
 
 
 def _is_wider(notice: StopNotice, held: StopNotice) -> bool:
