@@ -40,6 +40,11 @@ class TrainingConfig:
         default=0.0,
         doc="save after so many seconds; 0: by what a save costs and how often the job fails",
     )
+    full_every: int = setting(
+        "train.full_every",
+        default=1,
+        doc="of so many saves one is whole, the others hold what has changed; 0: all of them do",
+    )
     keep_count: int = setting(
         "train.keep_count", default=3, doc="committed checkpoints that stay; 0: all of them"
     )
@@ -66,6 +71,8 @@ class TrainingConfig:
                 "train.save_every_steps and train.save_every_s are two rules for one thing",
                 hint="set one of them, or neither",
             )
+        if self.full_every < 0:
+            raise ConfigError("train.full_every cannot be negative", hint="1 saves everything each time")
         if self.keep_count < 0:
             raise ConfigError("train.keep_count cannot be negative", hint="0 keeps all checkpoints")
         if self.save_wait_s <= 0:

@@ -81,7 +81,9 @@ def begin(
             () if restored is None else checkpoints.texts_of_ranks(restored, OWN_KEY, CURSORS_KEY).values()
         ),
     )
-    rule = Rule(every_steps=config.save_every_steps, every_s=config.save_every_s)
+    rule = Rule(
+        every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every
+    )
     peers.progress(position.step, JOIN)
     wanted = agree(Wanted(rule=rule, sampling=sampling))
     saves = Saves(

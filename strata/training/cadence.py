@@ -32,10 +32,19 @@ MAX_INTERVAL_S: Final = 3_600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What was asked for; with neither, costs decide."""
+    """What was asked for; with neither of the two, costs decide when.
+
+    `full_every`: of so many saves one is whole, and the others hold what has changed; 0: all of them
+    do that, as far as there is something to build on.
+    """
 
     every_steps: int = 0
     every_s: float = 0.0
+    full_every: int = 1
+
+    def is_whole(self, saved: int) -> bool:
+        """Tell whether the save after `saved` others of this generation is whole."""
+        return self.full_every > 0 and saved % self.full_every == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class TrainingOrchestrator:
     with `min_workers` and `max_workers` if it is new. With neither it trains alone.
 
     The checkpoints lie in `storage_path`, a folder that all hosts share or `s3://bucket/prefix`; `keep_count`
-    of them stay.
+    of them stay. Of `full_every` saves one is whole, and the others are Incrementals (1: all are whole).
     What is given here wins over STRATA_TRAIN_* and the table [train] of strata.toml. Each of
     `preempt_signals`, and `strata jobs preempt`, makes all ranks stop after the same step, save it
     within `preempt_grace_s`, and leave with `strata.Preempted`, whose exit code is 75. With
@@ -64,6 +64,7 @@ class TrainingOrchestrator:
         storage_path: str | os.PathLike[str] | None = None,
         save_every_steps: int | None = None,
         save_every_s: float | None = None,
+        full_every: int | None = None,
         keep_count: int | None = None,
         preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
         preempt: str | None = None,
@@ -74,6 +75,7 @@ class TrainingOrchestrator:
             "storage": None if storage_path is None else os.fspath(storage_path),
             "save_every_steps": save_every_steps,
             "save_every_s": save_every_s,
+            "full_every": full_every,
             "keep_count": keep_count,
             "preempt": preempt,
             "preempt_grace_s": preempt_grace_s,

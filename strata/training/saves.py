@@ -16,6 +16,7 @@ from typing import Any, Final
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.arrivals import payload_limit
+from strata.core.records import CheckpointType
 from strata.core.reshaping import LAST_BARRIER
 from strata.errors import BarrierTimeout
 from strata.training.bounded import within
@@ -64,6 +65,7 @@ class Saves:
         self._clock = clock
         self._ledger = ledger
         self.failure_s = failure_s
+        self._made = 0
         self._last: tuple[CheckpointInfo, float] | None = None
         self._save_s = self._commit_s = 0.0
         self._since = position.step, self._stepping_s()
@@ -111,8 +113,15 @@ class Saves:
         state[OWN_KEY] = own
         metadata = {GOODPUT_KEY: json.dumps(account)} if account else {}
         info = self._checkpoints.save_state(
-            state, step=position.step, epoch=position.epoch, metadata=metadata
+            state,
+            step=position.step,
+            epoch=position.epoch,
+            checkpoint_type=(
+                CheckpointType.FULL if self._rule.is_whole(self._made) else CheckpointType.INCREMENTAL
+            ),
+            metadata=metadata,
         )
+        self._made += 1
         self.saved_step = position.step
         self._since = position.step, self._stepping_s()
         self._save_s = self._clock.monotonic_s() - begun_s

@@ -160,6 +160,18 @@ def test_settings_come_from_arguments_or_the_environment(
         strata.init(save_every_s=3)
 
 
+def test_a_training_may_save_what_has_changed_only(tmp_path: Path) -> None:
+    state = {"embedding": np.zeros(4 << 20)}
+    with strata.init(state=state, storage_path=tmp_path, save_every_steps=1, full_every=2) as run:
+        for _ in run.steps(batches(4)):
+            run.checkpoints.wait_until_finished()
+        run.checkpoints.wait_until_finished()
+        types = {one.step: one.checkpoint_type.value for one in run.checkpoints.all_checkpoints()}
+    assert (types[3], types[4]) == ("full", "incremental")
+    with pytest.raises(ConfigError, match="full_every"):
+        strata.init(storage_path=tmp_path, full_every=-1)
+
+
 def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
     first = started(tmp_path)
     for _ in first.steps(batches(6)):

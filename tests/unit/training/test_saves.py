@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from strata.client.checkpoints import CheckpointManager
+from strata.core.records import CheckpointType
 from strata.errors import BarrierTimeout, Unavailable
 from strata.training.cadence import FIRST_STEPS, Pace, Rule, payload_of
 from strata.training.clock import Clock
@@ -143,4 +144,29 @@ def test_without_coordinators_a_due_save_raises_and_steps_in_between_need_none(
     with pytest.raises(Unavailable):
         made.save({}, Position(step=5), {}, patient=True)
     assert made.saved_step == 0
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("full_every", "types"),
+    [(1, ["full"] * 4), (3, ["full", "incremental", "incremental", "full"]), (0, ["incremental"] * 4)],
+)
+def test_which_of_the_saves_are_whole(
+    full_every: int, types: list[str], manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[CheckpointType] = []
+    save_state = manager.save_state
+
+    def noted(state: Any, **more: Any) -> Any:
+        asked.append(more["checkpoint_type"])
+        return save_state(state, **more)
+
+    monkeypatch.setattr(manager, "save_state", noted)
+    made, _ = saves(Alone(world_size=1), manager, Time(), Rule(full_every=full_every))
+    written = [
+        made.save({"weights": bytes(64)}, Position(step=step), {}, patient=True).wait(20).checkpoint_type
+        for step in range(1, 5)
+    ]
+    assert [one.value for one in asked] == types
+    assert written[0] is CheckpointType.FULL, "there was nothing yet that another could build on"
     manager.close()
