@@ -72,7 +72,13 @@ def test_an_incremental_needs_its_base_on_the_tier_that_it_is_written_to() -> No
         base = job.record(20)
         assert base.state is CheckpointState.COMMITTED
         with pytest.raises(Refused, match="not on primary any more"):
-            job.incremental(60, 20)
+            job.begin(
+                step=60,
+                attempt="x60",
+                type=CheckpointType.INCREMENTAL,
+                base_step=20,
+                base_attempt=base.attempt,
+            )
     assert job.incremental(60, 40).state is CheckpointState.COMMITTED
 
 
