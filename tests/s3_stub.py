@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to a request: `status`, or `how`.
+    """What happens to a request: `status` (with `code`, unless it is the usual one), or `how`.
 
     `lost`: it is done, and the connection closes without an answer. `torn`: it closes in the middle
     of the body. `slow`: it is answered after `until` is set, or not at all.
@@ -54,6 +54,7 @@ class Fault:
     status: int = 0
     how: str = ""
     times: int = 1
+    code: str = ""
     until: threading.Event | None = None
 
 
@@ -90,9 +91,13 @@ class StubS3:
     def now(self) -> float:
         return time.time() + self.ahead_s
 
-    def fail(self, kind: str, *, status: int = 0, how: str = "", times: int = 1, key: str = "") -> Fault:
+    def fail(
+        self, kind: str, *, status: int = 0, code: str = "", how: str = "", times: int = 1, key: str = ""
+    ) -> Fault:
         """Plan a fault for the next `times` requests of that kind whose key has `key` in it."""
-        fault = Fault(lambda r: r.kind == kind and key in r.key, status=status, how=how, times=times)
+        fault = Fault(
+            lambda r: r.kind == kind and key in r.key, status=status, code=code, how=how, times=times
+        )
         self._faults.append(fault)
         return fault
 
@@ -254,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(length)
         if fault is not None and fault.status:
-            self.answer(*error(fault.status))
+            self.answer(*error(fault.status, fault.code))
             return
         if fault is not None and fault.how == "slow":
             fault.until = fault.until or threading.Event()

@@ -178,10 +178,13 @@ class FarCopy:
             self._prove(name, [p for p in wanted if p.needed and p not in proven])
             return
         proven.clear()
-        source, sink = self._near.source(name), self._far.sink(name)
+        source = self._near.source(name)
+        with _there(name):
+            sink = self._far.sink(name)
         good: list[Piece] = []
         try:
-            sink.begin(size_bytes)
+            with _there(name):
+                sink.begin(size_bytes)
             for piece in wanted:
                 chunk = self._read(source, piece, name)
                 if not piece.digest or digest(chunk) == piece.digest:
@@ -192,8 +195,10 @@ class FarCopy:
                     log.warning(
                         "%s differs from what was saved, at %d, where nothing uses it", name, piece.start
                     )
-                sink.write_at(piece.start, chunk.toreadonly())
-            sink.finish()
+                with _there(name):
+                    sink.write_at(piece.start, chunk.toreadonly())
+            with _there(name):
+                sink.finish()
         finally:
             sink.abort()
             source.close()
@@ -203,10 +208,13 @@ class FarCopy:
         """Read back what lies there from somebody else."""
         if not wanted:
             return
-        source = self._far.source(name)
+        with _there(name):
+            source = self._far.source(name)
         try:
             for piece in wanted:
-                if digest(self._read(source, piece, name)) != piece.digest:
+                with _there(name):
+                    chunk = self._read(source, piece, name)
+                if digest(chunk) != piece.digest:
                     raise CheckpointCorrupt(
                         f"{name} in {self._far.uri} differs from what was saved, at {piece.start}", hint=_HINT
                     )
@@ -231,7 +239,8 @@ class FarCopy:
         try:
             there = self._far.read(name)
         except ObjectMissing:
-            put(self._far, name, data)
+            with _there(name):
+                put(self._far, name, data)
         else:
             if there != data:
                 raise CheckpointCorrupt(f"{name} in {self._far.uri} differs from the one here", hint=_HINT)
@@ -254,7 +263,8 @@ class FarCopy:
             read_rank_manifests(self._far, replica.folder, manifest)
         except CheckpointCorrupt as error:
             return self._lacking(replica) or error.message
-        write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
+        with _there(f"{replica.folder}/{MARKER}"):
+            write_marker(self._far, replica.folder, manifest, replica.manifest_digest)
         if self._reports is not None:
             with contextlib.suppress(
                 Refused, CheckpointNotFound
@@ -279,6 +289,15 @@ class FarCopy:
 
     def _note(self, rank: int) -> str:
         return f"rank-{rank:05d}{_NOTE}{self._world}"
+
+
+@contextlib.contextmanager
+def _there(name: str) -> Iterator[None]:
+    """Tell what is missing there from what is missing here: only the latter ends a copy."""
+    try:
+        yield
+    except ObjectMissing as error:
+        raise StorageError(f"cannot copy {name}: {error.message}", hint=error.hint) from error
 
 
 class PartLost(StorageError):

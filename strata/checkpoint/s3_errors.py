@@ -47,6 +47,7 @@ _HINTS: Final = {
     "refused": "the credentials may not do this here: they need to read, write, list and delete in the bucket",
     "bucket": "create the bucket, or look for a slip in its name, the region and the endpoint",
     "busy": "the server is in trouble or asks for fewer requests; the save can be repeated",
+    "gone": "an upload was aborted on its way, by a lifecycle rule or by hand; the save can be repeated",
     "silent": "look at endpoint_url, the network and its proxies",
 }
 
@@ -93,7 +94,10 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
     if code == "NoSuchBucket":
         return S3Error(message, reason=code, hint=_HINTS["bucket"])
     if code in _MISSING or (status == 404 and not code):
-        return ObjectMissing(message)
+        # what is written is not there yet: then its upload is gone, or the server is confused
+        return (
+            S3Error(message, reason=code, hint=_HINTS["gone"]) if verb == "write" else ObjectMissing(message)
+        )
     if code in {"PreconditionFailed", "412"} or status == 412:
         return Taken(message)
     if code in _CREDENTIALS or status == 401:

@@ -175,9 +175,10 @@ class S3Sink:
                 chunk_size=part_bytes(self._size_bytes),
                 max_concurrency=PARTS_AT_ONCE,
             )
-        size = self._control.head(self._key).size_bytes
-        if size != self._size_bytes:
-            raise StorageError(f"{self._what} has {size} bytes after {self._size_bytes} were sent")
+        found = self._control.find(self._key)
+        if found is None or found.size_bytes != self._size_bytes:
+            has = "is not there" if found is None else f"has {found.size_bytes} bytes"
+            raise StorageError(f"{self._what} {has} after {self._size_bytes} were sent")
 
     def _pieces(self) -> Iterator[Bytes]:
         offset = 0

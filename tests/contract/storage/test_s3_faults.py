@@ -11,8 +11,8 @@ import pytest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.reader import load
 from strata.checkpoint.s3_storage import HOLD_S, SWEEP_S, S3Storage
-from strata.checkpoint.s3_upload import PARTS_AIMED_AT, part_bytes
-from strata.checkpoint.sink import put
+from strata.checkpoint.s3_upload import PARTS_AIMED_AT, S3Sink, part_bytes
+from strata.checkpoint.sink import ObjectMissing, put
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
 from tests.contract.storage.conftest import s3_storage
@@ -207,6 +207,40 @@ def test_an_upload_that_fails_leaves_nothing(storage: S3Storage, stub: StubS3, k
         put(storage, "f/x", LARGE)
     assert stub.objects == {}
     assert stub.uploads == {}
+
+
+@pytest.mark.parametrize("kind", ["create", "part", "complete", "head"])
+def test_a_404_while_it_is_written_is_no_missing_object(storage: S3Storage, stub: StubS3, kind: str) -> None:
+    """An upload that a lifecycle rule aborted, say: what is missing is not what anybody reads."""
+    put(storage, "first", b"")
+    looked = stub.count("head")
+    sink = storage.sink("f/x")
+    sink.begin(len(LARGE))
+    assert stub.count("head") == looked + 1
+    stub.fail(kind, status=404, code="NoSuchUpload", times=999, key="f/x")
+    sink.write_at(0, LARGE[:CHUNK_BYTES])
+    with pytest.raises(StorageError) as error:
+        finish(sink)
+    assert not isinstance(error.value, ObjectMissing)
+    sink.abort()
+
+
+def finish(sink: S3Sink) -> None:
+    sink.write_at(CHUNK_BYTES, LARGE[CHUNK_BYTES:])
+    sink.finish()
+
+
+@pytest.mark.parametrize("kind", ["create", "part", "complete"])
+def test_an_upload_that_is_never_answered_is_given_up(stub: StubS3, kind: str) -> None:
+    storage = s3_storage(stub.url, attempts=2, answer_s=0.1)
+    fault = stub.fail(kind, how="slow", times=99, key="f/x")
+    fault.until = threading.Event()
+    try:
+        with pytest.raises(StorageError, match="f/x") as error:
+            put(storage, "f/x", LARGE)
+        assert error.value.hint
+    finally:
+        fault.until.set()
 
 
 def test_a_large_object_that_was_taken_meanwhile_is_not_ones_own(storage: S3Storage, stub: StubS3) -> None:

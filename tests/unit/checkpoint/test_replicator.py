@@ -16,7 +16,7 @@ from strata.checkpoint.marker import committed
 from strata.checkpoint.reader import load
 from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.saving import Saver
-from strata.checkpoint.sink import put
+from strata.checkpoint.sink import ObjectMissing, put
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError, StrataError
 from tests.unit.checkpoint.memory_storage import MemorySource, MemoryStorage
@@ -161,6 +161,21 @@ def test_at_the_end_of_the_process_it_is_told_on_stderr(
     until_lost(pair.replicator)
     pair.replicator._at_exit()
     assert "strata: step 1 is not copied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["begin", "finish", "create"])
+def test_what_is_missing_there_is_not_missing_here(pair: Pair, verb: str) -> None:
+    """A server that answers 404 to an upload is in trouble; the checkpoint is not."""
+    replica, failures = pair.save(1), iter(range(3))
+
+    def fault(did: str, name: str) -> None:
+        if did == verb and next(failures, None) is not None:
+            raise ObjectMissing("no such upload")
+
+    pair.far.fault = fault
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    assert of(pair.far, replica) == of(pair.near, replica)
 
 
 def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
