@@ -112,6 +112,7 @@ def _manifest_of(storage: Storage, folder: str, base: CheckpointMetadata, rank: 
 def _digests_of(snapshot: Snapshot, threads: int) -> Digests:
     if snapshot.digests is not None:
         return snapshot.digests
+    snapshot.wait()
     parts = {name: list(chunks(view)) for name, view in snapshot.views.items()}
     found = iter(digests([chunk for part in parts.values() for chunk in part], threads=threads))
     return {name: tuple(next(found) for _ in part) for name, part in parts.items()}

@@ -17,7 +17,7 @@ from strata.checkpoint.digest import chunks
 from strata.checkpoint.entries import ImageRef, TensorEntry
 from strata.checkpoint.image import Layout, lay_out
 from strata.checkpoint.incremental import entries, image_pieces
-from strata.checkpoint.pipeline import OnBlock, write_image
+from strata.checkpoint.pipeline import OnBlock, silent, write_image
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.snapshot import Snapshot
 from strata.checkpoint.tensors import TensorSpec
@@ -44,6 +44,8 @@ def write_part(
     """Write the image as object `name`; return once it is durable."""
     layout = layout_of(snapshot, plan)
     whole = layout is snapshot.layout
+    if not whole:
+        snapshot.wait()  # its bytes are not written in the order in which they are copied
     parts = {tensor: list(chunks(view)) for tensor, view in snapshot.views.items()}
     sink = storage.sink(name)
     try:
@@ -54,6 +56,7 @@ def write_part(
             [chunk for part in parts.values() for chunk in part] if plan.digests is None else (),
             threads=threads,
             on_block=on_block,
+            ready=snapshot.wait if whole else silent,
         )
         sink.finish()
     finally:

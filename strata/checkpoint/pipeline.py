@@ -106,19 +106,26 @@ def write_image(
     *,
     threads: int = DEFAULT_THREADS,
     on_block: OnBlock = silent,
+    ready: Callable[[int], None] = silent,
 ) -> list[str]:
     """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
 
-    `chunks` are parts of the pieces, in their order. The sink is left for the caller to finish.
+    `chunks` are parts of the pieces, in their order; where they are given, the pieces end with them.
+    Before any of its bytes is touched, `ready` is called with how many there must be by now, counted
+    from the beginning. The sink is left for the caller to finish.
     """
     size = sink.block_bytes
     joined = _Joined(pieces, block_bytes=size)
     blocks = -(-joined.size_bytes // size)
     groups = _groups([len(chunk) for chunk in chunks], size)
     found = [""] * len(chunks)
+    lead = joined.size_bytes - sum(map(len, chunks))
+    ends = list(itertools.accumulate(map(len, chunks), initial=lead))
     telling = threading.Lock()
 
     def work(number: int) -> None:
+        hashed_to = ends[groups[number].stop] if number < len(groups) else 0
+        ready(max(hashed_to, min((number + 1) * size, joined.size_bytes)))
         for index in groups[number] if number < len(groups) else ():
             found[index] = digest(chunks[index])
         if number < blocks:

@@ -69,7 +69,6 @@ class Saver:
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
         try:
-            snapshot.wait()
             asked = choose(
                 snapshot, request, storage=self.storage, catalog=self.catalog, threads=self.threads
             )

@@ -1,8 +1,8 @@
 """Copies of the state that the trainer no longer touches.
 
 The trainer's thread copies into one of a fixed number of arenas and goes on; whoever writes the
-checkpoint reads from there. A snapshot is laid out as its image, header and all, from an aligned
-address on, so that direct I/O writes it as it lies.
+checkpoint reads from there, from the beginning on while the end is still copied. A snapshot is laid
+out as its image, header and all, from an aligned address on, so that direct I/O writes it as it lies.
 
 Tensors that lie in plain memory are copied as bytes, large ones by a few threads; others (strided,
 on a device) by their own library.
@@ -29,6 +29,7 @@ from strata.checkpoint.memory import Arena, Held, allocate, copy
 from strata.checkpoint.pipeline import spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
+from strata.checkpoint.staging import Staging
 from strata.checkpoint.state import Flat, Json
 from strata.checkpoint.tensors import COPY_THREADS, copy_out, in_place
 
@@ -44,7 +45,7 @@ class Snapshot:
     """The image of a state as of one moment: its trees, its layout, its bytes.
 
     `pieces` are the bytes of the image, one after the other; `views` those of each tensor. They
-    may be read after `wait`. `kept` is what they lie in, where that is not an arena. `shards` says of
+    may be read after `wait`, the first of them earlier. `kept` is what they lie in, where that is not an arena. `shards` says of
     which larger tensor one is a part, and `shares` which chunks fall to this rank of those that others
     hold as well; `mesh` is the rank's place in the partitioning. `digests` are those of the chunks of
     each tensor, where they are known already; `on_hashed` is to be told them by whoever finds them.
@@ -56,6 +57,7 @@ class Snapshot:
     pieces: Sequence[memoryview]
     views: Mapping[str, memoryview]
     kept: object = None
+    staging: Staging = field(default_factory=Staging)
     pending: Pending = field(default_factory=Pending)
     shards: Mapping[str, Shard] = field(default_factory=dict)
     shares: Mapping[str, range] = field(default_factory=dict)
@@ -63,8 +65,18 @@ class Snapshot:
     digests: Mapping[str, Sequence[str]] | None = None
     on_hashed: Callable[[Mapping[str, Sequence[str]]], None] = _unasked
 
-    def wait(self) -> None:
-        """Return once every byte is there: copies from devices go on after the snapshot was taken."""
+    def wait(self, size_bytes: int | None = None) -> None:
+        """Return once the image's first `size_bytes` are there, or all of it.
+
+        Copies from devices go on after the snapshot was taken, others where it was taken ahead of
+        them: `CheckpointAborted` when those fail.
+        """
+        self.staging.wait(size_bytes)
+        self.pending.wait()
+
+    def settle(self) -> None:
+        """Return once nothing is copied any more, whatever became of it: the memory is used again."""
+        self.staging.settle()
         self.pending.wait()
 
     @property
@@ -115,11 +127,14 @@ def take_snapshot(
     cuda: CudaCopies | None = None,
     optimizers: Sequence[Any] = (),
     hashed: bool = False,
+    ahead: bool = False,
 ) -> Snapshot:
     """Copy every tensor of `flat` into the arena; return once the state may be changed.
 
     With `cuda`, copies from CUDA devices go on behind that, and `optimizers` know when to wait.
     `hashed`: with the digests, unless there are such copies, and without copying what the arena has.
+    `ahead`: return before what lies in plain memory is copied, which the caller then does by
+    `staging.run`, unless it was hashed.
     """
     layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
     image = arena.take(layout.size_bytes)
@@ -140,6 +155,13 @@ def take_snapshot(
             pairs = enumerate(zip(chunks(into), chunks(source), strict=True))
             plain.extend(_Plain(name, number, *pair) for number, pair in pairs)
     pending = Pending()
+<<<<<<< HEAD
+=======
+    if cuda is not None and on_device:
+        arena.pin(pin)
+        pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
+    staging = Staging()
+>>>>>>> 951f660 (Write an image's first blocks while its last are still copied)
     known: dict[str, tuple[str, ...]] | None = None
     try:
         if cuda is not None and on_device:
@@ -153,7 +175,9 @@ def take_snapshot(
             known = {name: known.get(name, ()) for name in layout.places}
             arena.held = Held(header=layout.header, digests=known)
         else:
-            _copy_all(plain, threads)
+            staging = _staging(plain, begin=len(layout.header))
+            if not ahead:
+                staging.run(threads)
     except BaseException:
         pending.wait()  # the arena is used again
         raise
@@ -168,6 +192,7 @@ def take_snapshot(
         layout=layout,
         pieces=(image,),
         views={name: image[place.start : place.end] for name, place in layout.places.items()},
+        staging=staging,
         pending=pending,
         shards=flat.shards,
         mesh=flat.mesh,
@@ -207,9 +232,10 @@ def _runs(plain: Sequence[_Plain]) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise([*starts, len(plain)])]
 
 
-def _copy_all(plain: Sequence[_Plain], threads: int) -> None:
-    """Copy each chunk that is not there already."""
+def _staging(plain: Sequence[_Plain], *, begin: int) -> Staging:
+    """Return the copy of each chunk that is not there already; `begin` is where the first goes."""
     runs = _runs(plain)
+    ends = list(itertools.accumulate((len(one.into) for one in plain), initial=begin))
 
     def work(number: int) -> None:
         for index in runs[number]:
@@ -217,7 +243,7 @@ def _copy_all(plain: Sequence[_Plain], threads: int) -> None:
             if one.source is not None:
                 copy(one.into, one.source)
 
-    spread(len(runs), work, threads=threads)
+    return Staging([ends[run.stop] for run in runs], work)
 
 
 def _copy_and_hash(

@@ -35,6 +35,7 @@ from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
+from strata.checkpoint.tensors import COPY_THREADS
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
@@ -188,11 +189,13 @@ class AsyncCheckpointWriter:
                     cuda=self._cuda,
                     optimizers=optimizers_in(state),
                     hashed=request.type is CheckpointType.INCREMENTAL,
+                    ahead=True,
                 )
         except BaseException:
             self._give_back(arena)
             raise
         info.bytes_total = snapshot.layout.size_bytes
+<<<<<<< HEAD
         if not self._low_memory:
             info.stage()
         return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
@@ -201,6 +204,31 @@ class AsyncCheckpointWriter:
         """Have the other ranks told that they need not wait for this one's part; nobody waits for that here."""
         if self._saver.catalog.world_size > 1:
             self._hand_over(_Failed(request=request, reason=self._saver.reason(error)))
+=======
+        self._infos = [i for i in self._infos if i.unreported or not i.done]
+        self._infos.append(info)
+        self._start()
+        try:
+            with self._changed:
+                self._in_flight += 1
+                self._waiting.append(_Job(info=info, snapshot=snapshot, request=request, arena=arena))
+                self._changed.notify_all()
+        finally:
+            self._stage(snapshot, info)  # the save waits for it
+        del snapshot
+        self._wait_until_staged(info)
+        return info
+>>>>>>> 951f660 (Write an image's first blocks while its last are still copied)
+
+    def _stage(self, snapshot: Snapshot, info: CheckpointInfo) -> None:
+        """Copy what is not copied yet; return once the state may be changed, but for little memory."""
+        try:
+            snapshot.staging.run(COPY_THREADS)
+        except BaseException:
+            self._infos = [other for other in self._infos if other is not info]  # it is told here
+            raise
+        if not self._low_memory:
+            info.stage()
 
     def _free_arena(self, request: SaveRequest) -> Arena:
         """Return an arena; when there is none, do what `when_full` says."""
@@ -398,7 +426,14 @@ class AsyncCheckpointWriter:
         info, step = job.info, job.request.step
         request = dataclasses.replace(job.request, replaces=self._failed_attempts.get(step, ""))
         try:
+<<<<<<< HEAD
             record = self._saver.save(job.snapshot, request, info)
+=======
+            try:
+                record = self._saver.save(job.snapshot, request, info)
+            finally:
+                job.snapshot.settle()  # whatever became of it, nothing is copied to the arena any more
+>>>>>>> 951f660 (Write an image's first blocks while its last are still copied)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
                 self._failed_attempts[step] = info.record.id

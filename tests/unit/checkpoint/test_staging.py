@@ -1,0 +1,147 @@
+"""The first blocks of an image are written while its last are copied, and none before it is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.checkpoint import snapshot
+from strata.checkpoint.catalog import SaveRequest
+from strata.checkpoint.digest import CHUNK_BYTES
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.memory import copy
+from strata.checkpoint.reader import load
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.staging import Staging
+from strata.checkpoint.writer import AsyncCheckpointWriter
+from strata.errors import CheckpointAborted
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import local_catalog
+
+LIMIT_S = 20
+
+
+def test_bytes_are_there_when_all_before_them_are_copied() -> None:
+    go = [threading.Event() for _ in range(3)]
+    staging = Staging([10, 20, 30], lambda number: bool(go[number].wait(LIMIT_S)))
+    there: list[int] = []
+
+    def wait_for(*sizes: int) -> None:
+        for size in sizes:
+            staging.wait(size)
+            there.append(size)
+
+    run = threading.Thread(target=staging.run, args=(3,))
+    waiting = threading.Thread(target=wait_for, args=(0, 5, 10, 11, 25, 30))
+    go[1].set()  # the second run alone says nothing
+    run.start()
+    waiting.start()
+    go[0].set()
+    staging.wait(20)
+    assert there in ([], [0], [0, 5], [0, 5, 10], [0, 5, 10, 11])
+    go[2].set()
+    run.join(LIMIT_S)
+    waiting.join(LIMIT_S)
+    assert there == [0, 5, 10, 11, 25, 30]
+    staging.wait()
+    staging.settle()
+
+
+def test_what_waits_for_a_copy_that_failed_is_told() -> None:
+    def work(number: int) -> None:
+        if number:
+            raise MemoryError
+
+    staging = Staging([10, 20], work)
+    with pytest.raises(MemoryError):
+        staging.run(1)
+    staging.wait(10)
+    staging.settle()
+    for wanted in (11, None):
+        with pytest.raises(CheckpointAborted, match="not copied whole"):
+            staging.wait(wanted)
+
+
+def test_no_copy_is_there_at_once() -> None:
+    staging = Staging()
+    staging.wait()
+    staging.wait(0)
+    staging.run(2)
+
+
+class Rig:
+    """A writer of whose copies and blocks the test hears."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.storage = MemoryStorage()
+        self.catalog = local_catalog(self.storage)
+        self.written = threading.Event()
+        self.copied: list[memoryview] = []
+        self.fail_after: int | None = None
+        self.storage.fault = self._fault
+        monkeypatch.setattr(snapshot, "copy", self._copy)
+        monkeypatch.setattr("strata.checkpoint.writer.COPY_THREADS", 1)
+        self.state = {"a": np.random.default_rng(1).integers(0, 255, 4 * CHUNK_BYTES, dtype=np.uint8)}
+        self.writer = AsyncCheckpointWriter(
+            Saver(storage=self.storage, catalog=self.catalog, commit_timeout_s=LIMIT_S)
+        )
+
+    def _fault(self, verb: str, name: str) -> None:
+        if verb == "write" and name.endswith("safetensors"):
+            self.written.set()
+
+    def _copy(self, into: memoryview, data: memoryview) -> None:
+        if len(self.copied) == self.fail_after:
+            raise KeyboardInterrupt
+        if len(self.copied) == 3:
+            assert self.written.wait(LIMIT_S), "nothing is written before the last chunk is copied"
+        copy(into, data)
+        self.copied.append(into)
+
+    def write(self, step: int) -> CheckpointInfo:
+        return self.writer.write(self.state, SaveRequest(step=step), capture_rng=False)
+
+    def load(self) -> Any:
+        newest = self.catalog.latest()
+        assert newest is not None
+        folder = self.catalog.folder(newest)
+        saved = load(self.storage, folder, manifest_digest=newest.manifest_digest, rank=0).saved
+        return newest.step, saved.value(saved.tree)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    rig = Rig(monkeypatch)
+    yield rig
+    rig.writer.close()
+
+
+def test_it_is_written_while_it_is_copied(rig: Rig) -> None:
+    info = rig.write(1)
+    assert info.staged
+    before = rig.state["a"].copy()
+    rig.state["a"][:] = 0
+    info.wait(LIMIT_S)
+    step, back = rig.load()
+    assert step == 1
+    assert np.array_equal(back["a"], before)
+
+
+def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig) -> None:
+    rig.write(1).wait(LIMIT_S)
+    rig.copied.clear()
+    rig.fail_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        rig.write(2)
+    rig.writer.wait_until_finished(LIMIT_S)
+    assert rig.load()[0] == 1
+    rig.copied.clear()
+    rig.fail_after = None
+    rig.write(2).wait(LIMIT_S)
+    step, back = rig.load()
+    assert step == 2
+    assert np.array_equal(back["a"], rig.state["a"])
