@@ -155,13 +155,7 @@ def take_snapshot(
             pairs = enumerate(zip(chunks(into), chunks(source), strict=True))
             plain.extend(_Plain(name, number, *pair) for number, pair in pairs)
     pending = Pending()
-<<<<<<< HEAD
-=======
-    if cuda is not None and on_device:
-        arena.pin(pin)
-        pending = cuda.start(on_device, optimizers)  # it runs while the others are copied
     staging = Staging()
->>>>>>> 951f660 (Write an image's first blocks while its last are still copied)
     known: dict[str, tuple[str, ...]] | None = None
     try:
         if cuda is not None and on_device:

@@ -27,8 +27,10 @@ class Staging:
     def run(self, threads: int) -> None:
         """Copy all of it, by the calling thread and others; return when none of them copies any more.
 
-        After an error, which is raised here, `wait` raises.
+        After an error, which is raised here, `wait` raises. Does nothing when it is copied already.
         """
+        if self._is_there(None):
+            return
         try:
             spread(len(self._ends), self._run, threads=threads)
         except BaseException:

@@ -144,27 +144,34 @@ class AsyncCheckpointWriter:
         if self._closed:
             raise ConfigError("the checkpoint manager is closed")
         try:
-            job = self._staged(state, request, capture_rng, progress, replication)
+            ahead = not self._exiting and (self._thread is not None or self._start())
+            job = self._laid_out(state, request, capture_rng, progress, replication, ahead=ahead)
         except BaseException as error:
             self._tell(request, error)
             raise
         info = job.info
         self._infos = [i for i in self._infos if i.unreported or not i.done]
         self._infos.append(info)
-        self._hand_over(job)
-        del job
+        snapshot = job.snapshot
+        try:
+            self._hand_over(job)
+        finally:
+            self._copy(snapshot, info)  # the save waits for it
+        del job, snapshot
         self._wait_until_staged(info)
         return info
 
-    def _staged(
+    def _laid_out(
         self,
         state: Any,
         request: SaveRequest,
         capture_rng: bool,
         progress: Progress | None,
         replication: Replication | None,
+        *,
+        ahead: bool,
     ) -> _Job:
-        """Return the save with its copy of the state."""
+        """Return the save with its copy of the state, or, `ahead` of that, with what will copy it."""
         self.check_for_errors()
         flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
         tree = flat.add("", state)
@@ -189,38 +196,20 @@ class AsyncCheckpointWriter:
                     cuda=self._cuda,
                     optimizers=optimizers_in(state),
                     hashed=request.type is CheckpointType.INCREMENTAL,
-                    ahead=True,
+                    ahead=ahead,
                 )
         except BaseException:
             self._give_back(arena)
             raise
         info.bytes_total = snapshot.layout.size_bytes
-<<<<<<< HEAD
-        if not self._low_memory:
-            info.stage()
         return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
 
     def _tell(self, request: SaveRequest, error: BaseException) -> None:
         """Have the other ranks told that they need not wait for this one's part; nobody waits for that here."""
         if self._saver.catalog.world_size > 1:
             self._hand_over(_Failed(request=request, reason=self._saver.reason(error)))
-=======
-        self._infos = [i for i in self._infos if i.unreported or not i.done]
-        self._infos.append(info)
-        self._start()
-        try:
-            with self._changed:
-                self._in_flight += 1
-                self._waiting.append(_Job(info=info, snapshot=snapshot, request=request, arena=arena))
-                self._changed.notify_all()
-        finally:
-            self._stage(snapshot, info)  # the save waits for it
-        del snapshot
-        self._wait_until_staged(info)
-        return info
->>>>>>> 951f660 (Write an image's first blocks while its last are still copied)
 
-    def _stage(self, snapshot: Snapshot, info: CheckpointInfo) -> None:
+    def _copy(self, snapshot: Snapshot, info: CheckpointInfo) -> None:
         """Copy what is not copied yet; return once the state may be changed, but for little memory."""
         try:
             snapshot.staging.run(COPY_THREADS)
@@ -426,14 +415,10 @@ class AsyncCheckpointWriter:
         info, step = job.info, job.request.step
         request = dataclasses.replace(job.request, replaces=self._failed_attempts.get(step, ""))
         try:
-<<<<<<< HEAD
-            record = self._saver.save(job.snapshot, request, info)
-=======
             try:
                 record = self._saver.save(job.snapshot, request, info)
             finally:
                 job.snapshot.settle()  # whatever became of it, nothing is copied to the arena any more
->>>>>>> 951f660 (Write an image's first blocks while its last are still copied)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
                 self._failed_attempts[step] = info.record.id
