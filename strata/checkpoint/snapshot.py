@@ -169,7 +169,7 @@ def take_snapshot(
             known = {name: known.get(name, ()) for name in layout.places}
             arena.held = Held(header=layout.header, digests=known)
         else:
-            staging = _staging(plain, begin=len(layout.header))
+            staging = _staging(plain, begin=len(layout.header), kept=flat)
             if not ahead:
                 staging.run(threads)
     except BaseException:
@@ -226,8 +226,11 @@ def _runs(plain: Sequence[_Plain]) -> list[range]:
     return [range(*pair) for pair in itertools.pairwise([*starts, len(plain)])]
 
 
-def _staging(plain: Sequence[_Plain], *, begin: int) -> Staging:
-    """Return the copy of each chunk that is not there already; `begin` is where the first goes."""
+def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
+    """Return the copy of each chunk that is not there already; `begin` is where the first goes.
+
+    The chunks are parts of the tensors of `kept`, and do not keep these alive.
+    """
     runs = _runs(plain)
     ends = list(itertools.accumulate((len(one.into) for one in plain), initial=begin))
 
@@ -237,7 +240,7 @@ def _staging(plain: Sequence[_Plain], *, begin: int) -> Staging:
             if one.source is not None:
                 copy(one.into, one.source)
 
-    return Staging([ends[run.stop] for run in runs], work)
+    return Staging([ends[run.stop] for run in runs], work, kept=kept)
 
 
 def _copy_and_hash(

@@ -14,11 +14,17 @@ from strata.errors import CheckpointAborted
 
 
 class Staging:
-    """The runs of one copy. `work(n)` copies run n, and with those before it the image is there up to `ends[n]`."""
+    """The runs of one copy. `work(n)` copies run n, and with those before it the image is there up to `ends[n]`.
 
-    def __init__(self, ends: Sequence[int] = (), work: Callable[[int], None] | None = None) -> None:
+    `kept` is what is copied from: it is held until the copy is done, and no longer.
+    """
+
+    def __init__(
+        self, ends: Sequence[int] = (), work: Callable[[int], None] | None = None, *, kept: object = None
+    ) -> None:
         self._ends = ends
         self._work = work
+        self._kept = kept
         self._copied = [False] * len(ends)
         self._next = 0
         self._failed = False
@@ -38,7 +44,8 @@ class Staging:
                 self._failed = True
                 self._changed.notify_all()
             raise
-        self._work = None  # it leads to the trainer's tensors
+        finally:
+            self._work = self._kept = None  # they lead to the trainer's tensors
 
     def wait(self, size_bytes: int | None = None) -> None:
         """Return once the image's first `size_bytes` are there, or all of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.memory import copy
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
+from strata.checkpoint.snapshot import Arena
 from strata.checkpoint.staging import Staging
+from strata.checkpoint.state import Flat
 from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.errors import CheckpointAborted
 from tests.unit.checkpoint.memory_storage import MemoryStorage
@@ -71,6 +74,31 @@ def test_no_copy_is_there_at_once() -> None:
     staging.wait()
     staging.wait(0)
     staging.run(2)
+
+
+def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
+    class Made:
+        """Gives a state that nobody else holds, as an object's `state_dict()` does."""
+
+        def __init__(self) -> None:
+            self.given: list[weakref.ref[Any]] = []
+
+        def state_dict(self) -> Any:
+            array = np.arange(100_000)
+            self.given.append(weakref.ref(array))
+            return {"array": array}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    made, flat = Made(), Flat()
+    tree = flat.add("", {"made": made})
+    taken = snapshot.take_snapshot(flat, tree=tree, rng=None, arena=Arena(), ahead=True)
+    del flat
+    assert made.given[0]() is not None
+    taken.staging.run(2)
+    assert made.given[0]() is None
+    assert bytes(taken.views["made.array"]) == np.arange(100_000).tobytes()
 
 
 class Rig:
