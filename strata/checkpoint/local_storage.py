@@ -6,8 +6,8 @@ their parents when they are made. `create_once` links a synced file that has no 
 because a link, unlike a rename, does not replace; of a file without a name a crash leaves nothing.
 
 A hold is the kernel's lock on the file (flock), which ends with the process. On NFS that is a lock of
-all its bytes at the server: an exclusive one needs a descriptor that may write, so a hold opens the
-file for writing, which it never does.
+all its bytes at the server: an exclusive one needs a descriptor that may write, so there a hold opens
+the file for writing, which it never does. Elsewhere it does not, so that a disk can be made read-only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from io import BufferedRandom
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, status_of, sync_folder
 from strata.checkpoint.sink import OnStep, checked_name, unobserved
@@ -46,7 +46,7 @@ class LocalStorage:
         self._nonce = nonce
         self._on_step = on_step
         self._durable: set[Path] = set()
-        self._holds: dict[str, BufferedRandom] = {}
+        self._holds: dict[str, BinaryIO] = {}
 
     @property
     def uri(self) -> str:
@@ -142,14 +142,23 @@ class LocalStorage:
     def hold(self, name: str) -> None:
         path = self._path(name)
         with as_storage_error("hold", path):
-            file = path.open("r+b")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:  # else nobody can tell, and all count as held
-                    file.close()
-                    raise
-        self._holds[name] = file
+            file = self._locked(path, "rb") or self._locked(path, "r+b")
+        if file is not None:
+            self._holds[name] = file
+
+    @staticmethod
+    def _locked(path: Path, mode: str) -> BinaryIO | None:
+        """Return the file with its lock; None where that takes one that may write, and this may not."""
+        file = cast("BinaryIO", path.open(mode))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # else nobody can tell, and all count as held
+                file.close()
+                if error.errno == errno.EBADF and mode == "rb":
+                    return None
+                raise
+        return file
 
     def let_go(self, name: str) -> None:
         if (file := self._holds.pop(name, None)) is not None:
