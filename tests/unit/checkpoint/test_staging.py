@@ -30,7 +30,11 @@ LIMIT_S = 20
 
 def test_bytes_are_there_when_all_before_them_are_copied() -> None:
     go = [threading.Event() for _ in range(3)]
-    staging = Staging([10, 20, 30], lambda number: bool(go[number].wait(LIMIT_S)))
+
+    def work(number: int) -> None:
+        assert go[number].wait(LIMIT_S)
+
+    staging = Staging([10, 20, 30], work)
     there: list[int] = []
 
     def wait_for(*sizes: int) -> None:
