@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from strata.checkpoint import root
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
@@ -15,6 +15,7 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
+from strata.checkpoint.rank_values import texts_of_ranks
 from strata.checkpoint.reader import Lend, Loaded, load
 from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
@@ -27,6 +28,8 @@ from strata.errors import CheckpointCorrupt, ConfigError, StorageError
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
+
+_T = TypeVar("_T")
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -75,7 +78,8 @@ class Tiers:
         """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
         `prove` is told which copy is read, and how it is read again. `state` is what is wanted of the
-        tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
+        tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong
+        with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
         """
         read = partial(
             load,
@@ -86,18 +90,29 @@ class Tiers:
             state=state,
             lend=lend,
         )
+
+        def proven(storage: Storage) -> Loaded:
+            if prove is None:
+                return read(storage)
+            tier = self._tier_of(storage, checkpoint, folder)
+            return prove(tier, partial(read, storage), again=partial(read, _alone(storage)))
+
+        return self._nearest_good(checkpoint, proven)
+
+    def texts_of_ranks(
+        self, checkpoint: CheckpointMetadata, folder: str, path: Sequence[str]
+    ) -> dict[int, str]:
+        """Return the text that each rank had saved at `path`, from the nearest copy that is good."""
+        digest = checkpoint.manifest_digest
+        return self._nearest_good(
+            checkpoint, lambda storage: texts_of_ranks(storage, folder, manifest_digest=digest, path=path)
+        )
+
+    def _nearest_good(self, checkpoint: CheckpointMetadata, read: Callable[[Storage], _T]) -> _T:
         damage: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
             try:
-                loaded = (
-                    read(storage)
-                    if prove is None
-                    else prove(
-                        self._tier_of(storage, checkpoint, folder),
-                        partial(read, storage),
-                        again=partial(read, _alone(storage)),
-                    )
-                )
+                found = read(storage)
             except CheckpointCorrupt as error:
                 damage.append(error)
             except StorageError as error:
@@ -113,7 +128,7 @@ class Tiers:
                     log.warning(
                         "step %d is taken from %s: %s", checkpoint.step, storage.uri, damage[0].message
                     )
-                return loaded
+                return found
         if len(damage) == 1:
             raise damage[0]
         raise CheckpointCorrupt(f"{damage[0].message}; of the copy: {damage[1].message}") from damage[0]

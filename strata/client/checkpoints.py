@@ -18,7 +18,6 @@ from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
-from strata.checkpoint.rank_values import texts_of_ranks
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
@@ -345,8 +344,7 @@ class CheckpointManager:
 
     def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
         """Return the text that each rank had saved at `path`, key below key; ranks without one are absent."""
-        folder, digest = self._catalog.folder(checkpoint), checkpoint.manifest_digest
-        return texts_of_ranks(self._storage, folder, manifest_digest=digest, path=path)
+        return self._tiers.texts_of_ranks(checkpoint, self._catalog.folder(checkpoint), path)
 
     # -- the end
 

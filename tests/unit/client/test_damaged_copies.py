@@ -159,6 +159,15 @@ def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(tmp_pa
             manager.restore(state(0))
 
 
+def test_what_ranks_saved_as_text_comes_from_the_far_copy_too(tmp_path: Path) -> None:
+    with two(tmp_path) as manager:
+        manager.save_state({**state(1), "cursor": {"shard": "seven"}}, 1)
+    damaged(tmp_path / "near", 1, "rank-00000.json", flip)
+    with two(tmp_path) as manager:
+        (checkpoint,) = manager.all_checkpoints()
+        assert manager.texts_of_ranks(checkpoint, "cursor", "shard") == {0: "seven"}
+
+
 def test_a_copy_that_fails_is_raised_by_who_asks(tmp_path: Path) -> None:
     manager = two(tmp_path)
     assert isinstance(manager._storage, TieredStorage)
