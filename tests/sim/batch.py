@@ -36,6 +36,8 @@ EVENTS = (
     "notices to pause",
     "notices to drain",
     "ranks that stopped",
+    "ranks asked to save first",
+    "ranks that saved first",
     "members that left as asked",
     "confirmed scale_job",
     "confirmed stop_job",

@@ -15,6 +15,16 @@ from strata.core.view import View
 GOING = {TierState.DELETING, TierState.REMOVED}
 WHOLE = {CheckpointType.FULL, CheckpointType.INCREMENTAL}
 
+AFTER_THE_COMMIT = {
+    (CheckpointState.COMMITTED, CheckpointState.COMMITTED),
+    (CheckpointState.COMMITTED, CheckpointState.DELETING),
+    (CheckpointState.COMMITTED, CheckpointState.CORRUPT),
+    (CheckpointState.CORRUPT, CheckpointState.DELETING),
+    (CheckpointState.ABORTED, CheckpointState.DELETING),
+    (CheckpointState.DELETING, CheckpointState.DELETING),
+}
+"""What becomes of records where somebody keeps them."""
+
 
 def burial_problems(
     view: View, keys: JobKeys, old: CheckpointRecord | None, new: CheckpointRecord

@@ -23,7 +23,6 @@ from strata.core.records import (
     Latest,
     Phase,
     Seal,
-    StopAction,
     StopNotice,
     Worker,
     WorldHead,
@@ -33,18 +32,11 @@ from strata.core.txn import Delete, Event, KeyValue, Op, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call
-from tests.sim.burials import burial_problems
+from tests.sim.burials import AFTER_THE_COMMIT, burial_problems
+from tests.sim.notices import is_merged
+from tests.sim.reshaping import Reshapings
 from tests.sim.trace import Trace
 
-AFTER_THE_COMMIT = {
-    (CheckpointState.COMMITTED, CheckpointState.COMMITTED),
-    (CheckpointState.COMMITTED, CheckpointState.DELETING),
-    (CheckpointState.COMMITTED, CheckpointState.CORRUPT),
-    (CheckpointState.CORRUPT, CheckpointState.DELETING),
-    (CheckpointState.ABORTED, CheckpointState.DELETING),
-    (CheckpointState.DELETING, CheckpointState.DELETING),
-}
-"""What becomes of records where somebody keeps them."""
 CHECK_EVERY = 8
 """Revisions between two looks at all invariants, where nothing asks for one sooner."""
 
@@ -97,6 +89,8 @@ class Judge:
     """Whether somebody asks for things: scales the job, pauses it, has ranks stop."""
     kept: bool = False
     """Whether somebody keeps the checkpoints: has them deleted, read, copied, found damaged."""
+    saves_first: bool = False
+    reshapings: Reshapings = field(default_factory=Reshapings)
     buried: set[tuple[int, int, str]] = field(default_factory=set)
     """Commits that were marked for deletion, or as damaged, in due form: (step, generation, attempt)."""
     view: View = field(default_factory=View)
@@ -261,6 +255,9 @@ class Judge:
         match rest:
             case ["worlds", generation, "notice"] if not event.deleted:
                 self._judge_notice(event, int(generation), before)
+            case ["worlds", generation, "reshape"] if not event.deleted:
+                self.trace.count("ranks asked to save first")
+                self.reshapings.asked(int(generation), self.trace.now_s)
             case ["worlds", generation, "stopped", _] if not event.deleted:
                 self.trace.count("ranks that stopped")
                 if event.kv.version != 1 or int(generation) != self._generation():
@@ -312,6 +309,8 @@ class Judge:
         job = JobView(self.view, self.job)
         spec = job.spec()
         assert spec is not None
+        if (why := self.reshapings.head(job, self.trace.now_s)) is not None:
+            self.wrong(why)
         if head.members > spec.record.max_workers or 0 < head.members < spec.record.min_workers:
             self.wrong(f"generation {head.generation} has {head.members} members; the spec is {spec.record}")
         if job.phase() is not Phase.RUNNING and not head.forming:
@@ -328,12 +327,7 @@ class Judge:
         if before is None:
             return
         old = decode(StopNotice, before[0])
-        wider = old.action is notice.action and set(old.workers) <= set(notice.workers)
-        more = old.action is StopAction.PAUSE or (
-            old.action is StopAction.DRAIN and notice.action is StopAction.PREEMPT
-        )
-        unpaused = old.pauses and not notice.pauses
-        if notice.grace_ms > old.grace_ms or unpaused or not (wider or more):
+        if not is_merged(old, notice):
             self.wrong(f"{event.kv.key} went from {old} to {notice}")
 
     def _judge_worker(

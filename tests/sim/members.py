@@ -36,7 +36,7 @@ from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import RankHello, Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, JobSpec
+from strata.v1.worlds_pb2 import STOP_ACTION_DRAIN, STOP_ACTION_PAUSE, STOP_ACTION_RESHAPE, JobSpec
 from tests.sim.history import History
 from tests.sim.workload import Ears, Trainer
 
@@ -160,6 +160,8 @@ class Member:
         if update is None or not update.HasField("notice"):
             return None
         notice = update.notice
+        if notice.action == STOP_ACTION_RESHAPE:
+            return None  # which is the ranks' affair
         mine = notice.action != STOP_ACTION_DRAIN or self.worker in notice.worker_ids
         return update if mine else None
 

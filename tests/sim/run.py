@@ -17,6 +17,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.faults import FAULTS, Fault
 from tests.sim.keeping import Keeper, is_kept
 from tests.sim.operating import Operator, is_operated
+from tests.sim.reshaping import saves_first
 from tests.sim.trace import Trace
 
 WARM_UP_S = 4.0
@@ -77,6 +78,7 @@ async def _main(seed: int, result: Result, keep_trace: bool) -> None:
             cluster = Cluster(seed, tasks, trace)
             cluster.judge.operated = is_operated(seed)
             cluster.judge.kept = is_kept(seed)
+            cluster.judge.saves_first = saves_first(seed)
             try:
                 await _live(cluster, result)
             finally:

@@ -23,7 +23,9 @@ from strata.errors import (
 )
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.barriers_pb2 import BarrierOutcome
+from strata.v1.worlds_pb2 import STOP_ACTION_RESHAPE
 from tests.sim.history import History
+from tests.sim.reshaping import BEGIN_BARRIER, SAVED_BARRIER
 
 _T = TypeVar("_T")
 
@@ -87,11 +89,16 @@ class Trainer:
         """Train from the restore point on until something ends it."""
         point = self.client.restore_point
         step = point.step if point is not None else 0
+        if self._history.judge.saves_first:
+            await self.barrier(BEGIN_BARRIER)
         while True:
             step += 1
             await asyncio.sleep(self._rng.uniform(0.6, 1.6))
             self.client.progress(step, "step")
-            await self.barrier("step", f"{self.client.rank}:{step}".encode())
+            save = b":save" if self._asked_to_save() else b""
+            brought = await self.barrier("step", f"{self.client.rank}:{step}".encode() + save)
+            if any(payload.endswith(b":save") for payload in brought.values()):
+                await self._save_and_wait(step)
             if step % SUBSET_EVERY == 0:
                 await self._subset()
             if step % PAIR_EVERY == 0:
@@ -99,6 +106,29 @@ class Trainer:
             elif step % SAVE_EVERY == 0:
                 await self._save(step)
             self.steps += 1
+
+    # -- another world
+
+    def _asked_to_save(self) -> bool:
+        update = self.seat.session.world
+        return (
+            update is not None
+            and update.HasField("notice")
+            and update.notice.action == STOP_ACTION_RESHAPE
+            and update.notice.generation == self.client.generation
+        )
+
+    async def _save_and_wait(self, step: int) -> None:
+        """Save the step that all ranks are at, say so, and wait until the generation has ended."""
+        await self._save(step)
+        judge = self._history.judge
+        if (why := judge.reshapings.has_saved(self.client.generation, step)) is not None:
+            judge.wrong(why)
+        await self.barrier(SAVED_BARRIER)
+        judge.trace.count("ranks that saved first")
+        while True:
+            self.client.check()
+            await self._wait()
 
     # -- barriers
 
