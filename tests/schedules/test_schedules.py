@@ -1,4 +1,7 @@
-"""Two short schedules on a real cluster; `python -m tests.schedules --seeds 50` is the long run."""
+"""Some short schedules on a real cluster; `python -m tests.schedules --seeds 50` is the long run.
+
+They are chosen so that together they do what nodes, ranks, leaders and people do: see `test_what_is_done`.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,34 @@ from tests.cluster_fixtures import StartCluster
 from tests.ranks.learning import reference
 from tests.schedules.drive import Drive
 from tests.schedules.judge import judge
-from tests.schedules.plan import Kind, make_plan
+from tests.schedules.plan import Kind, Plan, make_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+CHOSEN: dict[str, tuple[int, set[Kind], int, int]] = {
+    "ranks and hosts": (40, {Kind.KILL_RANK, Kind.FREEZE_RANK, Kind.FREEZE_NODE}, 5, 3),
+    "leaders and scaling": (2, {Kind.KILL_LEADER, Kind.KILL_NODE, Kind.SCALE}, 6, 3),
+    "a drain within a pause": (107, {Kind.PAUSE, Kind.DRAIN}, 4, 2),
+    "a scheduler and a leader": (85, {Kind.TERM_NODE, Kind.FREEZE_LEADER}, 4, 2),
+}
+"""By what it does: its seed and kinds, how many epochs it trains, and how often it is harmed."""
 
 
-@pytest.mark.parametrize(
-    ("seed", "kinds"),
-    [(1, {Kind.KILL_RANK, Kind.FREEZE_NODE}), (2, {Kind.KILL_LEADER, Kind.KILL_NODE, Kind.SCALE})],
-    ids=["ranks and hosts", "leaders and scaling"],
-)
+def plan_of(name: str) -> Plan:
+    seed, kinds, epochs, events = CHOSEN[name]
+    return make_plan(seed, epochs=epochs, events=events, kinds=frozenset(kinds))
+
+
+def test_what_is_done() -> None:
+    done = {event.kind for name in CHOSEN for event in plan_of(name).events}
+    assert done == set(Kind) - {Kind.PREEMPT}, "SIGTERM to a node comes to the same"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_a_training_survives_a_random_schedule(
-    start_cluster: StartCluster, tmp_path: Path, seed: int, kinds: set[Kind]
+    start_cluster: StartCluster, tmp_path: Path, name: str
 ) -> None:
-    plan = make_plan(seed, epochs=6, events=3, kinds=frozenset(kinds))
+    plan = plan_of(name)
     drive = Drive(plan, start_cluster(), tmp_path)
     history = drive.run()
     assert judge(history, reference(plan.epochs)) == []
