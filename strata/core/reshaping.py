@@ -10,7 +10,7 @@ last save would be lost. So the leader first asks them, by a key of its own besi
     BEGIN                     absent                      the key is written
     BEGIN                     present                     they train on; after the grace the next world
     BEGIN, SAVED              present                     the next world
-    LAST                      any                         nothing: the training is about to end
+    LAST, or CLOSING          any                         nothing: the training is about to end
 
 The barriers are what `strata.init` does anyhow, so no other word of the ranks is needed: a
 released round is in every view. A death ends the generation as ever, and a notice, which anybody
@@ -30,6 +30,8 @@ BEGIN_BARRIER: Final = "strata.begin"
 """Where ranks that heed notices meet when they are ready for their first step."""
 LAST_BARRIER: Final = "strata.save.last"
 """Where they meet before the save with which their training ends, unless its last step is saved already."""
+CLOSING_BARRIER: Final = "strata.closing"
+"""Where the first rank that is about to be done is alone, if another world is to follow: others may evaluate."""
 SAVED_BARRIER: Final = "strata.stop.saved"
 """Where they meet once the common step is saved, or cannot be."""
 GRACE_MS: Final = 60_000
@@ -49,8 +51,8 @@ def finished(job: JobView, generation: int) -> bool:
 
 
 def is_ending(job: JobView, generation: int) -> bool:
-    """Tell whether the ranks make the save with which their training ends."""
-    return job.met(LAST_BARRIER, generation)
+    """Tell whether the ranks make the save with which their training ends, or one waits to."""
+    return job.met(LAST_BARRIER, generation) or job.met(CLOSING_BARRIER, generation)
 
 
 def is_late(reshape: Entry[Reshape], asked_s: Mapping[int, float]) -> bool:

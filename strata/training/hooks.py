@@ -18,5 +18,8 @@ class StepHook(Protocol):
     def completed(self, step: int) -> None:
         """Step `step` is complete and counted; a save that is due comes afterwards."""
 
+    def closing(self) -> None:
+        """The loop is over, and the run is about to end as a success, with its last save."""
+
     def closed(self) -> None:
         """The run ends in this process; nothing is called afterwards."""

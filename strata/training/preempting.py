@@ -82,6 +82,10 @@ class Preemption:
         """Let the next step begin, or stop after this one."""
         self._stopper.completed(step)
 
+    def closing(self) -> None:
+        """Let no other world follow any more."""
+        self._stopper.closing()
+
     def closed(self) -> None:
         """Give the signals back, unless they are why the process ends."""
         self._stopper.closed()

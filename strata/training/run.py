@@ -368,6 +368,8 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        for hook in self.hooks:
+            hook.closing()
         try:
             try:
                 self._save(patient=patient, last=True)

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
-from strata.core.reshaping import SAVED_BARRIER
+from strata.core.reshaping import CLOSING_BARRIER, SAVED_BARRIER
 from strata.errors import Preempted, StrataError, Unavailable
 from strata.training.bounded import within
 from strata.training.saves import SLACK_S
@@ -93,6 +93,7 @@ class Stopper:
         """The notice that the trainer waits for no longer."""
         self._met = False
         """Whether all ranks have met at the common step."""
+        self._closing = False
         self._agreeing = False
         """Whether a thread carries the agreement at this moment."""
         self._deadline_s = 0.0
@@ -147,6 +148,8 @@ class Stopper:
                 )
             else:
                 log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
+        if first and self._closing and _is_reshape(notice):
+            threading.Thread(target=self._say_that_it_closes, name="strata-closing", daemon=True).start()
         if begin:
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
@@ -246,6 +249,19 @@ class Stopper:
             self._given_up = self._notice
             self._changed.notify_all()
         log.warning("no other world has followed: training goes on from step %d", step)
+
+    def closing(self) -> None:
+        """Say that no other world need follow, now or when one is to."""
+        with self._changed:
+            self._closing = True
+            notice = self._notice
+        if notice is not None and _is_reshape(notice):
+            threading.Thread(target=self._say_that_it_closes, name="strata-closing", daemon=True).start()
+
+    def _say_that_it_closes(self) -> None:
+        """Be at a barrier alone, which is in the leader's view then; the first of all ranks is enough."""
+        with contextlib.suppress(StrataError):
+            self._peers.barrier(CLOSING_BARRIER, ranks=[self._peers.rank])
 
     def closed(self) -> None:
         """The run has ended by itself."""

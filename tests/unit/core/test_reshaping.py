@@ -7,7 +7,14 @@ import pytest
 from strata.core.ids import WorkerId
 from strata.core.job_requests import decide_scale
 from strata.core.records import Phase, StopAction
-from strata.core.reshaping import BEGIN_BARRIER, GRACE_MS, LAST_BARRIER, LATE_S, SAVED_BARRIER
+from strata.core.reshaping import (
+    BEGIN_BARRIER,
+    CLOSING_BARRIER,
+    GRACE_MS,
+    LAST_BARRIER,
+    LATE_S,
+    SAVED_BARRIER,
+)
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop, next_deadline_s, revisions
 from strata.core.stopping import LATE_S as NOTICE_LATE_S
 from strata.core.worlds import needs_settling, plan_world
@@ -131,7 +138,7 @@ def test_a_training_that_ends_meanwhile_is_done() -> None:
     assert job.store.live.phase() is Phase.DONE
 
 
-@pytest.mark.parametrize("how", ["a rank is done", "all meet for their last save"])
+@pytest.mark.parametrize("how", ["a rank is done", "a rank is about to be", "all meet for their last save"])
 @pytest.mark.parametrize("when", ["before it is asked for", "late"])
 def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(how: str, when: str) -> None:
     """It had fewer steps left than the one that was agreed on, and a rank evaluates for long."""
@@ -141,7 +148,7 @@ def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(how: s
     if how == "a rank is done":
         ends(job.store, 0, 0)
     else:
-        meet(job, LAST_BARRIER)
+        meet(job, CLOSING_BARRIER if how == "a rank is about to be" else LAST_BARRIER)
     go(job, asked_s=OVER_S)
     assert head(job.store).generation == 1
     assert (job.store.live.reshape(1) is not None) == (when == "late")

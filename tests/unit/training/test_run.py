@@ -37,6 +37,9 @@ class Recorder:
     def completed(self, step: int) -> None:
         self.told.append(("completed", step))
 
+    def closing(self) -> None:
+        pass
+
     def closed(self) -> None:
         self.told.append(("closed", 0))
 

@@ -17,9 +17,10 @@ import pytest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.agreement import MARGIN_STEPS
-from strata.core.reshaping import SAVED_BARRIER
+from strata.core.reshaping import CLOSING_BARRIER, LAST_BARRIER, SAVED_BARRIER
 from strata.errors import Preempted, StaleGeneration
 from strata.training.alike import LOADER_BARRIER
+from strata.training.cadence import Pace, payload_of
 from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER, Stopper
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
@@ -46,6 +47,7 @@ class Trainer(threading.Thread):
         before_step: Callable[[int], None] = lambda step: None,
         save_every_steps: int = 0,
         word_s: float = LIMIT_S,
+        closes: bool = False,
     ) -> None:
         super().__init__(daemon=True, name=f"rank {number}")
         self.peers: RoomRank = room.rank(number)
@@ -68,6 +70,7 @@ class Trainer(threading.Thread):
         )
         self.run_.hooks.append(self.stopper)
         self._steps = steps
+        self._closes = closes
         self._before_step = before_step
         self.ended_by: BaseException | None = None
 
@@ -79,6 +82,8 @@ class Trainer(threading.Thread):
             for number in range(self._steps):
                 for _ in self.run_.steps([number], epoch=number):
                     self._before_step(number + 1)
+            if self._closes:
+                self.run_.close()
             self.run_.abandon("the data has ended", code=0)
         except BaseException as error:  # noqa: BLE001  # looked at by the test
             self.ended_by = error
@@ -475,3 +480,26 @@ def test_a_storage_that_hangs_holds_nobody_up(
     assert trainer.saved() == []
     assert "IS SKIPPED: 1 saves are not done after" in caplog.text
     assert trainer.peers.left == (75, "a test asks")
+
+
+@pytest.mark.parametrize("when", ["before it closes", "while it closes"])
+def test_a_run_that_is_about_to_end_says_so_when_another_world_is_to_follow(
+    when: str, tmp_path: Path
+) -> None:
+    """Its loop is over before the common step, and it waits for a rank that evaluates for long."""
+    room = Room(2)
+    room.rounds[LOADER_BARRIER, 1] = {1: LENGTH}
+    trainer = Trainer(room, 0, tmp_path, steps=1, closes=True)
+    if when == "before it closes":
+        room.notice(STOP_ACTION_RESHAPE)
+    trainer.start()
+    with room.changed:
+        assert room.changed.wait_for(lambda: (LAST_BARRIER, 1) in room.rounds, LIMIT_S)
+    if when == "while it closes":
+        assert (CLOSING_BARRIER, 1) not in room.rounds
+        room.notice(STOP_ACTION_RESHAPE)
+    with room.changed:
+        assert room.changed.wait_for(lambda: (CLOSING_BARRIER, 1) in room.rounds, LIMIT_S)
+    room.rank(1).barrier(LAST_BARRIER, payload_of(Pace()))
+    joined([trainer])
+    assert (trainer.ended_by, trainer.peers.left) == (None, (0, "the training is done"))
