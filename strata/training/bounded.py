@@ -31,4 +31,4 @@ def within(limit_s: float, act: Callable[[], T], *, what: str) -> T:
     except TimeoutError:
         if done.done():
             raise
-        raise Unavailable(f"{what}: not done within {max(0.0, limit_s):g} s") from None
+        raise Unavailable(f"{what}: not done within {max(0.0, limit_s):g} s", hint="") from None
