@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
-from strata.client.checkpoints import CheckpointManager
-from strata.core.agreement import MARGIN_STEPS
-from strata.core.reshaping import CLOSING_BARRIER, LAST_BARRIER, SAVED_BARRIER
 from strata.errors import Preempted, StaleGeneration
-from strata.training.alike import LOADER_BARRIER
-from strata.training.cadence import Pace, payload_of
-from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER, Stopper
 from strata.v1.worlds_pb2 import (
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
@@ -29,87 +18,8 @@ from strata.v1.worlds_pb2 import (
     STOP_ACTION_RESHAPE,
     StopNotice,
 )
-from tests.unit.training.making import make_run
-from tests.unit.training.room import LIMIT_S, Room, RoomRank
-
-
-class Trainer(threading.Thread):
-    """One rank: a run with its own storage, which trains until its data or the world ends."""
-
-    def __init__(
-        self,
-        room: Room,
-        number: int,
-        folder: Path,
-        *,
-        steps: int = 10**6,
-        cost_s: float = 0.0,
-        before_step: Callable[[int], None] = lambda step: None,
-        save_every_steps: int = 0,
-        word_s: float = LIMIT_S,
-        closes: bool = False,
-    ) -> None:
-        super().__init__(daemon=True, name=f"rank {number}")
-        self.peers: RoomRank = room.rank(number)
-        self.folder = folder / str(number)
-        self.run_ = make_run(
-            self.peers,
-            self.folder,
-            state={"strata": {}, "weights": np.zeros(4)},
-            wait_s=LIMIT_S,
-            save_every_steps=save_every_steps or 10**9,
-        )
-        self.clock_s = 0.0
-        self.overs = 0
-        self.stopper = Stopper(
-            self.run_,
-            clock=lambda: self.clock_s + (time.monotonic() if word_s < LIMIT_S else 0.0),
-            save_cost_s=lambda: cost_s,
-            over=self._over,
-            word_s=word_s,
-        )
-        self.run_.hooks.append(self.stopper)
-        self._steps = steps
-        self._closes = closes
-        self._before_step = before_step
-        self.ended_by: BaseException | None = None
-
-    def _over(self) -> None:
-        self.overs += 1
-
-    def run(self) -> None:
-        try:
-            for number in range(self._steps):
-                for _ in self.run_.steps([number], epoch=number):
-                    self._before_step(number + 1)
-            if self._closes:
-                self.run_.close()
-            self.run_.abandon("the data has ended", code=0)
-        except BaseException as error:  # noqa: BLE001  # looked at by the test
-            self.ended_by = error
-
-    def saved(self) -> list[int]:
-        return CheckpointManager(self.folder).all_steps()
-
-
-def joined(trainers: list[Trainer]) -> list[Trainer]:
-    for trainer in trainers:
-        trainer.join(LIMIT_S)
-        assert not trainer.is_alive(), f"{trainer.name} is stuck at step {trainer.run_.step}"
-    return trainers
-
-
-def training(room: Room, folder: Path, **options: Any) -> tuple[list[Trainer], threading.Barrier]:
-    """Start all ranks, which meet in every step as in a collective; `met` counts the steps."""
-    met = threading.Barrier(room.size)
-
-    def collective(step: int) -> None:
-        met.wait(LIMIT_S)
-
-    trainers = [Trainer(room, n, folder, before_step=collective, **options) for n in range(room.size)]
-    for trainer in trainers:
-        trainer.start()
-    return trainers, met
+from tests.unit.training.room import LIMIT_S, Room
+from tests.unit.training.trainers import Trainer, joined, saved_together, training
 
 
 @pytest.fixture(autouse=True)
@@ -274,14 +184,6 @@ def test_whether_a_notice_is_all_that_could_be_asked_for(
     room.next_world()
 
 
-def saved_together(room: Room) -> bool:
-    """Tell, once they have, that all ranks said that they saved."""
-    with room.changed:
-        return room.changed.wait_for(
-            lambda: len(room.rounds.get((SAVED_BARRIER, 1), {})) == room.size, LIMIT_S
-        )
-
-
 def test_before_a_world_of_another_size_all_save_and_wait_for_it(tmp_path: Path) -> None:
     room = Room(3)
     trainers, _ = training(room, tmp_path)
@@ -373,133 +275,3 @@ def test_a_notice_of_another_generation_is_nothing(tmp_path: Path) -> None:
     trainer.start()
     joined([trainer])
     assert (trainer.ended_by, trainer.stopper.notice) == (None, None)
-
-
-# -- nobody waits for ever
-
-LENGTH = b'{"v":1,"batches":1}'
-
-
-def others_agree(room: Room, number: int) -> None:
-    """Play a rank that says "ok" to the first step that is proposed."""
-    other = room.rank(number)
-    told = other.barrier(AGREE_BARRIER, b'{"v":1,"attempt":1,"begun":0}')
-    step = max(json.loads(data)["begun"] for data in told.values()) + MARGIN_STEPS
-    other.barrier(AGREE_BARRIER, json.dumps({"v": 1, "attempt": 1, "step": step, "ok": True}).encode())
-
-
-@pytest.mark.parametrize("how", ["it is done", "nobody hears of it any more", "it never answers"])
-def test_who_waits_for_another_world_trains_on_when_none_follows(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A rank is done with its loop before the common step, or all coordinators are lost."""
-    room = Room(2)
-    trainer = Trainer(room, 0, tmp_path, steps=3000, word_s=0.1)
-    room.notice(STOP_ACTION_RESHAPE, grace_s=0.5)
-    if how == "it never answers":
-        room.rank(1).barrier(AGREE_BARRIER, b'{"v":1,"attempt":1,"begun":0}')
-        with room.changed:
-            assert room.changed.wait_for(lambda: (AGREE_BARRIER, 2) in room.rounds, LIMIT_S)
-    else:
-        others_agree(room, 1)
-        with trainer.stopper._changed:
-            assert trainer.stopper._changed.wait_for(lambda: trainer.stopper._agreement.agreed, LIMIT_S)
-    threading.Thread(target=room.rank(1).barrier, args=(LOADER_BARRIER, LENGTH), daemon=True).start()
-    trainer.start()
-    if how == "it is done":
-        room.leave(1)
-    joined([trainer])
-    assert (trainer.ended_by, trainer.run_.step) == (None, 3000)
-    assert "no other world has followed: training goes on from step" in caplog.text
-
-
-def test_who_gave_up_waiting_is_asked_to_leave_all_the_same(tmp_path: Path) -> None:
-    """The ranks agree anew, for what was agreed before is over."""
-    room = Room(2)
-    trainers, _ = training(room, tmp_path, word_s=0.1)
-    room.notice(STOP_ACTION_RESHAPE, grace_s=0.0)
-    assert saved_together(room)
-    for trainer in trainers:
-        with trainer.stopper._changed:
-            given_up = trainer.stopper._changed.wait_for(lambda it=trainer.stopper: it._given_up, LIMIT_S)  # type: ignore[misc]
-            assert given_up
-    room.notice(STOP_ACTION_PREEMPT)
-    for trainer in joined(trainers):
-        assert isinstance(trainer.ended_by, Preempted)
-        assert trainer.saved()[-1:] == [trainer.run_.step]
-
-
-def test_ranks_that_do_not_come_to_the_save_in_time_are_waited_for_no_longer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One of them hangs after all had met at the common step."""
-    room = Room(2)
-    trainer = Trainer(room, 0, tmp_path, word_s=1.0)
-    room.notice(STOP_ACTION_PREEMPT, grace_s=1.0)
-    others_agree(room, 1)
-    left = b'{"v":1,"attempt":0,"left_ms":1000,"cost_ms":0}'
-    for barrier, payload in ((LOADER_BARRIER, LENGTH), (SAVE_BARRIER, left)):
-        threading.Thread(target=room.rank(1).barrier, args=(barrier, payload), daemon=True).start()
-    trainer.start()
-    joined([trainer])
-    assert isinstance(trainer.ended_by, Preempted)
-    assert f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED: strata.save: missing" in caplog.text
-    assert trainer.peers.left == (75, "a test asks")
-
-
-def test_a_storage_that_hangs_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Neither the common save, for which there is no room, nor the end waits for a save that never ends."""
-    room = Room(1)
-    hangs, over = threading.Event(), threading.Event()
-
-    def held(info: CheckpointInfo) -> None:
-        hangs.set()
-        over.wait()
-
-    def asked_in_the_second_step(step: int) -> None:
-        if step == 2:
-            assert hangs.wait(LIMIT_S)
-            trainer.run_.saves.plan = replace(trainer.run_.saves.plan, step=10**9)
-            room.notice(STOP_ACTION_PREEMPT, grace_s=0.5)
-            with trainer.stopper._changed:
-                assert trainer.stopper._changed.wait_for(lambda: trainer.stopper._agreement.agreed, LIMIT_S)
-
-    trainer = Trainer(room, 0, tmp_path, word_s=1.0, save_every_steps=1, before_step=asked_in_the_second_step)
-    save_state = trainer.run_.checkpoints.save_state
-    monkeypatch.setattr(
-        trainer.run_.checkpoints, "save_state", lambda state, **more: save_state(state, progress=held, **more)
-    )
-    trainer.start()
-    try:
-        joined([trainer])
-    finally:
-        over.set()
-    assert isinstance(trainer.ended_by, Preempted)
-    assert trainer.saved() == []
-    assert "IS SKIPPED: 1 saves are not done after" in caplog.text
-    assert trainer.peers.left == (75, "a test asks")
-
-
-@pytest.mark.parametrize("when", ["before it closes", "while it closes"])
-def test_a_run_that_is_about_to_end_says_so_when_another_world_is_to_follow(
-    when: str, tmp_path: Path
-) -> None:
-    """Its loop is over before the common step, and it waits for a rank that evaluates for long."""
-    room = Room(2)
-    room.rounds[LOADER_BARRIER, 1] = {1: LENGTH}
-    trainer = Trainer(room, 0, tmp_path, steps=1, closes=True)
-    if when == "before it closes":
-        room.notice(STOP_ACTION_RESHAPE)
-    trainer.start()
-    with room.changed:
-        assert room.changed.wait_for(lambda: (LAST_BARRIER, 1) in room.rounds, LIMIT_S)
-    if when == "while it closes":
-        assert (CLOSING_BARRIER, 1) not in room.rounds
-        room.notice(STOP_ACTION_RESHAPE)
-    with room.changed:
-        assert room.changed.wait_for(lambda: (CLOSING_BARRIER, 1) in room.rounds, LIMIT_S)
-    room.rank(1).barrier(LAST_BARRIER, payload_of(Pace()))
-    joined([trainer])
-    assert (trainer.ended_by, trainer.peers.left) == (None, (0, "the training is done"))
