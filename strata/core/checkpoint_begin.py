@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strata.core.checkpoint_attempt import Author, authorised, refuse, uses
@@ -108,15 +108,7 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
         metadata=dict(request.metadata),
         tiers={request.tier: Tier(path=path, shared=request.shared)},
     )
-    reference = encode(Reference(step=step, generation=author.generation))
-    operations: list[Operation] = [Put(key=key, value=encode(record))]
-    operations += [
-        Put(
-            key=job.keys.refs(b.record.step, b.record.generation, b.record.attempt) + request.attempt,
-            value=reference,
-        )
-        for b in bases
-    ]
+    operations: list[Operation] = [Put(key=key, value=encode(record)), *references(job, record, bases)]
     if held is not None:
         operations += _discard(job, held.record)
     return Decision(
@@ -132,6 +124,20 @@ def decide_begin(job: JobView, request: BeginRequest, *, now_unix_ms: int) -> De
             success=tuple(operations),
         ),
     )
+
+
+def references(
+    job: JobView, user: CheckpointRecord, bases: Sequence[Entry[CheckpointRecord]]
+) -> list[Operation]:
+    """Return what keeps `bases` as long as `user` is there."""
+    reference = encode(Reference(step=user.step, generation=user.generation))
+    return [
+        Put(
+            key=job.keys.refs(b.record.step, b.record.generation, b.record.attempt) + user.attempt,
+            value=reference,
+        )
+        for b in bases
+    ]
 
 
 def _discard(job: JobView, record: CheckpointRecord) -> list[Operation]:
@@ -168,21 +174,26 @@ def _behind(latest: Latest, generation: int, step: int) -> bool:
 
 
 def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]] | StrataError:
-    """Return every record whose chunks the new attempt may use; none unless it is Incremental.
+    """Return every record whose chunks the new attempt may use; none unless it is Incremental."""
+    if request.type is not CheckpointType.INCREMENTAL:
+        return []
+    if request.base_step is None or request.base_attempt is None:
+        return InvalidArgument("an Incremental names the step and the attempt it builds on")
+    return bases_of(job, request.base_step, request.base_attempt, {request.tier})
+
+
+def bases_of(
+    job: JobView, step: int, attempt: str, tiers: Collection[str]
+) -> list[Entry[CheckpointRecord]] | StrataError:
+    """Return a base, and every record that it uses, if an Incremental on `tiers` may refer to all of them.
 
     Its chunks lie beside theirs, so each must be on the tier that is written. Their records are compared as
     they are, and a tombstone, of a record or of one tier, changes the record in a transaction that finds no
     reference: of the two, one comes first, and the other is refused.
     """
-    if request.type is not CheckpointType.INCREMENTAL:
-        return []
-    if request.base_step is None or request.base_attempt is None:
-        return InvalidArgument("an Incremental names the step and the attempt it builds on")
-    base = find(job, request.base_step, request.base_attempt)
+    base = find(job, step, attempt)
     if base is None:
-        return CheckpointNotFound(
-            f"no attempt {request.base_attempt} of step {request.base_step} to build on"
-        )
+        return CheckpointNotFound(f"no attempt {attempt} of step {step} to build on")
     bases = [base, *(e for e in job.checkpoints() if uses(job, base.record, e.record))]
     if len(bases) > MAX_REFERENCES:
         return QuotaExceeded(
@@ -194,9 +205,9 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
                 f"step {entry.record.step}, which the base needs, is {entry.record.state.value}",
                 hint="build on a committed checkpoint, or save a Full",
             )
-        if request.tier not in present_on(entry.record):
+        if gone := sorted(set(tiers) - set(present_on(entry.record))):
             return Refused(
-                f"step {entry.record.step}, which the base needs, is not on {request.tier} any more",
+                f"step {entry.record.step}, which the base needs, is not on {gone[0]} any more",
                 hint="save a Full",
             )
     return bases

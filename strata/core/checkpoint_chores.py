@@ -16,17 +16,19 @@ from dataclasses import dataclass
 from enum import Enum
 
 from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_begin import bases_of, references
 from strata.core.checkpoint_damage import suspected_tiers, suspicions
 from strata.core.checkpoint_deletion import dying_tiers
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
 from strata.core.checkpoint_pins import not_found
 from strata.core.checkpoint_records import Discarded
-from strata.core.checkpoint_tiers import hosts_of, tiers_of
+from strata.core.checkpoint_tiers import hosts_of, present_on, tiers_of
 from strata.core.ids import AttemptId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Tier, encode
 from strata.core.txn import Decision, Put, Txn, unchanged
-from strata.errors import InvalidArgument, Refused
+from strata.core.view import Entry
+from strata.errors import InvalidArgument, Refused, StrataError
 
 
 class ChoreKind(Enum):
@@ -148,7 +150,9 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
     """Take a save that was given up here, and is committed in storage, back into the catalog.
 
     That comes about only where the keyspace is older than the storage, restored from a backup. It is
-    COMMITTED then, and moves no `latest`: the world that is running has begun elsewhere.
+    COMMITTED then, and moves no `latest`: the world that is running has begun elsewhere. An Incremental
+    refers to its bases anew, as at its begin: it is refused once one of them is going, or not there
+    yet (it is adopted itself, perhaps, and then this one with the next pass).
     """
     held = find(job, request.step, request.attempt) if request.attempt else None
     if held is None:
@@ -170,10 +174,18 @@ def decide_adopt(job: JobView, request: AdoptRequest) -> Decision:
         model_hash=request.model_hash,
         reason=f"adopted: {record.reason}",
     )
+    bases: list[Entry[CheckpointRecord]] | StrataError = []
+    if record.base_step is not None and record.base_attempt is not None:
+        bases = bases_of(job, record.base_step, record.base_attempt, present_on(record))
+    if isinstance(bases, StrataError):
+        return refuse(bases)
     return Decision(
         reason=f"step {record.step} was committed in storage: it is adopted",
         txn=Txn(
-            compares=(unchanged(held.key, held.mod_revision),),
-            success=(Put(key=held.key, value=encode(adopted)),),
+            compares=(
+                unchanged(held.key, held.mod_revision),
+                *(unchanged(base.key, base.mod_revision) for base in bases),
+            ),
+            success=(Put(key=held.key, value=encode(adopted)), *references(job, adopted, bases)),
         ),
     )

@@ -6,7 +6,7 @@ from strata.core.checkpoint_chores import AdoptRequest, Chore, ChoreKind, chores
 from strata.core.checkpoint_fork import decide_fork
 from strata.core.checkpoints import decide_delete
 from strata.core.job import JobView
-from strata.core.records import CheckpointState
+from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, KEYS
@@ -119,6 +119,55 @@ def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_late
     assert latest is not None
     assert latest.record.step == 60
     assert due(job) == []
+
+
+def given_up_incremental() -> KeptJob:
+    """Return a job with a Full 20, an Incremental 40 of it, and one of that, 60, that was given up."""
+    job = KeptJob()
+    job.save(20)
+    kind = CheckpointType.INCREMENTAL
+    job.save(40, "x40", type=kind, base_step=20, base_attempt="x20")
+    job.begin(step=60, attempt="x60", type=kind, base_step=40, base_attempt="x40")
+    job.abort(step=60, attempt="x60")
+    job.save(80)
+    job.policy(latest=1)
+    return job
+
+
+def test_an_adopted_incremental_keeps_what_it_uses() -> None:
+    job = given_up_incremental()
+    adopt(job, step=60, attempt="x60")
+    job.policy(latest=2)
+    job.mark()
+    assert [job.record(step).state for step in (20, 40, 60)] == [CheckpointState.COMMITTED] * 3
+    for step in (20, 40):
+        with pytest.raises(Refused):
+            job.store.settle(
+                lambda v, s=step: decide_delete(v, step=s, attempt=f"x{s}", finished=False)  # type: ignore[misc]  # a bound loop variable
+            )
+
+
+def test_an_incremental_is_not_adopted_once_what_it_uses_is_going() -> None:
+    job = given_up_incremental()
+    job.mark()
+    assert job.record(40).state is CheckpointState.DELETING
+    with pytest.raises(Refused, match="which the base needs, is deleting"):
+        adopt(job, step=60, attempt="x60")
+    assert job.record(60).state is CheckpointState.ABORTED
+
+
+def test_an_adoption_against_the_deletion_of_what_it_uses() -> None:
+    for first in (0, 1):
+        job = given_up_incremental()
+        view = job.store.job()
+        request = AdoptRequest(step=60, attempt="x60", manifest_digest="m", size_bytes=5)
+        both = (
+            decide_adopt(view, request).txn,
+            decide_delete(view, step=40, attempt="x40", finished=False).txn,
+        )
+        done = [job.store.execute(t).succeeded for t in (both[first], both[1 - first]) if t is not None]
+        assert done == [True, False]
+        job.sound()
 
 
 def test_an_adoption_against_the_deletion_of_the_same() -> None:
