@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strata.core.checkpoint_records import Suspect
 from strata.core.job import JobView
 from strata.core.keys import JobKeys
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Tier, TierState
@@ -84,18 +85,43 @@ def _base(job: JobView, new: CheckpointRecord) -> Iterator[str]:
 
 
 def _newer(job: JobView, old: CheckpointRecord, dying: list[str]) -> Iterator[str]:
-    """Something that can be restored in its place is there, on each shared tier that it leaves."""
-    others = [
-        e.record
-        for e in job.checkpoints()
-        if e.record.state is CheckpointState.COMMITTED
-        and e.record.type in WHOLE
-        and e.record.attempt != old.attempt
-    ]
-    if not others:
-        yield "it was marked for deletion, and no other is committed"
+    """Something newer that can be restored in its place is there, and on each shared tier that it leaves."""
+    newer = [e.record for e in job.checkpoints() if _takes_its_place(job, e.record, old)]
+    if not newer:
+        yield "it was marked for deletion, and nothing newer is committed and undoubted"
     for name in dying:
         tier = old.tiers.get(name)
-        there = any(name in r.tiers and r.tiers[name].state is TierState.PRESENT for r in others)
+        there = any(name in r.tiers and r.tiers[name].state is TierState.PRESENT for r in newer)
         if tier is not None and tier.state is TierState.PRESENT and tier.shared and not there:
-            yield f"it leaves {name}, and no other is there"
+            yield f"it leaves {name}, and nothing newer is there"
+
+
+def _takes_its_place(job: JobView, other: CheckpointRecord, old: CheckpointRecord) -> bool:
+    """Tell whether a restore may begin from `other`, which counts as newer, and nobody doubts it."""
+    if other.attempt == old.attempt or other.state is not CheckpointState.COMMITTED:
+        return False
+    if other.type not in WHOLE or _doubted(job, other):
+        return False
+    latest = job.latest()
+    if latest is not None and latest.record.attempt == other.attempt:
+        return (latest.record.generation, latest.record.step) > (old.generation, old.step) or _given_up(
+            job, old
+        )
+    return (other.generation, other.step) > (old.generation, old.step) and not _given_up(job, other)
+
+
+def _doubted(job: JobView, record: CheckpointRecord) -> bool:
+    where = (record.step, record.generation, record.attempt)
+    return any(
+        each.record.corrupt
+        for name, tier in record.tiers.items()
+        if tier.state is TierState.PRESENT
+        for each in job.view.entries(job.keys.suspects(*where, name), Suspect)
+    )
+
+
+def _given_up(job: JobView, record: CheckpointRecord) -> bool:
+    """Tell whether a later world went back behind it, or began anew."""
+    later = [int(name) for name in job.view.names(job.keys.worlds) if int(name) > record.generation]
+    points = [step for generation in later if (step := job.restored(generation)) is not None]
+    return record.generation <= job.anew() or any(step < record.step for step in points)
