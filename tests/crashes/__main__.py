@@ -2,7 +2,8 @@
 
 Kills a process that saves at each named step of its way, once a round, and judges what is found
 when storage is opened again. In every second round it dies not as the step begins but within the
-next milliseconds. Exit code 1 when anything was wrong; the folder of such a run is kept.
+next milliseconds. Exit code 1 when anything was wrong, also when a process never came to the step that it
+was to die at; the folder of such a run is kept.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main() -> int:
             found = _judged(root, said, options.bytes)
             if code not in {0, -signal.SIGKILL}:
                 found.append(f"it ended with {code}")
+            if code == 0 and kill.after_us is None:
+                found.append("it was to die there, and never came to it")
             if found:
                 wrong.append({"kill": asdict(kill), "root": str(root), "complaints": found})
                 _tell(f"{kill}: {found}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +125,35 @@ class Race(KeptJob):
         register(self.store, "b")
         self.close()
         carry_out(self.store, self.epoch, settled=True)
+
+
+NEEDS = ("pin", "tag", "open", "damage", "fork", "rewind", "begin")
+REMOVES = ("mark", "delete", "delete-tier")
+
+
+@pytest.mark.parametrize("needs_first", [True, False])
+@pytest.mark.parametrize("removes", REMOVES)
+@pytest.mark.parametrize("needs", NEEDS)
+def test_who_needs_it_and_who_removes_it_at_the_same_moment(
+    needs: str, removes: str, needs_first: bool
+) -> None:
+    """Both decide on the same view; whichever comes first, the other is refused or does no harm.
+
+    A search at random comes upon few of these pairs; here each is met. What is needed is the one that
+    goes, or the one whose being there lets it go.
+    """
+    for needed in (0, 3):
+        race = Race()
+        for step in (20, 80):
+            race.copy(step)
+        race.store.settle(lambda job: decide_set_retention(job, Retention(keep=Keep(latest=1))))
+        view = race.store.job()
+        race.act(view, needs, needed)
+        race.act(view, removes, 0)
+        assert len(race.under_way) == 2
+        race.arrive(0 if needs_first else len(race.under_way) - 1)
+        race.arrive(0)
+        race.sound()
 
 
 WHAT = (
