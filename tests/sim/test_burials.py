@@ -9,6 +9,7 @@ import pytest
 
 from strata.core.checkpoint_damage import DamageReport, decide_report_damage
 from strata.core.checkpoints import decide_pin
+from strata.core.ids import AttemptId
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Latest, TierState
 from tests.sim.burials import burial_problems
 from tests.unit.core.keeping_job import KeptJob
@@ -60,7 +61,7 @@ def leave_s3(job: KeptJob) -> None:
 
 def go_back(job: KeptJob) -> None:
     """Have a world begin from step 20."""
-    job.store.put(JOB.latest, Latest(generation=2, step=20, attempt="x20", record_generation=1))
+    job.store.put(JOB.latest, Latest(generation=2, step=20, attempt=AttemptId("x20"), record_generation=1))
 
 
 def nothing_newer(job: KeptJob) -> None:
@@ -85,7 +86,7 @@ def test_what_nobody_needs_may_go() -> None:
 def test_an_older_one_does_not_take_its_place() -> None:
     job = a_job()
     change(job, 60, state=CheckpointState.CORRUPT)
-    job.store.put(JOB.latest, Latest(generation=1, step=20, attempt="x20", record_generation=1))
+    job.store.put(JOB.latest, Latest(generation=1, step=20, attempt=AttemptId("x20"), record_generation=1))
     assert any("nothing newer" in told for told in marked(job, 40))
 
 
