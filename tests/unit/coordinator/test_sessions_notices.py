@@ -51,8 +51,8 @@ async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else() ->
             assert (update.notice.generation, update.notice.reason) == (1, "why")
         newcomer = await c.member("w9").connect("r2")
         assert not (await newcomer.world()).HasField("notice"), "it came after the notice"
-        again = await asks(members[2], PAUSE)
-        assert (again.action, again.reason) == (PREEMPT, "why"), "the first one holds"
+        again = await asks(members[2], PREEMPT)
+        assert (again.action, again.reason, again.pause) == (PREEMPT, "why", False), "the first one holds"
         for rank, member in enumerate(members):
             await stops(member, rank)
         for member in (*members, standby):
@@ -70,6 +70,21 @@ async def test_everybody_who_is_meant_hears_of_a_preemption_and_nobody_else() ->
             update = await member.world(3)
             assert update.HasField("place")
             assert not update.HasField("notice")
+
+
+@in_virtual_time()
+async def test_a_preemption_beside_which_a_pause_was_asked_for_pauses_the_job_and_members_leave() -> None:
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        await asks(members[1], PREEMPT)
+        both = await asks(members[2], PAUSE)
+        assert (both.action, both.pause) == (PREEMPT, True)
+        for rank, member in enumerate(members):
+            await stops(member, rank)
+        for member in members:
+            update = await member.world(2)
+            assert (update.world.forming, update.phase) == (True, worlds_pb2.JOB_PHASE_PAUSED)
+            assert update.notice.action == PREEMPT, "it shall still leave"
 
 
 @in_virtual_time()
