@@ -162,10 +162,12 @@ def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
     assert notice is not None
     assert (notice.action, list(notice.worker_ids)) == (STOP_ACTION_DRAIN, ["w-2"])
     generation = notice.generation
-    assert "was asked before, to drain" in typed(play, "pause")
+    assert "was asked to drain as well" in typed(play, "pause")
     play.ends("w-2", 1, 75, generation)
-    job = play.until(lambda job: job.world.generation == generation + 1)
-    assert (job.world.members, list(job.standbys)) == (1, ["w-2"])
+    play.until(lambda job: job.phase == JOB_PHASE_PAUSED)
+    typed(play, "resume")
+    job = play.until(lambda job: job.world.members == 1)
+    assert (job.world.generation, list(job.standbys)) == (generation + 2, ["w-2"])
     with pytest.raises(Refused, match="stands by"):
         play.client.stop("drain", worker_ids=["w-2"])
     play.leaves("w-2")
