@@ -37,22 +37,25 @@ class Copy:
 
 @dataclass(slots=True)
 class Pending:
-    """Copies under way; `wait` returns when all bytes are there, and lets go of the tensors."""
+    """Copies under way; `wait` returns when all bytes are there, and lets go of the tensors.
+
+    Where a device failed it raises, as often as it is called: the bytes never come.
+    """
 
     events: list[Any] = field(default_factory=list)
     kept: list[Copy] = field(default_factory=list)
+    failed: list[RuntimeError] = field(default_factory=list)
 
     def wait(self) -> None:
-        errors = []
         for event in self.events:
             try:
                 event.synchronize()
             except RuntimeError as error:  # the other devices go on copying
-                errors.append(error)
+                self.failed.append(error)
         self.events.clear()
         self.kept.clear()
-        if errors:
-            raise errors[0]
+        if self.failed:
+            raise self.failed[0]
 
 
 def is_on_device(value: object) -> bool:

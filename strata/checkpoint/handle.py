@@ -37,7 +37,8 @@ class CheckpointInfo:
         self.metadata = dict(metadata)
         self.staged = False
         self.dropped = False
-        """Whether it was given up to make room for a newer one; that is no failure."""
+        """Whether it was given up to make room for a newer one, or for an error of an earlier one; that is no
+        failure."""
         self.replicated = False
         """Whether the second storage has it too, whole and marked; always False without one."""
         self.bytes_total = 0

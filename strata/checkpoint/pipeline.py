@@ -74,13 +74,22 @@ def spread(count: int, work: Callable[[int], None], *, threads: int) -> None:
         errors.append(error)  # the others stop, too
         raise
     finally:
-        for helper in helpers:
-            helper.join()
+        _join(helpers, errors)
     try:
         if errors:
             raise errors[0]
     finally:
         errors.clear()  # it leads to this frame, and the frame to what the caller holds
+
+
+def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> None:
+    """Return when all have ended, also when interrupted: what they work on is let go of then."""
+    for helper in helpers:
+        while helper.is_alive():
+            try:
+                helper.join()
+            except BaseException as error:  # noqa: BLE001  # raised by the caller, when none is left
+                errors.append(error)  # and no more work is begun
 
 
 # -- writing ----------------------------------------------------------------------------------

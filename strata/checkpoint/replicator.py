@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import collections
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Final
 
 from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Reports
 from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.sink import ObjectMissing, Storage
 from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, StrataError
@@ -130,7 +130,13 @@ class Replicator:
         Also when the parts of other ranks do not come any more. What cannot be copied is raised once.
         """
         begun = self._now()
+        self._start()
         with self._changed:
+            if self._thread is None and self._left():
+                raise StorageError(
+                    f"steps {self._left()} are not in {self._far.uri} yet: no thread can be started",
+                    hint=_HINT,
+                )
             self._changed.wait_for(lambda: not self._queue and self._waits_in_vain(begun), timeout_s)
             self._raise_lost()
             left = self._left()
@@ -193,8 +199,8 @@ class Replicator:
             told.append(
                 f"steps {left} are not in {self._far.uri} yet, the next process that saves goes on{why}"
             )
-        if sys.stderr is not None:
-            sys.stderr.write("".join(f"strata: {line}\n" for line in told))
+        for line in told:
+            tell_on_stderr(line)
 
     # -- the thread
 

@@ -49,8 +49,8 @@ from strata.errors import (
 
 log: Final = logging.getLogger("strata.checkpoint")
 
-DROPPED: Final = "dropped to make room"
-"""How the reason begins for which a save is given up that was in nobody's way but a newer one's."""
+DROPPED: Final = "dropped"
+"""How the reason begins for which a save is given up that is no failure of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

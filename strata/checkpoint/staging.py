@@ -39,13 +39,15 @@ class Staging:
             return
         try:
             spread(len(self._ends), self._run, threads=threads)
-        except BaseException:
-            with self._changed:
-                self._failed = True
-                self._changed.notify_all()
-            raise
         finally:
+            self.end()
+
+    def end(self) -> None:
+        """Say that nothing is copied any more: if it is not all there, it never will be."""
+        with self._changed:
+            self._failed = not self._is_there(None)
             self._work = self._kept = None  # they lead to the trainer's tensors
+            self._changed.notify_all()
 
     def wait(self, size_bytes: int | None = None) -> None:
         """Return once the image's first `size_bytes` are there, or all of it.

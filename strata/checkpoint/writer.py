@@ -30,6 +30,7 @@ from strata.checkpoint import rng
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
+from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import DROPPED, Saver
@@ -40,6 +41,7 @@ from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
 MAX_IN_FLIGHT: Final = 2
+_TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
 RNG_KEY: Final = "__rng__"
 
 log: Final = logging.getLogger("strata.checkpoint")
@@ -95,6 +97,7 @@ class AsyncCheckpointWriter:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._exiting = False
+        self._registered = False
 
     def prepare(self, state: Any, *, capture_rng: bool = True) -> None:
         """Have the memory ready for states like this one: the first saves then cost no more than later ones."""
@@ -143,11 +146,12 @@ class AsyncCheckpointWriter:
         self._check_process()
         if self._closed:
             raise ConfigError("the checkpoint manager is closed")
+        self._raise_earlier(request)
         try:
             ahead = not self._exiting and (self._thread is not None or self._start())
             job = self._laid_out(state, request, capture_rng, progress, replication, ahead=ahead)
         except BaseException as error:
-            self._tell(request, error)
+            self._tell(request, self._saver.reason(error))
             raise
         info = job.info
         self._infos = [i for i in self._infos if i.unreported or not i.done]
@@ -155,11 +159,31 @@ class AsyncCheckpointWriter:
         snapshot = job.snapshot
         try:
             self._hand_over(job)
+            del job
+            snapshot.staging.run(COPY_THREADS)  # the save waits for it
+        except BaseException:
+            self._infos = [other for other in self._infos if other is not info]  # it is told here
+            raise
         finally:
-            self._copy(snapshot, info)  # the save waits for it
-        del job, snapshot
+            snapshot.staging.end()
+        del snapshot
+        if not self._low_memory:
+            info.stage()
         self._wait_until_staged(info)
+        self._finish_if_ending()
         return info
+
+    def _raise_earlier(self, request: SaveRequest) -> None:
+        """Raise what an earlier save failed of; this one is dropped then, on all ranks, and is no failure.
+
+        As one it would be raised by their next saves, which would fail the others' next ones in turn.
+        """
+        try:
+            self.check_for_errors()
+        except BaseException as error:
+            why = f"rank {self._saver.catalog.rank} was told of an earlier error: {error}"
+            self._tell(request, f"{DROPPED}: {why}"[:1000])
+            raise
 
     def _laid_out(
         self,
@@ -172,7 +196,6 @@ class AsyncCheckpointWriter:
         ahead: bool,
     ) -> _Job:
         """Return the save with its copy of the state, or, `ahead` of that, with what will copy it."""
-        self.check_for_errors()
         flat = Flat(replication=replication, mesh=dict(replication.mesh) if replication is not None else {})
         tree = flat.add("", state)
         generators = flat.add(RNG_KEY, rng.capture()) if capture_rng else None
@@ -204,20 +227,11 @@ class AsyncCheckpointWriter:
         info.bytes_total = snapshot.layout.size_bytes
         return _Job(info=info, snapshot=snapshot, request=request, arena=arena)
 
-    def _tell(self, request: SaveRequest, error: BaseException) -> None:
+    def _tell(self, request: SaveRequest, reason: str) -> None:
         """Have the other ranks told that they need not wait for this one's part; nobody waits for that here."""
         if self._saver.catalog.world_size > 1:
-            self._hand_over(_Failed(request=request, reason=self._saver.reason(error)))
-
-    def _copy(self, snapshot: Snapshot, info: CheckpointInfo) -> None:
-        """Copy what is not copied yet; return once the state may be changed, but for little memory."""
-        try:
-            snapshot.staging.run(COPY_THREADS)
-        except BaseException:
-            self._infos = [other for other in self._infos if other is not info]  # it is told here
-            raise
-        if not self._low_memory:
-            info.stage()
+            self._hand_over(_Failed(request=request, reason=reason))
+            self._finish_if_ending()
 
     def _free_arena(self, request: SaveRequest) -> Arena:
         """Return an arena; when there is none, do what `when_full` says."""
@@ -225,21 +239,18 @@ class AsyncCheckpointWriter:
             if self._arenas:
                 return self._arenas.pop()
         if self._when_full is WhenFull.FAIL:
-            self._saver.give_up(request, f"{DROPPED}: {MAX_IN_FLIGHT} saves were in flight")
+            self._saver.give_up(request, f"{_TO_MAKE_ROOM}: {MAX_IN_FLIGHT} saves were in flight")
             raise CheckpointError(
                 f"step {request.step} is not saved: {MAX_IN_FLIGHT} saves are in flight",
                 hint='save less often, or let a save wait (when_full="block")',
             )
-        dropped = self._drop(f"{DROPPED}: step {request.step} took its place") if self._drops else None
-        if dropped is not None:
-            return dropped
+        if self._when_full is WhenFull.DROP:
+            arena = self._drop(f"{_TO_MAKE_ROOM}: step {request.step} took its place")
+            if arena is not None:
+                return arena
         with self._changed:
             self._changed.wait_for(lambda: self._arenas)
             return self._arenas.pop()
-
-    @property
-    def _drops(self) -> bool:
-        return self._when_full is WhenFull.DROP
 
     def _drop(self, reason: str) -> Arena | None:
         """Give up the newest save that has not begun, for all ranks; return its arena, if there is one.
@@ -355,7 +366,7 @@ class AsyncCheckpointWriter:
     # -- the thread
 
     def _hand_over(self, job: _Job | _Failed) -> None:
-        """Have the thread do it; where there can be none any more, because the process ends, do it here."""
+        """Have the thread do it; where there can be none, because the process ends, say, do it here."""
         with self._changed:
             self._in_flight += 1
             self._waiting.append(job)
@@ -364,19 +375,23 @@ class AsyncCheckpointWriter:
         if self._thread is None and not self._start():
             while self._one(waits=False):
                 pass
-        if self._exiting:
-            self._at_exit()  # nobody else would wait for it
+
+    def _finish_if_ending(self) -> None:
+        """Where the handler for the end of the process has run, wait and tell as it does: nobody else would."""
+        if self._exiting or (self._thread is None and not threading.main_thread().is_alive()):
+            self._at_exit()
 
     def _start(self) -> bool:
         # a daemon: an idle writer keeps no program alive; _at_exit waits for a busy one
         thread = threading.Thread(target=self._run, name="strata-checkpoints", daemon=True)
+        if not self._registered:
+            self._registered = True
+            atexit.register(self._at_exit)
         try:
             thread.start()
-        except RuntimeError:  # what Python says at its end
-            self._exiting = True
+        except RuntimeError:  # what Python says at its end, or when there are too many
             return False
         self._thread = thread
-        atexit.register(self._at_exit)
         return True
 
     def _run(self) -> None:
@@ -452,12 +467,12 @@ class AsyncCheckpointWriter:
         patience_s = 0.0 if self._closed else self._failing_patience_s if failing else None
         if not self._settle(patience_s, while_progressing=True):
             unfinished = [info.step for info in self._infos if not info.done]
-            _tell_on_stderr(f"the process ends before these steps are saved: {unfinished}")
+            tell_on_stderr(f"the process ends before these steps are saved: {unfinished}")
         for info in self._infos:
             if info.unreported:
-                _tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
+                tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
         for trouble in self._take_troubles():
-            _tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
+            tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -465,13 +480,6 @@ class AsyncCheckpointWriter:
                 f"process {os.getpid()} was forked from {self._pid}, whose checkpoints it cannot write",
                 hint="save in the parent, or make a manager in the child",
             )
-
-
-def _tell_on_stderr(text: str) -> None:
-    """Say what nobody can be told any other way: a log may go nowhere, or be shut down by now."""
-    if sys.stderr is not None:
-        sys.stderr.write(f"strata: {text}\n")
-        sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

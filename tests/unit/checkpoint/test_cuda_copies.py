@@ -12,7 +12,7 @@ import torch
 
 from strata.checkpoint import snapshot
 from strata.checkpoint.catalog import SaveRequest
-from strata.checkpoint.cuda_copies import Copy, CudaCopies, optimizers_in, owned_by
+from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, optimizers_in, owned_by
 from strata.checkpoint.memory import Arena
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
@@ -201,3 +201,13 @@ def test_the_host_does_not_wait_for_the_copy() -> None:
     info.wait(LIMIT_S)
     assert bool((rig.loaded(2)["w"] == 1).all())
     rig.writer.close()
+
+
+def test_what_a_device_failed_of_is_raised_as_often_as_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    pending = Pending(events=[SimpleNamespace(synchronize=fail)])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            pending.wait()

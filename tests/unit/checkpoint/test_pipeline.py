@@ -63,6 +63,36 @@ def test_after_an_error_nothing_is_begun_and_it_is_raised_when_all_have_ended() 
     assert len(begun) < 1000
 
 
+def test_an_interrupt_while_the_others_end_is_raised_when_they_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    join, go, ended = threading.Thread.join, threading.Event(), threading.Event()
+    joins: list[threading.Thread] = []
+    main = threading.get_ident()
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        joins.append(self)
+        if len(joins) == 1:
+            go.set()
+            raise KeyboardInterrupt
+        join(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    helping = threading.Event()
+
+    def work(number: int) -> None:
+        if threading.get_ident() == main:
+            assert helping.wait(10)
+        else:
+            helping.set()
+            assert go.wait(10)
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        spread(2, work, threads=2)
+    assert ended.is_set()
+
+
 def test_a_process_without_threads_does_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

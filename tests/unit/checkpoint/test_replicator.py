@@ -114,6 +114,19 @@ def test_what_fails_beside_the_copying_is_told_too(pair: Pair, what: str, error:
     replicator.close()
 
 
+def test_a_wait_where_no_thread_can_be_started_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    replica = pair.save(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        pair.replicator.add(replica)
+        with pytest.raises(StorageError, match="no thread can be started"):
+            pair.replicator.wait(None)
+    pair.replicator.wait(LIMIT_S)
+
+
 def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
 

@@ -105,6 +105,14 @@ def test_what_is_copied_from_is_held_until_it_is_copied_and_no_longer() -> None:
     assert bytes(taken.views["made.array"]) == np.arange(100_000).tobytes()
 
 
+def test_what_is_never_copied_holds_up_nobody() -> None:
+    staging = Staging([10, 20], lambda number: None)
+    staging.end()
+    staging.settle()
+    with pytest.raises(CheckpointAborted):
+        staging.wait(1)
+
+
 class Rig:
     """A writer of whose copies and blocks the test hears."""
 
@@ -177,3 +185,18 @@ def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig) -> 
     step, back = rig.load()
     assert step == 2
     assert np.array_equal(back["a"], rig.state["a"])
+
+
+def test_an_interrupt_before_the_first_copy_leaves_no_save_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Staging, threads: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rig.write(1)
+    rig.writer.wait_until_finished(LIMIT_S)
+    assert rig.catalog.latest() is None
+    rig.write(1).wait(LIMIT_S)

@@ -367,9 +367,10 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
         broken._troubles.put(StorageError("no room to tidy"))
         with pytest.raises(StorageError, match="no room"):
             broken.write({"a": 1}, SaveRequest(step=20))
-        said = "rank 0: no room to tidy"
+        said = "dropped: rank 0 was told of an earlier error: no room to tidy"
     with pytest.raises(CheckpointAborted, match=said):
         other.wait(LIMIT_S)
+    assert other.dropped is (fails == "earlier"), "it is no failure of its own"
     broken.settle()
     monkeypatch.undo()
     again = [writer.write({"a": 1}, SaveRequest(step=20)) for writer in _told(broken, sound)]
@@ -454,3 +455,48 @@ def test_memory_can_be_ready_before_the_first_save(rig: Rig) -> None:
     addresses = {address_of(view) for view in before}
     rig.write(20, state).wait(LIMIT_S)
     assert {address_of(arena.take(8 << 20)) for arena in rig.writer._arenas} == addresses
+
+
+def test_an_error_that_each_rank_is_told_later_fails_no_save_after_it() -> None:
+    pair = Pair(WhenFull.BLOCK)
+    one, other = pair.writers
+
+    def write(writer: AsyncCheckpointWriter, step: int, value: Any = 1) -> CheckpointInfo:
+        return writer.write({"a": value}, SaveRequest(step=step))
+
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        write(one, 20, object())
+    one.settle()
+    failed = write(other, 20)
+    other.settle()
+    assert failed.unreported
+    with pytest.raises(CheckpointAborted, match="cannot be saved"):
+        write(other, 40)
+    other.settle()
+    dropped = write(one, 40)
+    one.settle()
+    assert dropped.dropped
+    infos = [write(writer, 60) for writer in (one, other)]
+    for info in infos:
+        info.wait(LIMIT_S)
+    one.close()
+    other.close()
+
+
+def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_same(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rig.full.add(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert rig.write(10).committed
+        info = rig.write(20)
+    assert info.done
+    with pytest.raises(StorageError, match="disk full"):
+        rig.write(30)
+    assert capsys.readouterr().err == ""
+    rig.write(40).wait(LIMIT_S)
+    assert rig.steps() == [10, 40]
