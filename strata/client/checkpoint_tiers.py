@@ -94,7 +94,7 @@ class Tiers:
         def proven(storage: Storage) -> Loaded:
             if prove is None:
                 return read(storage)
-            tier = self._tier_of(storage, checkpoint, folder)
+            tier = self._tier_of(storage, folder)
             return prove(tier, partial(read, storage), again=partial(read, _alone(storage)))
 
         return self._nearest_good(checkpoint, proven)
@@ -133,13 +133,14 @@ class Tiers:
             raise damage[0]
         raise CheckpointCorrupt(f"{damage[0].message}; of the copy: {damage[1].message}") from damage[0]
 
-    def _tier_of(self, storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> str:
+    def _tier_of(self, storage: Storage, folder: str) -> str:
         """Return the name that a copy has in the record, or "" for a storage that was never given it."""
         if isinstance(self.storage, TieredStorage) and storage is self.storage.far:
             return TIER
         near = _alone(storage)
-        if storage is near or checkpoint.path == f"{near.uri.rstrip('/')}/{folder}":
+        if storage is near:
             return PRIMARY
+        # hosts may have disks of their own at one path: what never was here is not damaged here
         with contextlib.suppress(StorageError):
             return PRIMARY if near.exists(folder) else ""
         return ""

@@ -351,6 +351,25 @@ def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
     assert [(r.tier, r.generation) for r in reports] == [("primary", 1), ("replica", 1)]
 
 
+def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_copy(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    with manager(cluster, near, replica_path=far) as ckpt:
+        save(ckpt, 10)
+        ckpt.wait_until_replicated(LIMIT_S)
+    near.rename(tmp_path / "on the host that saved")  # disks of their own at the same path
+    damage(far, 10)
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    with (
+        manager(cluster, near, restores=True, replica_path=far, corrupt_wait_s=0.1) as ckpt,
+        pytest.raises(CheckpointCorrupt),
+    ):
+        ckpt.restore({"w": np.zeros(4)})
+    assert [(r.tier, r.generation) for r in reports] == [("replica", 1)]
+
+
 def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster, tmp_path: Path) -> None:
     looks: list[str] = []
     going, go_on = threading.Event(), threading.Event()
