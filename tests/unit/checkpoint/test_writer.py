@@ -467,17 +467,15 @@ def test_an_error_that_each_rank_is_told_later_fails_no_save_after_it() -> None:
     with pytest.raises(CheckpointError, match="cannot be saved"):
         write(one, 20, object())
     one.settle()
-    failed = write(other, 20)
+    write(other, 20)
     other.settle()
-    assert failed.unreported
     with pytest.raises(CheckpointAborted, match="cannot be saved"):
         write(other, 40)
     other.settle()
     dropped = write(one, 40)
     one.settle()
     assert dropped.dropped
-    infos = [write(writer, 60) for writer in (one, other)]
-    for info in infos:
+    for info in [write(writer, 60) for writer in (one, other)]:
         info.wait(LIMIT_S)
     one.close()
     other.close()
