@@ -232,7 +232,7 @@ class WorldHead:
     `epoch` names the chunks that belong to it. `fruitless` counts the generations in a row,
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
     that a failure ended at all. `asked` has those of earlier generations who have not left yet;
-    `returning`, of a forming one, whom the next waits for.
+    `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long.
     """
 
     generation: int
@@ -246,6 +246,7 @@ class WorldHead:
     failures: int = 0
     asked: tuple[Asked, ...] = ()
     returning: tuple[Returning, ...] = ()
+    patience_ms: int = 0
 
     @property
     def forming(self) -> bool:

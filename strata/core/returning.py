@@ -8,9 +8,16 @@ world of its own, for ever. So the generation that follows is a forming one whic
 
     those it names                     what follows
     ---------------------------------  -----------------------------------------------------
-    one has not left, or is not back   nothing, for `RETURN_S`
+    one has not left, or is not back   nothing, until the time is over
     all are back                       a world at once, of at least min members
-    the time is over                   what follows any forming world, with no settling
+    the time is over                   what follows any forming world, once those here have settled
+
+How long they are waited for is in the head (`patience_ms`), for it depends on what is known of them. Where
+nobody was lost or asked to leave, all are on their way, and a program may take long before it is at
+`strata.init` again. If the time were over before that, those who were first would make a world, it would
+grow by those who come later, and these would be late for the one after it: for ever. So it is well above a
+start-up then. Where somebody died, others may have died with them whose leases still hold; whoever is gone
+looks the same as who is on the way. Then it is short, and who comes later has the world grow, which waits long.
 
 Members are known to begin anew by their registration, and to be bound to it once the ranks have met at
 the barrier `strata.begin` (`core.reshaping`): before that they adopt a newer world as they are.
@@ -26,8 +33,10 @@ from strata.core.records import Member, Returning, Worker, WorldHead
 from strata.core.reshaping import BEGIN_BARRIER
 from strata.core.view import Entry
 
-RETURN_S: Final = 15.0
-"""How long those who begin anew are waited for: they import torch again."""
+RETURN_S: Final = 90.0
+"""How long those who begin anew are waited for when nobody was lost: they import torch and read data again."""
+LOST_S: Final = 15.0
+"""How long when somebody died, failed or was asked to leave: others may have gone with them."""
 MAX_RETURNING: Final = 400
 """How many a head names. More are not waited for."""
 
@@ -46,6 +55,16 @@ def who_returns(
         and worker.record.reexecutes
     )
     return found if len(found) <= MAX_RETURNING else ()
+
+
+def patience_ms(*, lost: bool) -> int:
+    """Return for how long a forming world waits for those it names."""
+    return round(1000 * (LOST_S if lost else RETURN_S))
+
+
+def return_s(head: WorldHead) -> float:
+    """Return for how long this forming world waits; heads of an older version do not say it."""
+    return head.patience_ms / 1000 or LOST_S
 
 
 def not_back(head: WorldHead, here: Mapping[str, Entry[Worker]]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from strata.core.records import (
     Worker,
     encode,
 )
-from strata.core.returning import RETURN_S
+from strata.core.returning import return_s
 from strata.core.txn import Decision, Put, Txn, unchanged
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
@@ -163,7 +163,7 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     if reshape is not None:
         left.append(reshaping.deadline_s(reshape.record) - asked_s.get(reshape.create_revision, 0.0))
     if head.record.returning:
-        left.append(RETURN_S - asked_s.get(head.mod_revision, 0.0))
+        left.append(return_s(head.record) - asked_s.get(head.mod_revision, 0.0))
     return min((each for each in left if each > 0), default=None)
 
 

@@ -47,7 +47,7 @@ from strata.core.records import (
     StopNotice,
     Worker,
 )
-from strata.core.returning import RETURN_S, not_back, who_returns
+from strata.core.returning import not_back, patience_ms, return_s, who_returns
 from strata.core.view import Entry
 
 _NAMED = 4
@@ -59,7 +59,7 @@ class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
     `save_first`: it does not end yet; its ranks are to be asked to save before. `returning`: whom the world
-    after a forming one waits for.
+    after a forming one waits for, at most `patience_ms`.
     """
 
     why: str
@@ -68,6 +68,7 @@ class Change:
     forming: bool = False
     save_first: bool = False
     returning: tuple[Returning, ...] = ()
+    patience_ms: int = 0
 
 
 class Situation:
@@ -164,31 +165,32 @@ class Situation:
         if not returning:
             return change
         why = f"{change.why}; {len(returning)} members begin anew for it"
-        return replace(change, why=why, forming=True, returning=returning)
+        lost = change.failure or self.notice is not None or not all(map(self.alive, world.members))
+        return replace(change, why=why, forming=True, returning=returning, patience_ms=patience_ms(lost=lost))
 
     @property
     def awaited(self) -> tuple[str, ...]:
         """Whom the next world waits for: members that left to begin anew, and are not back in time yet."""
         if self.head is None or not self.head.record.returning or self.resumed:
             return ()
-        over = self.asked_s.get(self.head.mod_revision, 0.0) >= RETURN_S
+        over = self.asked_s.get(self.head.mod_revision, 0.0) >= return_s(self.head.record)
         return () if over else not_back(self.head.record, self.registered)
 
     def _first(self, *, settled: bool) -> Change | None:
         count, spec = len(self.present), self.spec
         returning = self.head.record.returning if self.head is not None and not self.resumed else ()
+        if self.awaited:
+            return None
+        late = ""
         if self.head is not None and returning:
-            if self.awaited:
-                return None
-            if count >= spec.min_workers:
-                late = not_back(self.head.record, self.registered)
-                if late:
-                    return Change(why=f"{', '.join(late[:_NAMED])} had not come back in time")
+            names = not_back(self.head.record, self.registered)
+            if not names and count >= spec.min_workers:
                 return Change(why=f"all {len(returning)} who began anew are back")
+            late = f"; {', '.join(names[:_NAMED])} had not come back in time" if names else ""
         if count >= spec.max_workers:
-            return Change(why=f"all {spec.max_workers} members are here")
+            return Change(why=f"all {spec.max_workers} members are here{late}")
         if count >= spec.min_workers and settled:
-            return Change(why=f"{count} members, at least {spec.min_workers}, have settled")
+            return Change(why=f"{count} members, at least {spec.min_workers}, have settled{late}")
         return None
 
     def _next(self, world: World, *, settled: bool) -> Change | None:

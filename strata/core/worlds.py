@@ -184,6 +184,7 @@ class _Planner:
             failures=situation.failures(failure=change.failure),
             asked=situation.still_asked(),
             returning=change.returning,
+            patience_ms=change.patience_ms,
         )
         operations: list[Operation] = [Put(key=keys.head, value=encode(head))]
         operations += self._history(head, change)

@@ -26,6 +26,11 @@ class StopRequest:
         self.asked.set()
 
     @property
+    def next_signal(self) -> asyncio.Event:
+        """What is set when somebody asks again, or asks at all if nobody has: who leaves anyhow hurries then."""
+        return self.urgent if self.asked.is_set() else self.asked
+
+    @property
     def preempts(self) -> bool:
         """Whether all ranks of the job are to stop together because of that signal."""
         return self.number in PREEMPT_SIGNALS

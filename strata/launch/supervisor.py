@@ -218,9 +218,10 @@ class Supervisor:
                     if await self._stopping.obey(notice, hurry=partial(self._hurried, update)):
                         self._news.set()  # what came meanwhile was only looked at for a hurry
                     if leaves(notice):
-                        if (ended := await self._done_after_all(ranks)) is not None:
+                        hurry = self._stop.next_signal
+                        if (ended := await self._done_after_all(ranks, hurry)) is not None:
                             return await self._finish(ended)
-                        return await self._leave_preempted(notice.reason)
+                        return await self._leave_preempted(notice.reason, hurry)
         finally:
             self._slots.kill()
             self._door.set_place(None)
@@ -337,7 +338,7 @@ class Supervisor:
         notice = await self._asked_all()
         if notice is not None and update is not None:
             await self._stopping.obey(notice, hurry=partial(self._hurried, update))
-        ended = await self._done_after_all(ranks) if self._stop.preempts else None
+        ended = await self._done_after_all(ranks, self._stop.urgent) if self._stop.preempts else None
         if ended is not None:
             return await self._finish(ended)
         if notice is not None and update is not None:
@@ -359,21 +360,23 @@ class Supervisor:
         await self._upstream.leave(f"stopped by {self._stop.signal_name}")
         return exit_status.of_signal(self._stop.number)
 
-    async def _done_after_all(self, ranks: RankGroup | None) -> WorldUpdate | None:
-        """Return the news that the job is done, if the ranks here finished before they were to stop.
+    async def _done_after_all(self, ranks: RankGroup | None, hurry: asyncio.Event) -> WorldUpdate | None:
+        """Return the news that the job has ended, if the ranks here finished before they were to stop.
 
-        Ranks elsewhere may still finish, or have stopped: then another world follows.
+        Ranks elsewhere may still finish, fail, or have stopped: then another world may follow. That is not
+        waited for any longer once there is a `hurry`.
         """
         if ranks is None or not ranks.finished:
             return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.preempt_grace_s):
-                while not self._stop.urgent.is_set():
+                while True:
                     self._news.clear()
                     update = self._update
-                    if update is not None and update.phase == JOB_PHASE_DONE:
+                    if update is not None and update.phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED}:
                         return update
-                    if update is not None and update.world.generation > ranks.place.generation:
+                    newer = update is not None and update.world.generation > ranks.place.generation
+                    if newer or hurry.is_set():
                         break
                     await self._news.wait()
         self._news.set()  # what came meanwhile was only looked at for the end
@@ -450,14 +453,18 @@ class Supervisor:
         except TimeoutError:
             log.warning("run.not_named", reason=f"the notice that holds drains others: {notice.reason}")
 
-    async def _leave_preempted(self, reason: str) -> int:
-        """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it."""
+    async def _leave_preempted(self, reason: str, hurry: asyncio.Event | None = None) -> int:
+        """Leave the job for good, once the ends of the ranks are told, so that a scheduler requeues it.
+
+        That is not waited for any longer once there is a `hurry`, which without one is the next signal.
+        """
+        hurry = hurry or self._stop.next_signal
         log.info("run.preempted", reason=reason)
         await self._reports.told(REPORT_S)
         if not self._reports.all_told:
             log.warning("run.end_untold", reason=f"no coordinator hears it; waiting {UNTOLD_S:g} s for one")
             telling = asyncio.ensure_future(self._reports.told(UNTOLD_S - REPORT_S))
-            hurried = asyncio.ensure_future(self._stop.urgent.wait())
+            hurried = asyncio.ensure_future(hurry.wait())
             await asyncio.wait({telling, hurried}, return_when=asyncio.FIRST_COMPLETED)
             telling.cancel()
             hurried.cancel()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from strata.core.records import WorldHead
 from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
-from strata.core.returning import RETURN_S
+from strata.core.returning import LOST_S, RETURN_S, return_s
 from strata.core.stopping import next_deadline_s, revisions
 from strata.core.worlds import needs_settling
 from tests.unit.core.rig import carry_out, leave, register, released, world_of
@@ -72,8 +73,110 @@ def test_who_does_not_come_back_is_waited_for_once() -> None:
     assert next_deadline_s(job.store.live, {known: 1.0}) == pytest.approx(RETURN_S - 1.0)
     job.go(settled=True, asked_s=RETURN_S - 0.1)
     assert job.head.generation == 2
-    assert "b had not come back in time" in job.go(asked_s=RETURN_S)
+    assert "settling" in job.go(asked_s=RETURN_S), (
+        "or one that comes a moment later would be late for the world"
+    )
+    assert needs_settling(job.store.live, {known: RETURN_S})
+    assert "b had not come back in time" in job.go(settled=True, asked_s=RETURN_S)
     assert (job.head.generation, set(world_of(job.store))) == (3, {"a", "c"})
+
+
+def test_who_is_late_comes_into_the_same_world_while_those_here_settle() -> None:
+    job = lone("a", "b")
+    grow(job, "c")
+    leave(job.store, "a")
+    leave(job.store, "b")
+    job.go(asked_s=RETURN_S)
+    assert job.head.generation == 2
+    come(job, "a", "b")
+    assert "who began anew are back" in job.go(asked_s=RETURN_S + 1.0)
+    assert set(world_of(job.store)) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("what", "wait_s"),
+    [
+        ("it grew", RETURN_S),
+        ("one died", LOST_S),
+        ("one failed", LOST_S),
+        ("one was drained", LOST_S),
+        ("one was drained and is gone", LOST_S),
+    ],
+)
+def test_how_long_those_who_begin_anew_are_waited_for(what: str, wait_s: float) -> None:
+    """Who died at the same moment as another, or was taken away with it, is awaited in vain: not for long."""
+    job = Job(0, least=1, most=3)
+    for name in ("a", "b"):
+        register(job.store, name, slots=1, reexecutes=True, **job.spec)
+    job.go(settled=True)
+    released(job.store, BEGIN_BARRIER)
+    if what == "it grew":
+        grow(job, "c")
+    elif what == "one died":
+        leave(job.store, "b")
+    elif what == "one failed":
+        job.ends(1, code=1)
+    else:
+        job.stop(DRAIN, "b")
+        if what == "one was drained":
+            job.ends(0, 1)
+        else:
+            leave(job.store, "b")
+    job.go()
+    assert "a" in [one.worker for one in job.head.returning]
+    assert return_s(job.head) == wait_s
+    leave(job.store, "a")
+    come(job, "d")  # enough for a world, which is not made yet
+    job.go(settled=True, asked_s=wait_s - 0.1)
+    assert job.head.forming
+    job.go(settled=True, asked_s=wait_s)
+    assert "d" in world_of(job.store)
+
+
+def test_a_head_of_an_older_version_does_not_say_how_long() -> None:
+    assert return_s(WorldHead(generation=2, epoch=1, members=0, size=0, reason="grows")) == LOST_S
+
+
+@pytest.mark.parametrize("start_s", [10.0, 16.0, 40.0, 80.0])
+@pytest.mark.parametrize("begins", ["grows", "loses one"])
+def test_members_settle_in_one_world_however_long_their_programs_take_to_start(
+    begins: str, start_s: float
+) -> None:
+    """Each that leaves is back `start_s` later, a second after the one before it; worlds settle for 2 s."""
+    job = lone("a", "b", "c") if begins == "loses one" else lone("a", "b")
+    if begins == "loses one":
+        leave(job.store, "c")
+        come(job, "d")
+        job.go()
+    else:
+        grow(job, "d")
+    now, back, held = 0.0, dict[str, float](), (0, 0.0)
+    settling: float | None = None
+    while now - held[1] < 110.0:  # the longest wait is over, and it stays
+        assert now < 1000.0, "they never settle"
+        now += 1.0
+        if job.head.generation != held[0]:
+            held, settling = (job.head.generation, now), None
+            for one in job.head.returning:
+                leave(job.store, one.worker)
+                back[one.worker] = now + start_s + len(back)
+        for name in [name for name, at_s in back.items() if at_s <= now]:
+            del back[name]
+            come(job, name)
+        age_s = dict.fromkeys(revisions(job.store.live), now - held[1])
+        if not needs_settling(job.store.live, age_s):
+            settling = None
+        elif settling is None:
+            settling = now
+        job.go(settled=settling is not None and now - settling >= 2.0, asked_s=now - held[1])
+        if job.head.members:  # they begin, and save when another world is to follow
+            generation = job.head.generation
+            if not job.store.live.met(BEGIN_BARRIER, generation):
+                released(job.store, BEGIN_BARRIER, generation)
+            elif job.store.live.reshape(generation) is not None:
+                released(job.store, SAVED_BARRIER, generation)
+    assert set(world_of(job.store)) == {"a", "b", "d"}
+    assert job.head.generation <= (5 if begins == "loses one" else 3)
 
 
 def test_too_few_are_waited_for_as_ever() -> None:
@@ -84,6 +187,7 @@ def test_too_few_are_waited_for_as_ever() -> None:
     assert "2 are needed" in job.go(settled=True, asked_s=RETURN_S)
     assert job.head.generation == 2
     come(job, "b")
+    assert "settling" in job.go(asked_s=RETURN_S)
     job.go(settled=True, asked_s=RETURN_S)
     assert set(world_of(job.store)) == {"b", "c"}
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from strata.core.exit_codes import DO_NOT_REQUEUE
 from strata.errors import Unavailable
+from strata.launch import supervisor
 from strata.launch.notices import leaves, notice_for
 from strata.launch.stopping import StopRequest
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
+    JOB_PHASE_FAILED,
     STOP_ACTION_DRAIN,
     STOP_ACTION_PAUSE,
     STOP_ACTION_PREEMPT,
@@ -137,9 +140,11 @@ async def test_nobody_waits_for_ranks_of_a_generation_that_failed() -> None:
 
 
 @pytest.mark.parametrize("how", ["a notice", "a signal", "a signal once they have ended"])
-@pytest.mark.parametrize("done", [True, False])
-async def test_ranks_that_finished_before_they_stopped_are_done_if_the_job_is(
-    how: str, done: bool, stopped: Any
+@pytest.mark.parametrize(
+    ("phase", "status"), [(JOB_PHASE_DONE, 0), (JOB_PHASE_FAILED, DO_NOT_REQUEUE), (None, 75)]
+)
+async def test_ranks_that_finished_before_they_stopped_end_as_the_job_does(
+    how: str, phase: Any, status: int, stopped: Any
 ) -> None:
     async with stage(*FINISHING) as it:
         await it.enter(update(1))
@@ -155,8 +160,51 @@ async def test_ranks_that_finished_before_they_stopped_are_done_if_the_job_is(
         if how == "a signal once they have ended":
             it.supervisor.ask_to_stop(TERM)
         await asyncio.sleep(0)
-        it.supervisor.on_world(update(1, revision=150, phase=JOB_PHASE_DONE) if done else update(2))
-        assert await it.done == (0 if done else 75)
+        it.supervisor.on_world(update(2) if phase is None else update(1, revision=150, phase=phase))
+        assert await it.done == status
+
+
+async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
+    stopped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "REPORT_S", 0.01)
+    async with stage(*FINISHING, preempt_grace_s=1000.0) as it:
+        await told(it)
+        it.upstream.deaf = asyncio.Event()
+        looks = asyncio.Event()
+        after_all = it.supervisor._done_after_all
+
+        async def looked(*given: Any) -> Any:
+            looks.set()
+            return await after_all(*given)
+
+        it.supervisor._done_after_all = looked  # type: ignore[method-assign]  # to know that it waits
+        await stopped()
+        await looks.wait()
+        it.supervisor.ask_to_stop(TERM)
+        assert await it.done == 75, "though nobody hears how its rank ended"
+
+
+async def test_a_first_signal_ends_the_wait_for_somebody_who_hears_of_the_end(
+    stopped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(*OBEDIENT) as it:
+        it.upstream.deaf = asyncio.Event()
+        waits: list[float | None] = []
+        waiting = asyncio.Event()
+
+        async def told_never(limit_s: float | None = None) -> None:
+            waits.append(limit_s)
+            if len(waits) == 2:
+                waiting.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(it.supervisor._reports, "told", told_never)
+        await told(it)
+        await stopped()
+        await waiting.wait()
+        it.supervisor.ask_to_stop(TERM)
+        assert await it.done == 75
 
 
 # -- signals ------------------------------------------------------------------------------------
