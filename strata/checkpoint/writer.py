@@ -302,9 +302,7 @@ class AsyncCheckpointWriter:
 
         `Unavailable` after `timeout_s`; the saves go on.
         """
-        self._check_process()
-        if not self._settle(timeout_s):
-            raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
+        self.settle(timeout_s)
         self.check_for_errors()
 
     @property
@@ -313,10 +311,11 @@ class AsyncCheckpointWriter:
         with self._changed:
             return self._in_flight == 0
 
-    def settle(self) -> None:
-        """Return once no save is in flight, whatever became of them."""
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight, whatever became of them; `Unavailable` after `timeout_s`."""
         self._check_process()
-        self._settle(None)
+        if not self._settle(timeout_s):
+            raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
 
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed, unless it was raised before."""

@@ -353,6 +353,18 @@ class CheckpointManager:
         self._writer.wait_until_finished(arguments.timeout(timeout_s, zero=True))
         self._tiers.check_for_errors()
 
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Return once no save is in flight; what failed before is logged, and raised by no later save.
+
+        `Unavailable` after `timeout_s`; the saves go on. Nothing is said of copies in the second storage.
+        """
+        self._writer.settle(arguments.timeout(timeout_s, zero=True))
+        try:
+            self._writer.check_for_errors()
+        except Exception as error:  # noqa: BLE001  # of any kind: it is no reason not to save now
+            notes = getattr(error, "__notes__", ())
+            log.warning("an earlier save was lost: %s", "; ".join([str(error), *notes]))
+
     def wait_until_replicated(self, timeout_s: float | None = None) -> None:
         """Return once every committed checkpoint is in the second storage too.
 

@@ -339,9 +339,17 @@ class Run:
         return info
 
     def save_within(self, limit_s: float) -> CheckpointInfo | None:
-        """Do the same, unless saves in flight, or the ranks, need longer than that: `Unavailable` then."""
-        self.checkpoints.wait_until_finished(limit_s)
-        return self._save(patient=False, limit_s=limit_s)
+        """Do the same, unless saves in flight and the ranks need longer than that: `Unavailable` then.
+
+        What failed before, a save or a copy, keeps no step from being saved; None: it is committed already.
+        """
+        since_s = self._clock.monotonic_s()
+        if self.position.step == self.saves.saved_step:
+            self.saves.wait(limit_s)
+            return None
+        self.checkpoints.settle(limit_s)
+        left_s = max(0.0, limit_s - (self._clock.monotonic_s() - since_s))
+        return self._save(patient=False, limit_s=left_s)
 
     def _save(
         self, *, patient: bool, last: bool = False, limit_s: float | None = None

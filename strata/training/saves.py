@@ -131,6 +131,12 @@ class Saves:
         )
         return info
 
+    def wait(self, timeout_s: float) -> None:
+        """Return once the newest save is committed; raise what it failed of, or `Unavailable` after that."""
+        self._watch()
+        if self._last is not None:
+            self._last[0].wait(timeout_s)
+
     def cancel(self) -> None:
         """Give up what is in flight: its generation has ended, so nothing of it is committed any more."""
         if self._last is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 import strata
-from strata.errors import BarrierTimeout, ConfigError, InvalidArgument
-from strata.training.alike import LOADER_BARRIER, Lengths
-from strata.training.feeds import OrdinaryFeed
+from strata.errors import BarrierTimeout, CheckpointError, ConfigError, InvalidArgument
 from strata.training.peers import Alone
 from strata.training.state import Position
 from tests.unit.training.making import make_run
-from tests.unit.training.room import LIMIT_S, Room
 
 
 @pytest.fixture(autouse=True)
@@ -190,71 +187,6 @@ def test_goodput_goes_on_over_generations(tmp_path: Path) -> None:
     assert 0 < after.ratio < 1
 
 
-def test_an_ordinary_loader_is_passed_over_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    at = Position(epoch_batches=2)
-    for before, told in ((2, 1), (4, 2), (None, 1)):
-        caplog.clear()
-        feed = OrdinaryFeed(batches(4), 1, 2, before=before)
-        assert [fed.batch.tolist() for fed in feed.epoch(at)] == [[4, 5], [6, 7]]
-        assert len(caplog.records) == told
-    assert list(OrdinaryFeed(batches(1), 1, 1).epoch(at)) == []
-
-
-def test_the_last_step_of_an_ordinary_loader_may_have_fewer_batches() -> None:
-    """Nothing of an epoch is left in the gradients of the next one, whether the length is known or not."""
-    for loader, length in ((batches(5), 5), (iter(batches(5)), None)):
-        feed = OrdinaryFeed(loader, 2, 1, length=length)
-        fed = list(feed.epoch(Position()))
-        assert [one.last for one in fed] == [False, True, False, True, True]
-        assert [one.weight for one in fed] == [0.5, 0.5, 0.5, 0.5, 1.0]
-        assert [(one.samples, one.batches) for one in fed if one.last] == [(4, 2), (4, 2), (2, 1)]
-
-
-def test_loaders_of_different_lengths_end_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A rank that has more is not left in a collective that nobody else comes to."""
-    room = Room(2)
-    seen: dict[int, list[int]] = {0: [], 1: []}
-
-    def train(rank: int) -> None:
-        run = make_run(room.rank(rank), tmp_path / str(rank), state={}, wait_s=LIMIT_S)
-        for _ in range(2):
-            for _batch in run.steps(data[rank]):
-                seen[rank].append(run.begun)
-        run.abandon("the end", code=0)
-
-    data = {0: batches(5), 1: batches(3)}
-    ranks = [threading.Thread(target=train, args=(rank,), daemon=True) for rank in data]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(LIMIT_S)
-    assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4, 5, 6]}
-    assert "rank 0 leaves out 2 of its 5 batches of each epoch: rank 1 has 3" in caplog.text
-
-
-def test_loaders_whose_lengths_nobody_agrees_on_are_used_as_they_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Missing(Alone):
-        world_size = 2
-
-        def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
-            raise BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
-
-    lengths = Lengths(Missing(world_size=1))
-    assert [lengths.shortest(5), lengths.shortest(4)] == [5, 4]
-    assert caplog.text.count("1 of 2 arrived") == 1, "and nobody waits for the next one"
-
-
-def test_loaders_that_are_as_long_on_all_ranks_are_asked_about_once() -> None:
-    room = Room(2)
-    others = threading.Thread(target=lambda: Lengths(room.rank(1)).shortest(5), daemon=True)
-    others.start()
-    lengths = Lengths(room.rank(0))
-    assert [lengths.shortest(5), lengths.shortest(4), lengths.shortest(None)] == [5, 4, None]
-    assert [name for name, _ in room.rounds] == [LOADER_BARRIER]
-
-
 class Late(Alone):
     """A world whose other rank comes to a barrier in the third round only."""
 
@@ -288,3 +220,79 @@ def test_an_end_that_nobody_else_comes_to_is_told(tmp_path: Path) -> None:
     with pytest.raises(BarrierTimeout):
         run.close(patient=False)
     assert (peers.rounds, peers.code) == (1, 1)
+
+
+class Timed(Alone):
+    """A world in which is seen how long a barrier may take."""
+
+    def __init__(self) -> None:
+        super().__init__(world_size=1)
+        self.given_s: list[float | None] = []
+
+    def barrier(
+        self, name: str, payload: bytes | None = None, *, timeout_s: float | None = None, **_: Any
+    ) -> dict[int, bytes]:
+        self.given_s.append(timeout_s)
+        return {0: payload or b""}
+
+
+@pytest.mark.parametrize("what", ["a save", "a copy"])
+def test_what_failed_before_does_not_keep_the_last_step_from_being_saved(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(Alone(world_size=1), tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+
+    def failing(*_: Any) -> None:
+        raise CheckpointError("the disk was full")
+
+    if what == "a save":
+        with pytest.raises(CheckpointError):
+            run.checkpoints.save_state({"w": np.zeros(4)}, 1, progress=failing).wait(20)
+        failed = run.checkpoints.save_state({"w": np.zeros(4)}, 1, progress=failing)
+        assert failed.staged
+    else:
+        monkeypatch.setattr(run.checkpoints._tiers, "check_for_errors", failing)
+    info = run.save_within(20.0)
+    assert info is not None
+    assert info.wait(20).committed
+    assert ("an earlier save was lost: the disk was full" in caplog.text) == (what == "a save")
+    run.abandon("the end", code=0)
+
+
+def test_a_step_whose_due_save_failed_is_not_taken_for_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(Alone(world_size=1), tmp_path, state={"w": np.zeros(4)}, wait_s=1.0)
+    assert run.save_within(20.0) is None, "a training that has just begun has nothing to save"
+    save_state = run.checkpoints.save_state
+
+    def failing(*_: Any) -> None:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(
+        run.checkpoints, "save_state", lambda state, **more: save_state(state, progress=failing, **more)
+    )
+    run.step_done()
+    run.save()
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        run.save_within(20.0)
+    run.abandon("the end", code=0)
+
+
+def test_the_ranks_meet_in_what_the_saves_in_flight_have_left_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, now_s = Timed(), [100.0]
+    run = make_run(peers, tmp_path, state={}, wait_s=1.0)
+    run.step_done()
+    run._clock = replace(run._clock, monotonic_s=lambda: now_s[0])
+
+    def settle(timeout_s: float) -> None:
+        assert timeout_s == 5.0
+        now_s[0] += 3.0
+
+    monkeypatch.setattr(run.checkpoints, "settle", settle)
+    assert run.save_within(5.0) is not None
+    assert peers.given_s[-1] == 2.0
+    run.abandon("the end", code=0)
