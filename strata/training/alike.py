@@ -8,7 +8,8 @@ before the first step, and what rank 0 was told holds for all of them; a differe
 That they have met also tells the leader that these ranks heed notices (`core.reshaping`).
 
 A loader that is only iterated over may be longer on one rank than on another (files that were dealt
-out, say). The ranks tell each other its length before its first epoch, and all end with the shortest.
+out, say). The ranks tell each other its length before its first epoch, and where these differ all end
+with the shortest.
 """
 
 from __future__ import annotations
@@ -88,23 +89,23 @@ class Lengths:
         self._ask = peers.world_size > 1
 
     def shortest(self, batches: int | None) -> int | None:
-        """Return how many batches of an epoch all ranks have, of which this one has so many; None: not known.
+        """Return after how many batches of an epoch all ranks end, of which this one has so many.
 
-        Unless all ranks told theirs, each goes by its own.
+        None where all have as many, or one does not know: each then ends with its loader.
         """
         if not self._ask:
-            return batches
+            return None
         payload = json.dumps({"v": _VERSION, "batches": batches}).encode()
         try:
             told = self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
         except (BarrierBroken, BarrierTimeout, Unavailable) as error:
             log.warning("whether all ranks have as many batches is not known: %s", error.message)
             self._ask = False
-            return batches
+            return None
         by_rank = {rank: json.loads(data)["batches"] for rank, data in told.items()}
         self._ask = len(set(by_rank.values())) > 1
-        if batches is None or None in by_rank.values():
-            return batches
+        if not self._ask or batches is None or None in by_rank.values():
+            return None
         fewest = min(by_rank, key=lambda rank: (by_rank[rank], rank))
         if by_rank[fewest] < batches:
             log.warning(

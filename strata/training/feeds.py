@@ -7,8 +7,10 @@ dataset and with the same workers, and takes its indices from an `ElasticSampler
 
 Any other loader is *ordinary*: what was trained on before is drawn again and passed over, which is
 right if it gives the same batches in the same order in each run, and the world has its old size.
-Where it knows its length, all ranks end an epoch with the one that has the fewest batches: another
-one would meet nobody in the collectives of its next step.
+Where the ranks know different lengths, all end an epoch with the one that has the fewest batches:
+another one would meet nobody in the collectives of its next step. Else it ends when the loader does,
+for a length may be an estimate. A batch is drawn when its turn has come: a loader may use its memory
+again for the next one.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Feed(Protocol):
 class Feeding:
     """What decides on feeds: this rank's world, what was asked for, what the checkpoint says.
 
-    `shortest` returns how many batches of an epoch all ranks have, of how many this one has.
+    `shortest` returns after how many batches all ranks end an epoch, given how many this one has;
+    None: when the loader does.
     """
 
     rank: int
@@ -72,7 +75,7 @@ class Feeding:
     seed: int
     uneven: bool
     saved: Mapping[str, Any]
-    shortest: Callable[[int | None], int | None] = lambda batches: batches
+    shortest: Callable[[int | None], int | None] = lambda batches: None
 
     def feed(self, loader: Loader, accumulate: int) -> Feed:
         """Return the feed of `loader`; `ConfigError` when its batches cannot be split here."""
@@ -86,12 +89,14 @@ class Feeding:
         torch = sys.modules.get("torch")
         if torch is not None and (shuffle := _shuffles(torch, loader)) is not None:
             return self._torch(torch, loader, accumulate, shuffle=shuffle)
+        length = _length(loader)
         return OrdinaryFeed(
             loader,
             accumulate,
             self.world_size,
             before=self.saved.get("world_size"),
-            length=self.shortest(_length(loader)),
+            length=length,
+            most=self.shortest(length),
         )
 
     def _torch(self, torch: Any, loader: Any, accumulate: int, *, shuffle: bool) -> Feed:
@@ -188,16 +193,21 @@ class OrdinaryFeed:
         *,
         before: int | None = None,
         length: int | None = None,
+        most: int | None = None,
     ) -> None:
-        """`before` is the size of the world that saved the position; `length` how many batches all have."""
+        """`before` is the size of the world that saved the position.
+
+        `length` is how many batches an epoch has, as far as the loader says that; after `most` all ranks end.
+        """
         self._loader = loader
         self._before = before
-        self._length = length
+        self._length = length if most is None else most
+        self._most = most
         self._accumulate = accumulate
         self._world_size = world_size
 
     def epoch(self, position: Position) -> Iterator[Fed]:
-        batches = islice(self._loader, self._length)
+        batches = _Drawn(islice(self._loader, self._most))
         if position.epoch_batches:
             log.warning(
                 "passing over %d batches of epoch %d that were trained on before: right only for a loader"
@@ -213,21 +223,59 @@ class OrdinaryFeed:
                 )
         for _ in range(position.epoch_batches):
             next(batches, None)
-        # the epoch's last step may have fewer batches, and each of them counts more then
-        while step := list(islice(batches, self._accumulate)):
-            samples = 0
-            for count, batch in enumerate(step, 1):
-                samples += samples_of(batch)
-                yield Fed(
-                    batch=batch,
-                    last=count == len(step),
-                    samples=samples * self._world_size,
-                    batches=count,
-                    weight=1 / len(step),
-                )
+        begun, count, samples = position.epoch_batches, 0, 0
+        for batch in batches:
+            count += 1
+            samples += samples_of(batch)
+            size, certain = self._size(begun)
+            last = count == size or (not certain and batches.ended())
+            yield Fed(
+                batch=batch,
+                last=last,
+                samples=samples * self._world_size,
+                batches=count,
+                weight=1.0 if last and count == 1 else 1 / size,
+            )
+            if last:
+                begun, count, samples = begun + count, 0, 0
+        if count:
+            log.warning(
+                "the loader ended with %d of %s batches: no step has the last %d",
+                begun + count,
+                self._length,
+                count,
+            )
+
+    def _size(self, begun: int) -> tuple[int, bool]:
+        """Return how many batches the step has that begins after so many of the epoch, at most unless it is certain.
+
+        The epoch's last step may have fewer, and each of them counts more then, if that is known in time.
+        """
+        if self._length is None or begun >= self._length:  # or there are more than the loader said
+            return self._accumulate, False
+        return min(self._accumulate, self._length - begun), True
 
     def facts(self) -> dict[str, Any]:
         return {"world_size": self._world_size}
+
+
+class _Drawn:
+    """Items that are drawn one by one; who asks whether there are more has the next one drawn early."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._ahead: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._ahead.pop() if self._ahead else next(self._items)
+
+    def ended(self) -> bool:
+        if not self._ahead:
+            self._ahead.extend(islice(self._items, 1))
+        return not self._ahead
 
 
 def _length(loader: Iterable[Any]) -> int | None:
