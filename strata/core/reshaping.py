@@ -29,9 +29,9 @@ from strata.core.view import Entry
 BEGIN_BARRIER: Final = "strata.begin"
 """Where ranks that heed notices meet when they are ready for their first step."""
 LAST_BARRIER: Final = "strata.save.last"
-"""Where they meet before the save with which their training ends, unless its last step is saved already."""
+"""Where ranks of an older Strata meet before the save with which their training ends."""
 CLOSING_BARRIER: Final = "strata.closing"
-"""Where the first rank that is about to be done is alone, if another world is to follow: others may evaluate."""
+"""Where the first rank that is about to be done is alone: others may evaluate."""
 SAVED_BARRIER: Final = "strata.stop.saved"
 """Where they meet once the common step is saved, or cannot be."""
 GRACE_MS: Final = 60_000
@@ -51,7 +51,7 @@ def finished(job: JobView, generation: int) -> bool:
 
 
 def is_ending(job: JobView, generation: int) -> bool:
-    """Tell whether the ranks make the save with which their training ends, or one waits to."""
+    """Tell whether a rank is about to be done: it makes its last save, waits to, or leaves."""
     return job.met(LAST_BARRIER, generation) or job.met(CLOSING_BARRIER, generation)
 
 

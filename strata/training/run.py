@@ -351,15 +351,11 @@ class Run:
         left_s = max(0.0, limit_s - (self._clock.monotonic_s() - since_s))
         return self._save(patient=False, limit_s=left_s)
 
-    def _save(
-        self, *, patient: bool, last: bool = False, limit_s: float | None = None
-    ) -> CheckpointInfo | None:
+    def _save(self, *, patient: bool, limit_s: float | None = None) -> CheckpointInfo | None:
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
-            return self.saves.save(
-                self._state, self.position, self._facts, patient=patient, last=last, limit_s=limit_s
-            )
+            return self.saves.save(self._state, self.position, self._facts, patient=patient, limit_s=limit_s)
 
     def goodput(self) -> Goodput:
         """Return what the time went to so far, over all generations; rank 0's account goes on."""
@@ -380,7 +376,7 @@ class Run:
             hook.closing()
         try:
             try:
-                self._save(patient=patient, last=True)
+                self._save(patient=patient)
             finally:
                 self.checkpoints.close()
         except BaseException as error:

@@ -17,7 +17,6 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.arrivals import payload_limit
 from strata.core.records import CheckpointType
-from strata.core.reshaping import LAST_BARRIER
 from strata.errors import BarrierTimeout
 from strata.training.bounded import within
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
@@ -28,6 +27,7 @@ from strata.training.peers import Peers
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
 
 SAVE_BARRIER: Final = "strata.save"
+"""Where the ranks meet before any save: one may close at a step after which another one's save is due."""
 LEAST_S: Final = 0.1
 """At least so long ranks wait for each other."""
 SLACK_S: Final = 1.0
@@ -89,16 +89,15 @@ class Saves:
         facts: Mapping[str, Any],
         *,
         patient: bool,
-        last: bool = False,
         limit_s: float | None = None,
     ) -> CheckpointInfo:
         """Save together with all ranks; return once the state is copied.
 
-        `last`: the training ends with it. `limit_s`: the ranks meet within that, or nothing is saved.
+        `limit_s`: the ranks meet within that, or nothing is saved.
         """
         self._watch()
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step), patient=patient, last=last, limit_s=limit_s)
+        told = self._meet(self._payload(position.step), patient=patient, limit_s=limit_s)
         pace = agreed(told)
         account = json.loads(told[0]).get("account", {}) if 0 in told else {}
         self.plan = next_save(
@@ -157,19 +156,18 @@ class Saves:
         whole = payload_of(pace, account=account)
         return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace)
 
-    def _meet(self, payload: bytes, *, patient: bool, last: bool, limit_s: float | None) -> dict[int, bytes]:
+    def _meet(self, payload: bytes, *, patient: bool, limit_s: float | None) -> dict[int, bytes]:
         """Return what each rank brought, once every one is here; those that are late are named."""
-        name = LAST_BARRIER if last else SAVE_BARRIER
         if limit_s is not None:
             timeout_s = max(LEAST_S, limit_s)
             return within(
                 timeout_s + SLACK_S,
-                lambda: self._peers.barrier(name, payload, timeout_s=timeout_s),
-                what=f"meeting for {name}",
+                lambda: self._peers.barrier(SAVE_BARRIER, payload, timeout_s=timeout_s),
+                what="meeting for a save",
             )
         while True:
             try:
-                return self._peers.barrier(name, payload, timeout_s=self._wait_s)
+                return self._peers.barrier(SAVE_BARRIER, payload, timeout_s=self._wait_s)
             except BarrierTimeout as late:
                 if not patient:
                     raise

@@ -56,6 +56,8 @@ HELD_S: Final = 5.0
 """So long after its grace a rank that is to leave goes, though no step was agreed on."""
 LEAVE_S: Final = 0.5
 """At least so long what is in flight is waited for by who leaves."""
+SAID_S: Final = 2.0
+"""So long at most a rank that is done waits until it is heard that it closes."""
 _ENDED: Final = frozenset({JOB_PHASE_DONE, JOB_PHASE_FAILED})
 _LOOK_S: Final = 0.25
 """How often a waiting trainer looks whether its world has ended."""
@@ -93,7 +95,8 @@ class Stopper:
         """The notice that the trainer waits for no longer."""
         self._met = False
         """Whether all ranks have met at the common step."""
-        self._closing = False
+        self._saying: threading.Thread | None = None
+        """Says that this rank closes, once it does."""
         self._agreeing = False
         """Whether a thread carries the agreement at this moment."""
         self._deadline_s = 0.0
@@ -148,8 +151,6 @@ class Stopper:
                 )
             else:
                 log.warning("all ranks are asked to stop within %s: %s", grace, notice.reason)
-        if first and self._closing and _is_reshape(notice):
-            threading.Thread(target=self._say_that_it_closes, name="strata-closing", daemon=True).start()
         if begin:
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
@@ -251,12 +252,13 @@ class Stopper:
         log.warning("no other world has followed: training goes on from step %d", step)
 
     def closing(self) -> None:
-        """Say that no other world need follow, now or when one is to."""
-        with self._changed:
-            self._closing = True
-            notice = self._notice
-        if notice is not None and _is_reshape(notice):
-            threading.Thread(target=self._say_that_it_closes, name="strata-closing", daemon=True).start()
+        """Say that no other world need follow, now or later: others, or this process, may evaluate for long."""
+        saying = threading.Thread(target=self._say_that_it_closes, name="strata-closing", daemon=True)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the process ends, which says the same, and has no new threads
+            saying.start()
+            self._saying = saying
 
     def _say_that_it_closes(self) -> None:
         """Be at a barrier alone, which is in the leader's view then; the first of all ranks is enough."""
@@ -264,7 +266,9 @@ class Stopper:
             self._peers.barrier(CLOSING_BARRIER, ranks=[self._peers.rank])
 
     def closed(self) -> None:
-        """The run has ended by itself."""
+        """The run has ended by itself, and what it said is heard: with its session nothing is said any more."""
+        if self._saying is not None:
+            self._saying.join(SAID_S)
         self._forget()
 
     def _stop(self, step: int) -> None:

@@ -102,10 +102,10 @@ class RoomRank:
             room.changed.notify_all()
 
             def ended() -> bool:
-                return len(here) == size or self._stale or bool(room.gone - here.keys())
+                return len(here) >= size or self._stale or bool(room.gone - here.keys())
 
             in_time = room.changed.wait_for(ended, LIMIT_S if timeout_s is None else timeout_s)
-            if len(here) == size:
+            if len(here) >= size:
                 return {rank: data for rank, data in here.items() if data}
             self._check()
             missing = [f"rank {rank}" for rank in range(room.size) if rank not in here]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from strata.errors import BarrierTimeout, CheckpointError, ConfigError, InvalidA
 from strata.training.peers import Alone
 from strata.training.state import Position
 from tests.unit.training.making import make_run
+from tests.unit.training.room import LIMIT_S, Room
 
 
 @pytest.fixture(autouse=True)
@@ -296,3 +298,24 @@ def test_the_ranks_meet_in_what_the_saves_in_flight_have_left_of_the_time(
     assert run.save_within(5.0) is not None
     assert peers.given_s[-1] == 2.0
     run.abandon("the end", code=0)
+
+
+def test_who_closes_meets_who_saves_the_same_step(tmp_path: Path) -> None:
+    """One leaves its loop by break at a step whose save is due for the other, which completes it."""
+    room = Room(2)
+    ended: dict[int, int] = {}
+
+    def train(rank: int) -> None:
+        run = make_run(room.rank(rank), tmp_path / str(rank), state={}, wait_s=LIMIT_S)
+        run.step_done()
+        if rank == 1:
+            run.save()
+        run.close()
+        ended[rank] = run.saves.saved_step
+
+    ranks = [threading.Thread(target=train, args=(rank,), daemon=True) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(LIMIT_S / 2)
+    assert ended == {0: 1, 1: 1}

@@ -6,12 +6,14 @@ import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
-from strata.core.reshaping import CLOSING_BARRIER, LAST_BARRIER
+from strata.core.reshaping import CLOSING_BARRIER
 from strata.errors import Preempted
+from strata.training import saves
 from strata.training.alike import LOADER_BARRIER
 from strata.training.cadence import Pace, payload_of
 from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER
@@ -122,24 +124,57 @@ def test_a_storage_that_hangs_holds_nobody_up(
     assert trainer.peers.left == (75, "a test asks")
 
 
-@pytest.mark.parametrize("when", ["before it closes", "while it closes"])
-def test_a_run_that_is_about_to_end_says_so_when_another_world_is_to_follow(
-    when: str, tmp_path: Path
+def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None:
+    """Its process may evaluate after `close()`, and its supervisor hears of nothing until that is over."""
+    room = Room(1)
+    trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=1)
+    left, order = threading.Event(), []
+    barrier, close = trainer.peers.barrier, trainer.peers.close
+
+    def slow(name: str, *arguments: Any, **more: Any) -> Any:
+        if name == CLOSING_BARRIER:
+            left.wait(0.2)
+            order.append("said")
+        return barrier(name, *arguments, **more)
+
+    def closed(**told: Any) -> None:
+        order.append("left")
+        left.set()
+        close(**told)
+
+    trainer.peers.barrier, trainer.peers.close = slow, closed  # type: ignore[method-assign]
+    trainer.start()
+    joined([trainer])
+    assert (trainer.ended_by, order) == (None, ["said", "left"])
+
+
+def test_a_process_that_ends_and_has_no_new_threads_closes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its loop is over before the common step, and it waits for a rank that evaluates for long."""
+    trainer = Trainer(Room(1), 0, tmp_path)
+    trainer.run_.step_done()
+
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    monkeypatch.setattr("strata.training.stopping.threading.Thread.start", none)
+    trainer.run_.close()
+    assert trainer.peers.left == (0, "the training is done")
+    assert trainer.saved() == [1]
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_run_that_is_about_to_end_says_so(saved: bool, tmp_path: Path) -> None:
+    """A rank that waits for another, which evaluates for long: no world is to follow, whenever one could."""
     room = Room(2)
     room.rounds[LOADER_BARRIER, 1] = {1: LENGTH}
-    trainer = Trainer(room, 0, tmp_path, steps=1, closes=True)
-    if when == "before it closes":
-        room.notice(STOP_ACTION_RESHAPE)
+    trainer = Trainer(room, 0, tmp_path, steps=1, closes=True, save_every_steps=int(saved))
+    if saved:
+        room.rounds[saves.SAVE_BARRIER, 1] = {1: payload_of(Pace())}
     trainer.start()
     with room.changed:
-        assert room.changed.wait_for(lambda: (LAST_BARRIER, 1) in room.rounds, LIMIT_S)
-    if when == "while it closes":
-        assert (CLOSING_BARRIER, 1) not in room.rounds
-        room.notice(STOP_ACTION_RESHAPE)
-    with room.changed:
         assert room.changed.wait_for(lambda: (CLOSING_BARRIER, 1) in room.rounds, LIMIT_S)
-    room.rank(1).barrier(LAST_BARRIER, payload_of(Pace()))
+    if not saved:
+        room.rank(1).barrier(saves.SAVE_BARRIER, payload_of(Pace()))
     joined([trainer])
     assert (trainer.ended_by, trainer.peers.left) == (None, (0, "the training is done"))
