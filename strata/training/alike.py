@@ -28,7 +28,9 @@ from strata.training.peers import Peers
 
 LOADER_BARRIER: Final = "strata.loader"
 LOADER_S: Final = 60.0
-"""How long the lengths of a loader are waited for: a rank may take another kind of loader."""
+"""How long the lengths of a loader are waited for at a time."""
+LOADER_ROUNDS: Final = 5
+"""So often: a rank may be late, but it may also take another kind of loader."""
 _VERSION: Final = 1
 
 log: Final = logging.getLogger("strata.training")
@@ -87,21 +89,36 @@ class Lengths:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._ask = peers.world_size > 1
+        self._known: int | None = None
+        """What `shortest` returned last."""
 
     def shortest(self, batches: int | None) -> int | None:
         """Return after how many batches of an epoch all ranks end, of which this one has so many.
 
-        None where all have as many, or one does not know: each then ends with its loader.
+        None where all have as many, or one does not know: each then ends with its loader. When the ranks
+        can no longer tell each other, it is what it was.
         """
         if not self._ask:
-            return None
-        payload = json.dumps({"v": _VERSION, "batches": batches}).encode()
+            return self._known
         try:
-            told = self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
+            told = self._meet(json.dumps({"v": _VERSION, "batches": batches}).encode())
         except (BarrierBroken, BarrierTimeout, Unavailable) as error:
             log.warning("whether all ranks have as many batches is not known: %s", error.message)
             self._ask = False
-            return None
+            return self._known
+        self._known = self._shortest_of(told, batches)
+        return self._known
+
+    def _meet(self, payload: bytes) -> dict[int, bytes]:
+        for _ in range(LOADER_ROUNDS - 1):
+            try:
+                return self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
+            except BarrierTimeout as late:
+                # the round is over for all alike, so all come again
+                log.warning("waiting on for the length of a loader: %s", late.message)
+        return self._peers.barrier(LOADER_BARRIER, payload, timeout_s=LOADER_S)
+
+    def _shortest_of(self, told: Mapping[int, bytes], batches: int | None) -> int | None:
         by_rank = {rank: json.loads(data)["batches"] for rank, data in told.items()}
         self._ask = len(set(by_rank.values())) > 1
         if not self._ask or batches is None or None in by_rank.values():

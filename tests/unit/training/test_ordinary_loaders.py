@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.errors import BarrierTimeout
-from strata.training.alike import LOADER_BARRIER, Lengths
+from strata.errors import BarrierTimeout, StrataError, Unavailable
+from strata.training.alike import LOADER_BARRIER, LOADER_ROUNDS, Lengths
 from strata.training.feeds import OrdinaryFeed
 from strata.training.peers import Alone
 from strata.training.state import Position
@@ -163,7 +163,39 @@ def test_loaders_whose_lengths_nobody_agrees_on_are_used_as_they_are(
 
     lengths = Lengths(Missing(world_size=1))
     assert [lengths.shortest(5), lengths.shortest(4)] == [None, None]
-    assert caplog.text.count("1 of 2 arrived") == 1, "and nobody waits for the next one"
+    assert caplog.text.count("is not known: 1 of 2 arrived") == 1, "and nobody waits for the next one"
+    assert caplog.text.count("waiting on for the length of a loader") == LOADER_ROUNDS - 1
+
+
+class Scripted(Alone):
+    """A rank of two, of which a test says what comes of each round."""
+
+    world_size = 2
+
+    def __init__(self, *rounds: bytes | StrataError) -> None:
+        super().__init__(world_size=1)
+        self.rounds = [*rounds]
+
+    def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
+        outcome = self.rounds.pop(0)
+        if isinstance(outcome, StrataError):
+            raise outcome
+        return {0: payload or b"", 1: outcome}
+
+
+def told(batches: int) -> bytes:
+    return b'{"v":1,"batches":%d}' % batches
+
+
+def test_a_rank_that_is_late_with_its_loader_is_waited_for() -> None:
+    late = BarrierTimeout("1 of 2 arrived", missing=["rank 1"])
+    assert Lengths(Scripted(late, late, told(3))).shortest(5) == 3
+
+
+def test_lengths_that_differed_are_kept_when_nobody_can_be_asked() -> None:
+    """Else a rank would be left in a collective once coordinators are lost."""
+    lengths = Lengths(Scripted(told(3), Unavailable("no outcome")))
+    assert [lengths.shortest(5) for _ in range(3)] == [3, 3, 3]
 
 
 def test_loaders_that_are_as_long_on_all_ranks_are_asked_about_once() -> None:
