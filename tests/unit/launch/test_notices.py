@@ -178,7 +178,7 @@ async def test_a_first_signal_ends_the_wait_for_what_becomes_of_the_job(
             looks.set()
             return await after_all(*given)
 
-        it.supervisor._done_after_all = looked  # type: ignore[method-assign]  # to know that it waits
+        it.supervisor._done_after_all = looked  # type: ignore[method-assign, assignment]  # to know that it waits
         await stopped()
         await looks.wait()
         it.supervisor.ask_to_stop(TERM)
