@@ -10,7 +10,11 @@ from strata.v1 import worlds_pb2
 from tests.integration.bad_input.case import COUNTS, SPANS, Case, numbers, registry, save
 
 NUMBERS: Final[list[Case]] = [
-    *numbers("connect.timeout_s", lambda p, v: strata.connect(p.endpoints, job="spare", timeout_s=v), *SPANS),
+    *numbers(
+        "connect.timeout_s",
+        lambda p, v: strata.connect(p.endpoints, job="spare", timeout_s=v),
+        *(span for span in SPANS if span is not None),  # None: without a limit
+    ),
     *numbers("connect.min_workers", lambda p, v: strata.connect(p.endpoints, min_workers=v), *COUNTS, 0),
     *numbers(
         "connect.max_workers",
@@ -18,7 +22,11 @@ NUMBERS: Final[list[Case]] = [
         *(count for count in COUNTS if count is not None),
         0,
     ),
-    *numbers("rejoin.timeout_s", lambda p, v: p.witness.rejoin(timeout_s=v), *SPANS),
+    *numbers(
+        "rejoin.timeout_s",
+        lambda p, v: p.witness.rejoin(timeout_s=v),
+        *(span for span in SPANS if span is not None),
+    ),
     *numbers(
         "call.timeout_s",
         lambda p, v: p.witness.call(worlds_pb2.GetWorldRequest(job="witness"), timeout_s=v),
