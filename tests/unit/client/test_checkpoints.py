@@ -263,7 +263,7 @@ def test_an_unmarked_folder_of_a_dead_process_is_no_checkpoint_and_goes(tmp_path
     "settings",
     [
         {},
-        {"storage_path": "x", "keep_count": 0},
+        {"storage_path": "x", "keep_count": -1},
         {"storage_path": "x", "save_wait_s": 0},
         {"storage_path": "x", "no_such_setting": 1},
     ],
