@@ -4,8 +4,9 @@
 
 Each module of this folder is one benchmark: a program that takes `--json FILE`, writes there one
 object (with `benchmark`, `goal` and `met`, and its own figures), and prints its result in words,
-the sum of it on the last line. A result in `.strata/bench` stays until it is measured again, so
-the page may be made of several runs.
+the sum of it on the last line. A result in `.strata/bench` stays until it is measured again, and
+a row of the page until there is a result for it here, so the page may be made of several runs, also
+of several machines.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +26,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = ROOT / ".strata" / "bench"
 PAGE = ROOT / "docs" / "benchmarks.md"
+INTRODUCTION = (
+    "Written by `python -m benchmarks`, which runs every module of `benchmarks/` and keeps each",
+    "result below `.strata/bench`. Everything (etcd, coordinators, trainers) ran on one machine:",
+)
 
 
 def names() -> list[str]:
@@ -72,27 +78,42 @@ def machine() -> str:
     return f"{cores} cores ({kind or platform.machine()}), Python {platform.python_version()}"
 
 
-def page(results: list[dict[str, Any]]) -> str:
-    """Return the page of all results."""
-    rows = [
-        f"| `{r['benchmark']}` | {_cell(r['summary'])} | {_cell(r.get('goal', '-'))} | {_met(r.get('met'))} |"
-        for r in results
-    ]
-    machines = sorted({r["machine"] for r in results})
+def page(results: list[dict[str, Any]], before: str = "") -> str:
+    """Return the page of all results.
+
+    Of the page as it was `before`, the rows stay whose benchmark is still there and has no result
+    among these: it was measured on another machine, or in another clone.
+    """
+    rows = _rows(before)
+    machines = {text.strip() for text in _machines(before).split(";") if text.strip()} if rows else set()
+    for r in results:
+        goal, met = _cell(r.get("goal", "-")), _met(r.get("met"))
+        rows[r["benchmark"]] = f"| `{r['benchmark']}` | {_cell(r['summary'])} | {goal} | {met} |"
+        machines.add(r["machine"])
     return "\n".join(
         [
             "# Benchmarks",
             "",
-            "Written by `python -m benchmarks`, which runs every module of `benchmarks/` and keeps each",
-            "result below `.strata/bench`. Everything (etcd, coordinators, trainers) ran on one machine:",
-            "; ".join(machines) + ".",
+            *INTRODUCTION,
+            "; ".join(sorted(machines)) + ".",
             "",
             "| benchmark | result | goal | met |",
             "|---|---|---|---|",
-            *rows,
+            *(row for name, row in sorted(rows.items()) if name in names()),
             "",
         ]
     )
+
+
+def _rows(written: str) -> dict[str, str]:
+    """Return the rows of a page by the benchmark that each tells of."""
+    return {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)` \|.*\|$", written, re.MULTILINE)}
+
+
+def _machines(written: str) -> str:
+    """Return the line of a page that names the machines."""
+    _, found, rest = written.partition(INTRODUCTION[-1] + "\n")
+    return rest.partition("\n")[0].removesuffix(".") if found else ""
 
 
 def _cell(value: object) -> str:
@@ -111,7 +132,8 @@ def main() -> int:
     RESULTS.mkdir(parents=True, exist_ok=True)
     failed = [name for name in chosen if not measure(name)]
     kept = [RESULTS / f"{name}.json" for name in names()]
-    PAGE.write_text(page([json.loads(path.read_text()) for path in kept if path.exists()]))
+    results = [json.loads(path.read_text()) for path in kept if path.exists()]
+    PAGE.write_text(page(results, before=PAGE.read_text() if PAGE.exists() else ""))
     print(f"\n{PAGE.relative_to(ROOT)} is written")
     if failed:
         print(f"failed: {', '.join(failed)}")
