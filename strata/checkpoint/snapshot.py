@@ -25,7 +25,7 @@ from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, is_on_devic
 from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.image import Layout, Place, lay_out
-from strata.checkpoint.memory import Arena, Held, allocate, copy
+from strata.checkpoint.memory import PAGE_BYTES, Arena, Held, allocate, copy
 from strata.checkpoint.pipeline import spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
@@ -92,15 +92,17 @@ def image_bytes(flat: Flat) -> int:
 def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
     """Return the image of a state where it lies; the state must not change while that is used.
 
-    Tensors that do not lie as an image has them are copied: strided ones, and those on a device.
+    Tensors that do not lie as an image has them are copied: strided ones, and those on a device. A copy
+    lies as far into a page as in the image, so that direct I/O writes it without another one.
     """
     layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
     views: dict[str, memoryview] = {}
-    for name in layout.places:
+    for name, place in layout.places.items():
         spec, value = flat.tensors[name]
         source = in_place(value, spec)
         if source is None:
-            source = allocate(spec.size_bytes, inherited=False)[: spec.size_bytes]
+            lead = place.start % PAGE_BYTES
+            source = allocate(lead + spec.size_bytes, inherited=False)[lead : lead + spec.size_bytes]
             copy_out(value, spec, source)
         views[name] = source.toreadonly()
     pieces = (memoryview(layout.header), *views.values())
