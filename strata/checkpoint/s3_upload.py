@@ -5,6 +5,9 @@ The parts go straight from the caller's memory: a read-only chunk is borrowed un
 of the object, as soon as the next one is there; the last one only with `finish`, so that nothing
 appears before.
 
+A thread sends them. Where none can be started, because the process is ending, say, all chunks are kept
+until `finish`, which then sends them itself: no more memory is taken, for they are borrowed.
+
 A completed upload whose answer was lost looks like one that failed; the object's mark tells.
 """
 
@@ -52,6 +55,7 @@ class S3Sink:
         self._mark = mark
         self._on_step = on_step
         self._size_bytes = -1
+        self._large = False
         self._written_bytes = 0
         self._small = bytearray()
         self._changed = threading.Condition()
@@ -84,15 +88,18 @@ class S3Sink:
             self._small = bytearray(size_bytes)
             return
         self._refuse_a_taken_name()
-        self._thread = threading.Thread(target=self._run, name="strata-s3-upload", daemon=True)
-        self._thread.start()
+        self._large = True
+        thread = threading.Thread(target=self._run, name="strata-s3-upload", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread to be had: `finish` sends it all
+            thread.start()
+            self._thread = thread
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
         count = memoryview(chunk).nbytes
         if offset < 0 or offset + count > self._size_bytes:
             raise StorageError(f"{count} bytes at {offset} lie outside of {self._what}")
         self._on_step(f"write {self._leaf}")
-        if self._thread is None:
+        if not self._large:
             self._small[offset : offset + count] = chunk
             self._written_bytes += count
             return
@@ -104,6 +111,8 @@ class S3Sink:
                 self._ahead_bytes += count
                 self._written_bytes += count
             self._changed.notify_all()
+            if self._thread is None:
+                return
             # whoever brings what is sent next is never held up, whatever waits behind it
             self._changed.wait_for(
                 lambda: self._done or self._ahead_bytes <= _AHEAD_BYTES or not self._is_sending()
@@ -114,13 +123,16 @@ class S3Sink:
         self._on_step(f"complete {self._leaf}")
         if self._written_bytes != self._size_bytes:
             raise StorageError(f"{self._what} got {self._written_bytes} of {self._size_bytes} bytes")
-        if self._thread is None:
+        if not self._large:
             self._finish_small()
         else:
             with self._changed:
                 self._finishing = True
                 self._changed.notify_all()
-            self._thread.join()
+            if self._thread is not None:
+                self._thread.join()
+            else:
+                self._run()
             with self._changed:
                 self._raise_failure()
         self._on_step(f"completed {self._leaf}")
@@ -131,8 +143,9 @@ class S3Sink:
             self._aborted = True
             self._chunks.clear()
             self._changed.notify_all()
-        if self._thread is not None and not finished:
-            self._thread.join()
+        if self._large and not finished:
+            if self._thread is not None:
+                self._thread.join()
             with contextlib.suppress(StorageError):  # the sweep finds what is left; the first error counts
                 self._control.abort_uploads(self._key)
         self._small = bytearray()
@@ -150,7 +163,7 @@ class S3Sink:
         if self._control.find(self._key) is not None:
             raise StorageError(f"{self._what} exists already", hint="two processes write as the same rank")
 
-    # -- large objects: the thread
+    # -- large objects: the thread, or what `finish` does without one
 
     def _run(self) -> None:
         error: BaseException | None = None

@@ -105,12 +105,17 @@ class Chores:
             raise trouble
 
     def soon(self) -> None:
-        """Do what is due in a thread of its own; one that is at it goes on to what came up meanwhile."""
+        """Do what is due in a thread of its own; one that is at it goes on to what came up meanwhile.
+
+        Where no thread can be started, because the process is ending, say, it is left for the next time.
+        """
         with self._waking:
             self._again = True
             if self._worker is None or not self._worker.is_alive():
-                self._worker = threading.Thread(target=self._passes, name="strata-chores", daemon=True)
-                self._worker.start()
+                worker = threading.Thread(target=self._passes, name="strata-chores", daemon=True)
+                with contextlib.suppress(RuntimeError):
+                    worker.start()
+                    self._worker = worker
 
     def close(self, timeout_s: float) -> None:
         """Wait for the thread, if there is one; what it leaves undone is done by the next process."""

@@ -13,6 +13,7 @@ import pytest
 
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import ConfigError, StorageError
+from tests.integration.test_checkpoint_processes import NO_MORE_THREADS, run
 from tests.s3_stub import StubS3, serving
 from tests.unit.checkpoint.ports import Cluster
 
@@ -75,6 +76,22 @@ def test_a_training_saves_to_s3_and_goes_on_from_there(stub: StubS3) -> None:
         assert restored is not None
         assert (restored.step, found["step"]) == (3, 3)
         assert np.array_equal(found["weights"], state(3)["weights"])
+    assert stub.uploads == {}
+
+
+@pytest.mark.parametrize("settings", ["{}", "{'low_memory': True}"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_large_save_at_the_end_of_the_process_needs_no_new_thread(
+    stub: StubS3, settings: str, early: bool
+) -> None:
+    program = NO_MORE_THREADS.replace("EVERY_SAVE", "ckpt.save(bytes(32 << 20), 2)")
+    program = program.replace("SETTINGS", f"{settings}, endpoint_url={stub.url!r}, region='us-east-1'")
+    if early:
+        program += "ckpt.save(bytes(32 << 20), 1)\n"
+    assert run(program, "s3://bucket/runs/gpt") == (0, "")
+    with in_s3(stub) as manager:
+        assert manager.all_steps() == ([1, 2] if early else [2])
+        assert manager.load_bytes(2) == bytes(32 << 20)
     assert stub.uploads == {}
 
 

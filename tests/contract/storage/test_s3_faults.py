@@ -279,6 +279,48 @@ def test_a_failed_upload_is_told_at_the_next_write(storage: S3Storage, stub: Stu
     sink.abort()
 
 
+@pytest.fixture
+def threadless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread of ours can be started, as in a process that is ending; the server's can."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("strata"):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.usefixtures("threadless")
+def test_an_upload_that_no_thread_can_be_had_for_is_sent_at_its_end(storage: S3Storage, stub: StubS3) -> None:
+    sink = storage.sink("f/x")
+    sink.begin(len(LARGE))
+    mine = bytearray(LARGE[CHUNK_BYTES:])
+    sink.write_at(CHUNK_BYTES, mine)
+    mine[:] = bytes(len(mine))  # what is writable was copied
+    sink.write_at(0, LARGE[:CHUNK_BYTES])
+    assert (stub.objects, stub.uploads) == ({}, {})
+    sink.finish()
+    sink.abort()
+    assert stored(stub, "f/x") == LARGE
+    assert stub.uploads == {}
+
+
+@pytest.mark.usefixtures("threadless")
+@pytest.mark.parametrize("kind", ["create", "part", "complete"])
+def test_such_an_upload_that_fails_leaves_nothing(storage: S3Storage, stub: StubS3, kind: str) -> None:
+    stub.fail(kind, status=500, times=999, key="f/x")
+    with pytest.raises(StorageError, match="500"):
+        put(storage, "f/x", LARGE)
+    assert (stub.objects, stub.uploads) == ({}, {})
+    sink = storage.sink("f/y")
+    sink.begin(len(LARGE))
+    sink.write_at(0, LARGE)
+    sink.abort()
+    assert (stub.objects, stub.uploads) == ({}, {})
+
+
 # -- what crashes leave -----------------------------------------------------------------------
 
 

@@ -405,3 +405,15 @@ def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_pat
         (name,) = cluster.view().view.names(keys.suspects(10, record.generation, record.attempt, "primary"))
     assert name
     assert state_of(cluster, 10) is CheckpointState.COMMITTED, "host-a, where the member is, must look"
+
+
+def test_a_chore_that_no_thread_can_be_had_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    asked: list[object] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    chores = Chores(asked.append, job="job", host="h", storages=[])
+    chores.soon()
+    chores.close(1.0)
+    assert asked == []
