@@ -20,7 +20,8 @@ from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.lone_watch import Words, lone_watch
 from strata.client.member import MemberSession, RankSession
-from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
+from strata.client.rank import RankClient
+from strata.client.seat import RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
 from strata.client.stack_dump import answer_stack_dumps
 from strata.client.stall_watch import kept

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -19,17 +18,16 @@ from google.protobuf.message import Message
 from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
-from strata.client.session import Session
-from strata.client.stall_watch import StallWatch
+from strata.client.seat import Seat, placed
 from strata.client.terms import UNTOLD_S
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import JobDone, JobFailed, Refused, StaleGeneration, StrataError, Unavailable
-from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
+from strata.errors import JobFailed, Refused, StaleGeneration, StrataError, Unavailable
+from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import RankPlace as PlaceMessage
-from strata.v1.session_pb2 import Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
 
 LOCAL_SLACK_S: Final = 10.0
 """How much later than a barrier's own time its outcome may come: reconnects take a while."""
@@ -37,114 +35,6 @@ LOCAL_SLACK_S: Final = 10.0
 log: Final = logging.getLogger("strata.client")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """Which rank of which generation this process is."""
-
-    job: str
-    worker_id: str
-    generation: int
-    rank: int
-    world_size: int
-    restore_point: RestorePoint | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Seat:
-    """One rank's session, and what all its clients in this process share. Changed in the loop only.
-
-    A rank has one session: a second one would take its place. So whoever connects again in the
-    same process gets another client of the same seat, and the last to close gives it up.
-    """
-
-    session: Session
-    watcher: Watcher
-    place: RankPlace
-    owns_member: bool
-    watch: StallWatch | None = None
-    """A lone trainer's, over itself."""
-    rounds: RoundBook = field(default_factory=RoundBook)
-    phase: str = ""
-    heeds_notices: bool = False
-    users: int = 0
-
-
-class Watcher:
-    """The observer of a rank's session: remembers, wakes who waits, passes checkpoints on."""
-
-    def __init__(self) -> None:
-        self.changed = asyncio.Event()
-        self.checkpoint_callbacks: list[Callable[[Checkpoint], None]] = []
-        self.world_callbacks: list[Callable[[WorldUpdate], None]] = []
-        self.place_callbacks: list[Callable[[PlaceMessage], None]] = []
-        self._told: set[type[StrataError]] = set()
-        """The kinds of trouble told since it was last connected: once each, not once a try or endpoint."""
-
-    def on_connected(self, welcome: Welcome) -> None:
-        if self._told:
-            log.warning("connected again: replica %s", welcome.replica)
-        self._told.clear()
-        self.changed.set()
-
-    def on_disconnected(self, reason: StrataError) -> None:
-        if type(reason) not in self._told:
-            self._told.add(type(reason))
-            log.warning("not connected, trying on: %s", reason.message)
-        self.changed.set()
-
-    def on_world(self, update: WorldUpdate) -> None:
-        self.changed.set()
-        for callback in tuple(self.world_callbacks):
-            try:
-                callback(update)
-            except Exception:
-                log.exception("an observer of the world failed")  # as with checkpoints
-
-    def on_place(self, place: PlaceMessage) -> None:
-        for callback in tuple(self.place_callbacks):
-            try:
-                callback(place)
-            except Exception:
-                log.exception("an observer of places failed")  # as with checkpoints
-
-    def on_outcome(self, outcome: BarrierOutcome) -> None:
-        pass  # whoever arrived has its future
-
-    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        for callback in tuple(self.checkpoint_callbacks):
-            try:
-                callback(checkpoint)
-            except Exception:
-                # a bug in one observer must not end the session that everything else rides on
-                log.exception("an observer of checkpoints failed")
-
-
-async def placed(session: Session, watcher: Watcher, *, job: str, worker_id: str, after: int) -> RankPlace:
-    """Return this member's place once a world newer than generation `after` has one for it.
-
-    For a member with one rank. `JobFailed` or `JobDone` when the job ends instead.
-    """
-    while True:
-        watcher.changed.clear()
-        if session.error is not None:
-            raise session.error
-        update = session.world
-        if update is not None and update.phase == JOB_PHASE_FAILED:
-            raise JobFailed(f"job {job} has failed: {update.phase_reason}")
-        if update is not None and update.phase == JOB_PHASE_DONE:
-            raise JobDone(f"job {job} is done: {update.phase_reason}")
-        if update is not None and update.world.generation > after and update.HasField("place"):
-            return RankPlace(
-                job=job,
-                worker_id=worker_id,
-                generation=update.world.generation,
-                rank=update.place.first_rank,
-                world_size=update.world.size,
-                restore_point=update.world.restore if update.world.HasField("restore") else None,
-            )
-        await watcher.changed.wait()
 
 
 class RankClient:

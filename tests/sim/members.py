@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.member import MemberSession, RankSession
-from strata.client.rank import RankPlace, Seat, placed
+from strata.client.seat import RankPlace, Seat, placed
 from strata.config import HealthConfig
 from strata.errors import (
     BarrierBroken,

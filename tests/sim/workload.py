@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from strata.client.loop import BackgroundLoop
-from strata.client.rank import RankClient, Seat, Watcher
+from strata.client.rank import RankClient
+from strata.client.seat import Seat, Watcher
 from strata.errors import (
     BarrierTimeout,
     CheckpointAborted,

@@ -10,7 +10,8 @@ import pytest
 from strata import errors
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
-from strata.client.rank import RankClient, RankPlace, Seat, Watcher, placed
+from strata.client.rank import RankClient
+from strata.client.seat import RankPlace, Seat, Watcher, placed
 from strata.testing import virtual_time
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (

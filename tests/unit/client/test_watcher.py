@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from strata.client.rank import Watcher
+from strata.client.seat import Watcher
 from strata.errors import Unauthenticated, Unavailable
 from strata.v1.session_pb2 import Welcome
 
