@@ -8,6 +8,7 @@ gives. Both are used alike.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
@@ -19,9 +20,10 @@ from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.loop import BackgroundLoop
 from strata.client.seat import Seat, placed
+from strata.client.session import LEAVE_S
 from strata.client.terms import UNTOLD_S
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import JobFailed, Refused, StaleGeneration, StrataError, Unavailable
+from strata.errors import JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import RankProgress
@@ -31,6 +33,9 @@ from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
 
 LOCAL_SLACK_S: Final = 10.0
 """How much later than a barrier's own time its outcome may come: reconnects take a while."""
+
+HURRIED_S: Final = 0.75
+"""So long who has to hurry waits for an answer to its end, and again to its leave: less than `loop.STOP_S` together."""
 
 log: Final = logging.getLogger("strata.client")
 
@@ -51,7 +56,11 @@ class RankClient:
         self._seat = seat
         self._session = seat.session
         self._loop = background
-        self._closed = False
+        self._closed = self._hurried = False
+        self._telling: concurrent.futures.Future[bool] | None = None
+        """Says how this rank ended, from `close` on."""
+        self._limit: asyncio.Timeout | None = None
+        """Until when, while it does."""
         self._loop.at_stop(self._detach)
 
     # -- who this is
@@ -310,34 +319,66 @@ class RankClient:
         Under `strata run` the supervisor learns from the process's own end how the rank fared; only that it
         stopped as it was asked to (75) is said here: the program may end with another code after that.
         A lone trainer says it here: with code 0 its rank is done, with 75 it stopped as it was asked
-        to; it waits a minute for coordinators that are away. Otherwise, and when the process ends without this, the member leaves its world, which ends
-        the generation for the others.
+        to; it waits a minute for coordinators that are away, or until somebody hurries. Otherwise, and when
+        the process ends without this, the member leaves its world, which ends the generation for the others.
+
+        `Preempted` when it was done and had to hurry before anybody heard that: the program is to be
+        begun again, to say so. A thread that is interrupted here goes at once; what is to be told is
+        told behind its back, as far as that is soon.
         """
         if self._closed or self._loop.is_inherited:
             return
         self._closed = True
-        with contextlib.suppress(Unavailable):  # nobody to tell, and nothing left to do
-            self._loop.call(self._close(code, reason or "closed"))
+        try:
+            self._telling = self._loop.submit(self._close(code, reason or "closed"))
+            told = self._telling.result()
+        except (Unavailable, concurrent.futures.CancelledError):
+            told = True  # nobody to tell, and nothing left to do
+        except BaseException:
+            self.hurry()
+            raise
         self._loop.forget_at_stop(self._detach)
+        if not told and not code and self._hurried:
+            log.error("NOBODY HEARD THAT RANK %d IS DONE: it had to go; begin it again, to say so", self.rank)
+            raise Preempted(f"rank {self.rank} is done, and had to go before any coordinator heard that")
 
-    async def _close(self, code: int, reason: str) -> None:
+    def hurry(self) -> None:
+        """Have `close`, under way or to come, wait but a moment for those who hear how this rank ended."""
+        with contextlib.suppress(Unavailable):  # the program ends anyhow
+            self._loop.soon(self._hasten)
+
+    def _hasten(self) -> None:
+        self._hurried = True
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + HURRIED_S)
+
+    async def _close(self, code: int, reason: str) -> bool:
+        """Say how this rank ended, if it is to be said here, and leave; False when nobody heard it in time."""
         self._seat.users -= 1
         last, member = not self._seat.users, self._seat.owns_member
-        told = last and code in {0, PREEMPTED} if member else code == PREEMPTED
-        if told and self._session.error is None:
+        tells = last and code in {0, PREEMPTED} if member else code == PREEMPTED
+        told = True
+        if tells and self._session.error is None:
             if member and not self._session.connected:
                 log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", UNTOLD_S)
+            limit_s = HURRIED_S if self._hurried else UNTOLD_S if member else LOCAL_SLACK_S
             try:
-                async with asyncio.timeout(UNTOLD_S if member else LOCAL_SLACK_S):
+                async with asyncio.timeout(limit_s) as self._limit:
                     await self._session.rank_exit(generation=self.generation, rank=self.rank, code=code)
-            except (StrataError, TimeoutError):
-                pass  # its generation has ended, or nobody hears: leaving says the rest
+            except StrataError:
+                pass  # its generation has ended: leaving says the rest
+            except TimeoutError:
+                told = False
+            self._limit = None
         if last:
-            await self._session.leave(reason)
+            await self._session.leave(reason, limit_s=HURRIED_S if self._hurried else LEAVE_S)
+        return told
 
     async def _detach(self) -> None:
         """Leave when the process ends without `close`, so that it is not taken for frozen."""
-        if not self._closed:
+        if self._telling is not None:  # the thread that closed was interrupted
+            await asyncio.wait({asyncio.wrap_future(self._telling)})
+        elif not self._closed:
             self._closed = True
             await self._close(1, "the process ends")
 

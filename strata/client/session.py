@@ -180,8 +180,8 @@ class Session:
         self._devices_untold = True
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
-    async def leave(self, reason: str = "") -> None:
-        """Go for good; return once that is confirmed, or after 5 s without an answer.
+    async def leave(self, reason: str = "", *, limit_s: float = LEAVE_S) -> None:
+        """Go for good; return once that is confirmed, or after `limit_s` without an answer.
 
         `run` then returns. What is still open ends with `Unavailable`.
         """
@@ -191,7 +191,7 @@ class Session:
         if self._link is not None and self.connected:
             self._link.send(Up(leave=self._leaving))
         try:
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(limit_s):
                 await self._ended.wait()
         except TimeoutError:
             self._finish(None)

@@ -11,6 +11,8 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+from strata.errors import Preempted
+from strata.training.ending import exit_preempted
 from strata.training.run import Run
 
 
@@ -39,7 +41,10 @@ def close_at_exit(run: Run) -> None:
             run.abandon(failed[0])
         else:
             # not patient: it may be that only this rank ends, by SystemExit(1), and the others wait for it
-            run.close(patient=False)
+            try:
+                run.close(patient=False)
+            except Preempted:  # at exit Python takes no other code
+                exit_preempted()
 
     def forget() -> None:
         atexit.unregister(end)

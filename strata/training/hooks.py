@@ -22,4 +22,7 @@ class StepHook(Protocol):
         """The loop is over, and the run is about to end as a success, with its last save."""
 
     def closed(self) -> None:
-        """The run ends in this process; nothing is called afterwards."""
+        """The run ends in this process, or belongs to another world; no step follows."""
+
+    def left(self) -> None:
+        """All who are to hear how it ended have, or will not; nothing is called afterwards."""

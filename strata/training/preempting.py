@@ -3,6 +3,7 @@
 A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
 of them stop alike, however many were signalled. A training without coordinators stops by itself.
 When the generation ends before that, a supervisor knows what to do; a lone member leaves (`Ending`).
+While a lone member tells its end, to coordinators that may be away, a signal has it wait no longer.
 """
 
 from __future__ import annotations
@@ -87,8 +88,15 @@ class Preemption:
         self._stopper.closing()
 
     def closed(self) -> None:
-        """Give the signals back, unless they are why the process ends."""
+        """Give the signals back, unless they are why the process ends, or it has to say yet how it ended."""
         self._stopper.closed()
+        if self._signals is not None and getattr(self._peers, "is_lone", False):
+            self._signals.hand_next(self._peers.hurry)
+        else:
+            self.left()
+
+    def left(self) -> None:
+        """Give the signals back, unless they are why the process ends."""
         if self._signals is not None and not self._stopper.leaving:
             self._signals.close()
 

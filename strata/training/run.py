@@ -113,6 +113,7 @@ class Run:
     def _drop_hooks(self) -> None:
         for hook in self.hooks:
             hook.closed()
+            hook.left()
         self.hooks.clear()
 
     def _settle(self) -> None:
@@ -425,7 +426,11 @@ class Run:
             hook.closed()
         if self._owns_group and code == 0:
             end_group()
-        self.peers.close(code=code, reason=reason)
+        try:
+            self.peers.close(code=code, reason=reason)
+        finally:
+            for hook in self.hooks:
+                hook.left()
 
     def __enter__(self) -> Self:
         return self

@@ -40,6 +40,7 @@ class PreemptSignals:
         self._asked = asked
         self._before: dict[int, Any] = {}
         self._deadly: set[int] = set()
+        self._next: Callable[[], None] | None = None
         self._told: dict[int, list[int]] = {number: [0, 0] for number in numbers}
         self._read = self._write = -1
         self._owns_wakeup = False
@@ -72,6 +73,10 @@ class PreemptSignals:
         expose_children()
         ours, self._write = self._write, -1
         os.close(ours)  # ends the listener, which closes the other end
+
+    def hand_next(self, heard: Callable[[], None]) -> None:
+        """Have the next signal, of whichever kind, call `heard` and do nothing else."""
+        self._next = heard
 
     def _take_wakeup(self) -> None:
         taken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -116,7 +121,10 @@ class PreemptSignals:
         told[by_handler] += 1
         if max(told) == heard_before:
             return
-        if heard_before:
+        if self._next is not None:
+            heard, self._next = self._next, None
+            heard()
+        elif heard_before:
             self._obey(number)
         else:  # not here, or a second signal would not be heard meanwhile
             threading.Thread(target=self._ask, args=(number,), name="strata-preempt", daemon=True).start()

@@ -271,6 +271,9 @@ class Stopper:
             self._saying.join(SAID_S)
         self._forget()
 
+    def left(self) -> None:
+        """Nothing is left to do."""
+
     def _stop(self, step: int) -> None:
         """Save the common step and leave, or wait for another world; come back when none follows."""
         self._save(step)

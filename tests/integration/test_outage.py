@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from strata.client import CoordinatorClient
+from strata.client.terms import UNTOLD_S
 from strata.launch.local_cluster import LocalCluster
-from tests.cluster_fixtures import Nodes, StartCluster, restart_all
+from strata.v1.worlds_pb2 import JOB_PHASE_DONE, GetJobRequest
+from tests.cluster_fixtures import RANKS, Nodes, StartCluster, restart_all
 from tests.processes import LIMIT_S, Event, Record, Talker
 
 OUTAGE_S = 30.0
@@ -124,6 +127,42 @@ def test_a_rank_that_dies_during_the_outage_is_told_after_it(
     second = record.wait("start", count=2, generation=2)
     assert {e["worker"] for e in second} == {"a", "b"}
     finish(until, *pair)
+
+
+def test_a_lone_trainer_that_is_done_and_gets_a_signal_before_it_is_heard_is_to_be_begun_again(
+    breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    until = tmp_path / "until"
+
+    def lone() -> Talker:
+        script = (sys.executable, str(RANKS / "stopping.py"), "--storage", str(tmp_path), "--steps", "10")
+        env = {
+            "STRATA_ENDPOINTS": breakable.endpoints,
+            "STRATA_JOB": nodes.job,
+            "STRATA_WORKER_ID": "lone",
+            "STRATA_TRAIN_SAVE_EVERY_STEPS": "5",
+        }
+        return nodes.start(*script, "--until", str(until), name="lone", env=env)
+
+    first = lone()
+    record.wait_one("end", step=10)
+    with CoordinatorClient.connect(breakable.endpoints, job=nodes.job, timeout_s=LIMIT_S) as client:
+        client.call_until(GetJobRequest(job=nodes.job), lambda answer: bool(answer.job.latest_step == 10))
+    for coordinator in breakable.coordinators:
+        coordinator.child.kill()
+    for coordinator in breakable.coordinators:
+        coordinator.child.join()
+    until.touch()
+    record.wait_line("no coordinator hears how this rank ended")
+    first.signal(signal.SIGTERM)
+    assert first.join(UNTOLD_S / 2) == 75, "at once, and to be put back into the queue"
+    record.wait_line("NOBODY HEARD THAT RANK 0 IS DONE")
+    for coordinator in breakable.coordinators:
+        coordinator.restart()
+    assert lone().join() == 0
+    assert [e["step"] for e in record.of("end")] == [10, 10], "there was nothing left to train"
+    with CoordinatorClient.connect(breakable.endpoints, job=nodes.job, timeout_s=LIMIT_S) as client:
+        assert client.job_status().phase == JOB_PHASE_DONE
 
 
 @pytest.mark.slow

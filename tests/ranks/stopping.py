@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--pace-s", type=float, default=0.002)
     parser.add_argument("--min-workers", type=int, default=1)
     parser.add_argument("--ends-well", action="store_true", help="end with 0 also when preempted")
+    parser.add_argument("--until", type=Path, help="end, once all steps are done, when this file is there")
     options = parser.parse_args()
 
     state: dict[str, Any] = {"sum": np.zeros(1000)}
@@ -44,6 +46,8 @@ def main() -> int:
         say("stale", step=run.step, why=error.message)
         time.sleep(1000)  # the supervisor ends this process
     say("end", step=run.step, sum=float(state["sum"][0]))
+    while options.until is not None and not options.until.exists():
+        time.sleep(0.01)
     run.close()
     return 0
 

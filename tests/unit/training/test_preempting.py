@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -22,7 +24,7 @@ from strata.v1.worlds_pb2 import (
     StopJobResponse,
     StopNotice,
 )
-from tests.unit.training.room import Room, RoomRank
+from tests.unit.training.room import LIMIT_S, Room, RoomRank
 
 TERM = int(signal.SIGTERM)
 
@@ -60,11 +62,17 @@ def room() -> Iterator[Room]:
     it.next_world()
 
 
-def preemption(peers: Asking, *, member_only: bool = False, ending: Ending | None = None) -> Preemption:
+def preemption(
+    peers: Asking,
+    *,
+    member_only: bool = False,
+    ending: Ending | None = None,
+    signals: Sequence[int] = (),
+) -> Preemption:
     run = cast("Run", RunOf(peers))
     return Preemption(
         run,
-        signals=(),
+        signals=signals,
         member_only=member_only,
         grace_s=12.0,
         clock=lambda: 0.0,
@@ -170,3 +178,47 @@ def test_in_a_world_that_has_ended_a_signal_means_what_it_says(room: Room) -> No
     room.next_world()
     assert not it._signalled(TERM)
     assert peers.requests == []
+
+
+class Lone(Asking):
+    """A member of its own: it says itself how it ended."""
+
+    is_lone = True
+
+    def __init__(self, room: Room, number: int) -> None:
+        super().__init__(room, number)
+        self.hurried = threading.Event()
+
+    def hurry(self) -> None:
+        self.hurried.set()
+
+
+@pytest.fixture
+def usr1() -> Iterator[Callable[[], None]]:
+    """SIGUSR1 to this process, which survives it."""
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_to_a_lone_member_that_tells_its_end_has_it_hurry(
+    room: Room, usr1: Callable[[], None]
+) -> None:
+    mine = signal.getsignal(signal.SIGUSR1)
+    peers = Lone(room, 0)
+    it = preemption(peers, signals=(signal.SIGUSR1,))
+    it.closed()
+    usr1()
+    assert peers.hurried.wait(LIMIT_S)
+    assert peers.requests == [], "nobody is asked to stop any more"
+    it.left()
+    assert signal.getsignal(signal.SIGUSR1) is mine
+
+
+def test_who_has_a_supervisor_gives_the_signals_back_at_once(room: Room, usr1: Callable[[], None]) -> None:
+    mine = signal.getsignal(signal.SIGUSR1)
+    it = preemption(Asking(room, 0), signals=(signal.SIGUSR1,))
+    assert signal.getsignal(signal.SIGUSR1) is not mine
+    it.closed()
+    assert signal.getsignal(signal.SIGUSR1) is mine
+    it.left()
