@@ -246,9 +246,9 @@ class ClientStream(_End[Out], Generic[In, Out]):
                 raise
             message = grpc.aio.EOF
         if message is grpc.aio.EOF:
-            if self.error is not None:
+            if self.error is not None and not self.broke:
                 raise self.error
-            return None
+            return None  # also where a write met the end that reading says was a good one
         received: In = message
         return received
 

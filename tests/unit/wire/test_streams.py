@@ -114,6 +114,37 @@ async def test_a_return_of_the_logic_is_a_clean_end() -> None:
         assert await link.recv() is None
 
 
+@pytest.mark.parametrize(
+    "failure", [grpc.aio.UsageError("RPC already finished."), asyncio.InvalidStateError()]
+)
+async def test_a_clean_end_that_a_write_meets_first_is_a_clean_end(failure: Exception) -> None:
+    """A tick goes out just as the other side ends the stream, as it does when it was asked to let go."""
+    over = asyncio.Event()
+
+    class Call:
+        async def read(self) -> Any:
+            await over.wait()
+            return grpc.aio.EOF
+
+        async def write(self, request: Any) -> None:
+            over.set()
+            raise failure
+
+        async def done_writing(self) -> None:
+            pass
+
+        async def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.OK
+
+        def cancel(self) -> bool:
+            return False
+
+    async with dialled(Call(), "there") as link:
+        link.send(Up(tick=tick(1)))
+        assert await link.recv() is None
+        assert link.broke
+
+
 async def test_a_bug_ends_its_stream_and_no_other() -> None:
     async def breaks(link: ServerStream[Up, Down]) -> None:
         if (await link.recv()) == Up(tick=tick(13)):
