@@ -16,6 +16,11 @@ every other one that said "ok" will finish as well. A rank that is past S does n
 the rest, once they are let go, meet it in its step. The margin grows because the fastest steps are
 shorter than a round; a loop that is longer than S needs no common stop, it ends by itself.
 
+A rank that may train on without the others' word (another world was to follow, and no coordinator is
+heard) gives up a hold after a while, and takes its promise back by that: others may be told that all
+stop at S, and stop. So what was agreed counts once all have met at S (`choose_save`). A rank that has
+gone on learns that when it concludes (`went_on`), and says so there: all train on then, and agree anew.
+
 A barrier ends alike for all: when a participant dies or is done, the agreement is given up by all
 who had not seen it made, and the next world, or the end of the training, is what stops them.
 
@@ -49,13 +54,15 @@ class Agreement:
     """One rank's part in the agreement of one generation. Every act returns the next state.
 
     `begun`: how many steps it has begun; the newest may be under way. `attempt`: 0 while nobody
-    asked. `hold`: the step after which it waits. `agreed`: the step after which all stop.
+    asked. `hold`: the step after which it waits. `agreed`: the step after which all stop. `went_on`: it
+    has begun a step after the one that all agreed on, having given up its hold: to be said where they meet.
     """
 
     begun: int = 0
     attempt: int = 0
     hold: int | None = None
     agreed: int | None = None
+    went_on: bool = False
 
     def begin(self, completed: int) -> tuple[Agreement, Gate]:
         """Begin the step after `completed` if nothing is against it."""
@@ -68,7 +75,7 @@ class Agreement:
     def propose(self) -> tuple[Agreement, bytes]:
         """Begin the next attempt: what to bring to the round of proposals."""
         attempt = self.attempt + 1
-        state = replace(self, attempt=attempt, hold=None)
+        state = replace(self, attempt=attempt, hold=None, went_on=False)
         return state, _encode(attempt=attempt, begun=self.begun)
 
     def confirm(self, brought: Mapping[int, bytes], *, ranks: int) -> tuple[Agreement, bytes]:
@@ -87,11 +94,14 @@ class Agreement:
         if len(steps) != 1:
             raise Refused(f"ranks confirm different steps in one attempt: {sorted(steps)}")
         if all(body.get("ok") is True for body in answers.values()):
-            return replace(self, agreed=steps.pop(), hold=None)
+            step = steps.pop()
+            if self.begun > step:
+                return replace(self, hold=None, went_on=True)
+            return replace(self, agreed=step, hold=None)
         return replace(self, hold=None)
 
     def forget(self) -> Agreement:
-        """Neither hold nor stop: what was agreed is not waited for any longer."""
+        """Neither hold nor stop: what was promised or agreed is not waited for any longer."""
         return replace(self, hold=None, agreed=None)
 
     def give_up(self) -> Agreement:
@@ -109,32 +119,39 @@ class TimeLeft:
     """What one rank knows, at the common step, of the save that is due there.
 
     `left_ms`: of its grace. `cost_ms`: what a save has cost it so far until it was committed; 0
-    when it has saved nothing yet.
+    when it has saved nothing yet. `went_on`: it is not there, and is not coming.
     """
 
-    left_ms: int
-    cost_ms: int
+    left_ms: int = 0
+    cost_ms: int = 0
+    went_on: bool = False
 
     def encode(self) -> bytes:
         """Return what to bring to the barrier before the save."""
-        return _encode(attempt=0, left_ms=max(0, self.left_ms), cost_ms=max(0, self.cost_ms))
+        on = {"went_on": True} if self.went_on else {}
+        return _encode(attempt=0, left_ms=max(0, self.left_ms), cost_ms=max(0, self.cost_ms), **on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveChoice:
-    """Whether all ranks save at the common step, and why."""
+    """Whether all ranks save at the common step, and why; `stop`: whether they stop there at all."""
 
     save: bool
     left_ms: int
     reason: str
+    stop: bool = True
 
 
 def choose_save(brought: Mapping[int, bytes], *, ranks: int) -> SaveChoice:
     """Decide for all alike whether the save can be done in the time that is left.
 
-    The shortest time of any rank counts, against the largest cost of any.
+    The shortest time of any rank counts, against the largest cost of any. Where one has gone on, none stops.
     """
     bodies = _decoded(brought, ranks=ranks, attempt=0)
+    gone = [rank for rank, body in sorted(bodies.items()) if body.get("went_on") is True]
+    if gone:
+        why = f"ranks {gone[:8]} have trained on, who had no word of it in time"
+        return SaveChoice(save=False, left_ms=0, reason=why, stop=False)
     left_ms = min(_whole(rank, body, "left_ms") for rank, body in bodies.items())
     cost_ms = max(_whole(rank, body, "cost_ms") for rank, body in bodies.items())
     left = f"{left_ms / 1000:.1f} s are left"

@@ -16,7 +16,8 @@ whether it is asked to leave as well.
 
 Nobody waits for ever. Where nobody is to leave, for another world is to follow, a rank that hears no
 word for a while (coordinators are lost, a rank is done) gives that up and trains on: the leader goes
-by what has become of the ranks. One that is to leave does so when its time is over, saved or not.
+by what has become of the ranks. Others may have been told to stop where it went on: it says so at their
+meeting before the save, so all go on from there and agree anew. One that is to leave does so when its time is over, saved or not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
 from strata.core.reshaping import CLOSING_BARRIER, SAVED_BARRIER
-from strata.errors import Preempted, StrataError, Unavailable
+from strata.errors import BarrierTimeout, Preempted, StrataError, Unavailable
 from strata.training.bounded import within
 from strata.training.saves import SLACK_S
 from strata.v1.session_pb2 import WorldUpdate
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 AGREE_BARRIER: Final = "strata.stop"
 SAVE_BARRIER: Final = "strata.stop.save"
+"""Where all meet who were told a step; with the number of the attempt behind it, or an old meeting were taken for a new."""
 STOP: Final = "stop"
 """The phase of a rank that waits for the others' word, or for the world without it."""
 MEET_S: Final = 5.0
@@ -91,8 +93,6 @@ class Stopper:
         self._changed = threading.Condition()
         self._agreement = Agreement(begun=run.begun)
         self._notice: StopNotice | None = None
-        self._given_up: StopNotice | None = None
-        """The notice that the trainer waits for no longer."""
         self._met = False
         """Whether all ranks have met at the common step."""
         self._saying: threading.Thread | None = None
@@ -182,17 +182,23 @@ class Stopper:
             self._agreement, mine = self._agreement.confirm(proposals, ranks=ranks)
         answers = self._peers.barrier(AGREE_BARRIER, mine)
         with self._changed:
-            agreement = self._agreement.conclude(answers, ranks=ranks)
-            dropped = self._given_up is self._notice
-            self._agreement = agreement.forget() if dropped else agreement
+            agreement = self._agreement = self._agreement.conclude(answers, ranks=ranks)
             self._changed.notify_all()
-        if dropped:
-            return True
+        if agreement.went_on:
+            self._say_that_it_went_on(agreement.attempt)
+            return False
         if agreement.agreed is None:
             log.info("attempt %d came too late for a common step", agreement.attempt)
             return False
         log.warning("all ranks stop after step %d", agreement.agreed)
         return True
+
+    def _say_that_it_went_on(self, attempt: int) -> None:
+        """Let those who stop where this rank does not learn that, instead of waiting for it there."""
+        log.warning("all ranks would have stopped before step %d, which has begun here", self._run.begun)
+        with contextlib.suppress(BarrierTimeout):  # they were there, and are not any more
+            on = TimeLeft(went_on=True).encode()
+            self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", on, timeout_s=self._word_s)
 
     # -- in the trainer's thread
 
@@ -247,9 +253,18 @@ class Stopper:
         """Wait for no other world any longer: the leader ends this one if it likes."""
         with self._changed:
             self._agreement = self._agreement.forget()
-            self._given_up = self._notice
             self._changed.notify_all()
         log.warning("no other world has followed: training goes on from step %d", step)
+
+    def _agree_anew(self, step: int) -> None:
+        """Do not stop at this step, since not all do; all have learned that, and agree on another."""
+        with self._changed:
+            self._agreement = self._agreement.forget()
+            begin, self._agreeing = not self._agreeing, True
+            self._changed.notify_all()
+        log.warning("training goes on from step %d: another common step follows", step)
+        if begin:
+            threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
     def closing(self) -> None:
         """Say that no other world need follow, now or later: others, or this process, may evaluate for long."""
@@ -276,7 +291,9 @@ class Stopper:
 
     def _stop(self, step: int) -> None:
         """Save the common step and leave, or wait for another world; come back when none follows."""
-        self._save(step)
+        if not self._save(step):
+            self._agree_anew(step)
+            return
         self._say_that_it_is_saved(step)
         if self._has_to_leave(step):
             self._leave(step)
@@ -328,20 +345,21 @@ class Stopper:
                 if self._notice is notice:
                     self._changed.wait(_LOOK_S)
 
-    def _save(self, step: int) -> None:
-        """Save the common step, unless that cannot be done in time."""
-        self._met = False
+    def _save(self, step: int) -> bool:
+        """Save the common step, unless that cannot be done in time; False when not all ranks stop there."""
+        self._met, stop = False, True
         try:
             choice = choose_save(self._meet(), ranks=self._peers.world_size)
-            self._met = True
+            self._met, stop = True, choice.stop
             if choice.save:
                 self._save_in_time()
                 log.warning("step %d is saved: training goes on from there", step)
-                return
+                return True
             why = choice.reason
         except StrataError as error:
             why = str(error)
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)
+        return stop
 
     def _save_in_time(self) -> None:
         """Return once the step is committed; what is not in time is given up, and raised."""
@@ -360,11 +378,12 @@ class Stopper:
         mine = TimeLeft(left_ms=left_ms, cost_ms=cost_ms).encode()
         limit_s = max(MEET_S, left_ms / 1000)
         with self._changed:
+            attempt = self._agreement.attempt
             if self._notice is not None and _is_reshape(self._notice):
                 limit_s = min(limit_s, self._word_s)
         return within(
             limit_s + SLACK_S,
-            lambda: self._peers.barrier(SAVE_BARRIER, mine, timeout_s=limit_s),
+            lambda: self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", mine, timeout_s=limit_s),
             what="meeting at the common step",
         )
 

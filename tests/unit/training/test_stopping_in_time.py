@@ -63,7 +63,10 @@ def test_who_gave_up_waiting_is_asked_to_leave_all_the_same(tmp_path: Path) -> N
     assert saved_together(room)
     for trainer in trainers:
         with trainer.stopper._changed:
-            given_up = trainer.stopper._changed.wait_for(lambda it=trainer.stopper: it._given_up, LIMIT_S)  # type: ignore[misc]
+            given_up = trainer.stopper._changed.wait_for(
+                lambda it=trainer.stopper: it._agreement.agreed is None,  # type: ignore[misc]
+                LIMIT_S,
+            )
             assert given_up
     room.notice(STOP_ACTION_PREEMPT)
     for trainer in joined(trainers):
@@ -80,7 +83,7 @@ def test_ranks_that_do_not_come_to_the_save_in_time_are_waited_for_no_longer(
     room.notice(STOP_ACTION_PREEMPT, grace_s=1.0)
     others_agree(room, 1)
     left = b'{"v":1,"attempt":0,"left_ms":1000,"cost_ms":0}'
-    for barrier, payload in ((LOADER_BARRIER, LENGTH), (SAVE_BARRIER, left)):
+    for barrier, payload in ((LOADER_BARRIER, LENGTH), (f"{SAVE_BARRIER}.1", left)):
         threading.Thread(target=room.rank(1).barrier, args=(barrier, payload), daemon=True).start()
     trainer.start()
     joined([trainer])
