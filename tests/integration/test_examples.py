@@ -16,9 +16,10 @@ from tests.processes import Record
 from tests.torchrun_agents import agent
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
+"""It only ends what hangs: the waits are for progress."""
 SLOW_S = 90.0
-"""How long an agent and its worker, which both import torch, may take on a busy machine."""
+"""How long an agent and its worker, which both import torch, may say nothing on a busy machine."""
 
 
 def saving(folder: Path, *, every: int) -> dict[str, str | None]:

@@ -15,6 +15,8 @@ from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, GetJobRequest
 from tests.cluster_fixtures import RANKS, Nodes
 from tests.processes import LIMIT_S, Event, Record, Talker
 
+pytestmark = pytest.mark.timeout(300)
+"""It only ends what hangs: most tests start several worlds, one after the other."""
 ROUNDS = 20
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -102,7 +104,6 @@ def stopped_together(events: list[Event]) -> int:
     return int(step)
 
 
-@pytest.mark.timeout(180)
 def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
     """Twenty times in a row, each going on from the very step at which the one before stopped."""
     trainers = training.rounds(ROUNDS, 3)

@@ -15,8 +15,10 @@ from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.training.cadence import PRIOR_S
 from strata.training.goodput import GOODPUT_KEY, told_goodput
+from strata.v1.checkpoints_pb2 import CHECKPOINT_TYPE_INCREMENTAL
+from strata.v1.worlds_pb2 import GetJobRequest
 from tests.cluster_fixtures import RANKS, Nodes
-from tests.processes import Event, Record, Talker
+from tests.processes import LIMIT_S, Event, Record, Talker
 from tests.ranks.training import GLOBAL_BATCH, LENGTH
 
 pytestmark = pytest.mark.timeout(180)
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.timeout(180)
 STEPS = LENGTH // GLOBAL_BATCH
 GROWN_EPOCHS = 8
 """Long enough for a second node to start meanwhile, also on a busy machine."""
+FROZEN = 500_000
+"""Numbers of 8 bytes."""
 
 
 def check_samples(record: Record, *, epochs: int) -> None:
@@ -62,7 +66,12 @@ def test_a_rank_is_killed_and_the_world_grows(
     grown = record.wait("begun", generation=3, count=4)
     assert {e["world"] for e in grown} == {4}
     trained = max(e["step"] for e in record.of("step", generation=2))
-    assert {e["step"] for e in grown} == {trained}, "no step is done twice, whatever was saved before"
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
+        why = {told.world.generation: told.world.reason for told in client.generations()}
+    skipped = [e["text"] for e in record.of("line") if "SKIPPED" in e["text"]]
+    assert {e["step"] for e in grown} == {trained}, (
+        f"no step is done twice, whatever was saved before: {why}; {skipped}"
+    )
     (told,) = (e["failure_s"] for e in grown if e["rank"] == 0)
     assert told == pytest.approx(PRIOR_S / 2, rel=0.01), "the history has one failure by now"
     assert [node.join() for node in nodes.talkers] == [0, 0]
@@ -78,6 +87,35 @@ def test_a_rank_is_killed_and_the_world_grows(
     parts = {part.rank: part.manifest for part in recovery.rank_recoveries}
     assert sorted(parts) == list(recovery.ranks) == [0, 1]
     assert all(Path(urlsplit(uri).path).exists() for uri in parts.values())
+
+
+def test_ranks_go_on_from_an_incremental(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    """The first save is a Full, all others hold what has changed: not what each rank has frozen."""
+    arguments = ("--storage", str(tmp_path), "--frozen", str(FROZEN), "--epochs", "4")
+    for node in ("a", "b"):
+        nodes.run(
+            cluster.endpoints,
+            *("training", *arguments),
+            node=node,
+            options=("--min-workers", "2"),
+            env={"STRATA_TRAIN_FULL_EVERY": "1000", "STRATA_TRAIN_KEEP_COUNT": "0"},
+        )
+    first = {e["rank"]: e for e in record.wait("begun", generation=1, count=2)}
+    with CoordinatorClient.connect(cluster.endpoints, job=nodes.job, timeout_s=LIMIT_S) as client:
+        client.call_until(GetJobRequest(job=nodes.job), lambda answer: bool(answer.job.latest_step >= 20))
+        os.kill(first[1]["pid"], signal.SIGKILL)
+        second = {e["rank"]: e for e in record.wait("begun", generation=2, count=2)}
+        assert_common_step(second.values())
+        restored = client.recovery(worker_id="b").checkpoint
+    assert restored.step == second[0]["step"] >= 20
+    assert (restored.type, restored.base_step > 0) == (CHECKPOINT_TYPE_INCREMENTAL, True)
+    assert restored.size_bytes < FROZEN * 8, "what is frozen was not written again"
+    for rank in (0, 1):
+        assert second[rank]["frozen"] == [first[rank]["pid"]], "each found what its rank had"
+    assert [node.join() for node in nodes.talkers] == [0, 0]
+    check_samples(record, epochs=4)
 
 
 def start_lone(nodes: Nodes, cluster: LocalCluster, storage: Path, worker: str, *more: str) -> Talker:

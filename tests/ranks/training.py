@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--min-workers", type=int, default=1)
     parser.add_argument("--max-workers", type=int)
     parser.add_argument("--hang-at", type=int, help="the step of generation 1 in which the main thread hangs")
+    parser.add_argument("--frozen", type=int, default=0, help="how many numbers that never change it has")
     options = parser.parse_args()
     orchestrator = strata.TrainingOrchestrator(
         options.endpoints,
@@ -51,6 +52,8 @@ def main() -> int:
 def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace) -> int:
     """Train in one generation."""
     state: dict[str, Any] = {"sum": np.zeros(1, dtype=np.int64)}
+    if options.frozen:
+        state["frozen"] = np.full(options.frozen, os.getpid(), dtype=np.int64)
     run = orchestrator.init(state=state)
     world = run.world
     place = {"rank": world.rank, "generation": world.generation}
@@ -62,6 +65,7 @@ def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace
         world=world.size,
         worker=world.worker_id,
         failure_s=run.saves.failure_s,
+        frozen=sorted({int(number) for number in state.get("frozen", ())}),
     )
     sampler = strata.ElasticSampler(LENGTH, global_batch=GLOBAL_BATCH, seed=3)
     for _ in range(options.epochs):
