@@ -1,6 +1,6 @@
 """What storage alone proves of an attempt's folder: a checkpoint, a corrupt one, or none.
 
-Of two storages the nearest copy that proves whole speaks for both. One that has a marker and does
+Of two storages the nearest copy that proves whole speaks for both, else what of both proves whole together. One that has a marker and does
 not prove whole never makes a checkpoint disappear: either another copy stands for it, and that is
 said, or it is CORRUPT.
 """
@@ -17,8 +17,8 @@ from typing import Final, Self
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.manifest import Manifest
 from strata.checkpoint.marker import committed
+from strata.checkpoint.patchwork import copies
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import copies
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt
 
@@ -75,7 +75,9 @@ def examine(storage: Storage, folder: Folder) -> CheckpointMetadata | None:
             continue
         if proof is not None:
             if damage:
-                log.warning("step %d is taken from %s: %s", folder.step, copy.uri, damage[0])
+                log.warning(
+                    "step %d is taken from %s: %s", folder.step, copy.uri, "; of the copy: ".join(damage)
+                )
             return _proven(found, *proof)
     return dataclasses.replace(found, reason=damage[0]) if damage else None
 

@@ -21,6 +21,7 @@ from strata.checkpoint.manifest import (
     as_corrupt,
     read_document,
 )
+from strata.checkpoint.patchwork import proven
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.errors import CheckpointCorrupt
 
@@ -85,10 +86,7 @@ def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_dig
 def read_manifest(storage: Storage, folder: str, manifest_digest: str) -> Manifest:
     """Return the global manifest if it is the one that was committed; else `CheckpointCorrupt`."""
     name = f"{folder}/{GLOBAL_NAME}"
-    data = _read(storage, name)
-    if named_digest(data) != manifest_digest:
-        raise CheckpointCorrupt(f"{name} differs from what was committed")
-    return Manifest.from_bytes(data, what=name)
+    return Manifest.from_bytes(_read_named(storage, name, manifest_digest), what=name)
 
 
 def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> list[RankManifest]:
@@ -111,22 +109,18 @@ def read_rank_manifests(storage: Storage, folder: str, manifest: Manifest) -> li
 def read_rank_manifest(storage: Storage, folder: str, part: Part) -> RankManifest:
     """Return one rank's manifest if it is the one that was committed; else `CheckpointCorrupt`."""
     name = f"{folder}/{part.manifest}"
-    data = _read(storage, name)
-    if named_digest(data) != part.digest:
-        raise CheckpointCorrupt(f"{name} differs from what was committed")
-    return RankManifest.from_bytes(data, what=name)
+    return RankManifest.from_bytes(_read_named(storage, name, part.digest), what=name)
 
 
 def read_marker(storage: Storage, folder: str) -> Marker | None:
     """Return what the marker says; None when there is none; `CheckpointCorrupt` when it is not whole."""
     name = f"{folder}/{NAME}"
     try:
-        data = storage.read(name)
+        return proven(storage, lambda copy: Marker.from_bytes(copy.read(name), what=name))
     except ObjectMissing:
         return None
     except NotAnObject as error:
         raise CheckpointCorrupt(error.message) from error
-    return Marker.from_bytes(data, what=name)
 
 
 def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
@@ -142,9 +136,17 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
     return manifest, marker.manifest_digest
 
 
-def _read(storage: Storage, name: str) -> bytes:
+def _read_named(storage: Storage, name: str, named: str) -> bytes:
+    """Return a document if it has the digest that it is named by."""
+
+    def read(copy: Storage) -> bytes:
+        data = copy.read(name)
+        if named_digest(data) != named:
+            raise CheckpointCorrupt(f"{name} differs from what was committed")
+        return data
+
     try:
-        return storage.read(name)
+        return proven(storage, read)
     except ObjectMissing as error:
         raise CheckpointCorrupt(f"{name} is missing") from error
     except NotAnObject as error:
@@ -153,9 +155,12 @@ def _read(storage: Storage, name: str) -> bytes:
 
 def check_size(storage: Storage, name: str, size_bytes: int) -> None:
     """Return if the object is there and has that size; else `CheckpointCorrupt`."""
+
+    def check(copy: Storage) -> None:
+        if (found := copy.size(name)) != size_bytes:
+            raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")
+
     try:
-        found = storage.size(name)
+        proven(storage, check)
     except ObjectMissing as error:
         raise CheckpointCorrupt(f"{name} is missing") from error
-    if found != size_bytes:
-        raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")

@@ -23,6 +23,7 @@ from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.memory import allocate, keep_in_children
 from strata.checkpoint.parts import distributed_of
+from strata.checkpoint.patchwork import Patchwork
 from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
 from strata.checkpoint.sharding import Box
@@ -40,12 +41,14 @@ class Loaded:
     """A rank's part, verified. `differing` are paths whose values differ between the ranks.
 
     They are named only for a rank that the saving world did not have; it has no part of its own.
+    `patched`: it was put together from two copies neither of which is whole.
     """
 
     manifest: Manifest
     saved: Saved
     own: bool
     differing: tuple[str, ...] = field(default=())
+    patched: bool = False
 
     def check_known(self, keys: Collection[str], of_rank_0: Collection[str], *, rank: int) -> None:
         """Raise `CheckpointError` if what `rank` is to restore of these keys differed between the ranks."""
@@ -88,6 +91,7 @@ def load(
         saved=saved,
         own=own,
         differing=() if own else tuple(differing(manifests)),
+        patched=isinstance(storage, Patchwork),
     )
 
 

@@ -2,7 +2,7 @@
 
 What is read is taken from the near one, and from the far one when the near one lacks it or fails.
 Either may be trusted as little as the other: the reader proves every byte. Where the near copy of a
-checkpoint proves corrupt, `copies` gives the reader the far storage alone.
+checkpoint proves corrupt, `patchwork.copies` gives the reader the far storage alone, and then the parts of both.
 
 A checkpoint is written to the near storage only, and committed there. The replicator carries it on.
 """
@@ -172,11 +172,6 @@ def nearest(near: Storage, far: Storage, read: Callable[[Storage], _T], name: st
 
 def _say(name: str, near_uri: str, far: Storage, error: StorageError) -> None:
     log.warning("%s of %s is read from %s: %s", name, near_uri, far.uri, error.message)
-
-
-def copies(storage: Storage) -> list[Storage]:
-    """Return what to load from, in the order to try: the nearest of each file, then all from afar."""
-    return [storage, storage.far] if isinstance(storage, TieredStorage) else [storage]
 
 
 def tiers_of(storage: Storage) -> list[Storage]:

@@ -23,6 +23,7 @@ from strata.client.checkpoint_readers import reading
 from strata.client.checkpoint_tiers import Prove
 from strata.client.surroundings import random_id
 from strata.core.checkpoint_records import Keep
+from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
 from strata.errors import (
     CheckpointCorrupt,
@@ -140,7 +141,8 @@ class Keeping:
         """Return what `load` proved to be what was saved; what is not is read again before it counts.
 
         `load` reads one copy after the other by what it is given. Each that was read twice and is damaged is
-        reported for itself, also where another one was good. `begins`: this rank has not trained yet, so if
+        reported for itself, also where another one was good. Only two that make one whole together are not:
+        with both condemned no later generation could begin there. `begins`: this rank has not trained yet, so if
         the checkpoint is the restore point, none can.
         """
         damaged: dict[str, str] = {}
@@ -169,8 +171,13 @@ class Keeping:
         except StorageError:
             self._damaged(checkpoint, damaged, begins=False)
             raise
-        self._damaged(checkpoint, damaged, begins=False)
+        if not found.patched:
+            self._damaged(checkpoint, damaged, begins=False)
         return found
+
+    def damaged(self, checkpoint: CheckpointMetadata, complaint: str, *, begins: bool) -> None:
+        """Say that the first copy of a checkpoint was read twice and is not what was saved; `begins` as above."""
+        self._damaged(checkpoint, {PRIMARY: complaint}, begins=begins)
 
     def _damaged(
         self, checkpoint: CheckpointMetadata, complaints: Mapping[str, str], *, begins: bool

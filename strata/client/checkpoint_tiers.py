@@ -15,11 +15,12 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
+from strata.checkpoint.patchwork import Patchwork, copies
 from strata.checkpoint.rank_values import texts_of_ranks
 from strata.checkpoint.reader import Lend, Loaded, load
 from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
+from strata.checkpoint.tiers import FarAway, TieredStorage, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_copies import TIER, CopyReports, Told
 from strata.core.checkpoint_tiers import PRIMARY
@@ -77,7 +78,7 @@ class Tiers:
     ) -> Loaded:
         """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
-        `prove` is told which copy is read, and how it is read again. `state` is what is wanted of the
+        Where neither copy is whole, what both hold together is read. `prove` is told which copy is read, and how it is read again. `state` is what is wanted of the
         tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong
         with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
         """
@@ -92,7 +93,7 @@ class Tiers:
         )
 
         def proven(storage: Storage) -> Loaded:
-            if prove is None:
+            if prove is None or isinstance(storage, Patchwork):  # whose copies were each proven damaged
                 return read(storage)
             tier = self._tier_of(storage, folder)
             return prove(tier, partial(read, storage), again=partial(read, _alone(storage)))
@@ -125,9 +126,8 @@ class Tiers:
                 ) from error
             else:
                 if damage:
-                    log.warning(
-                        "step %d is taken from %s: %s", checkpoint.step, storage.uri, damage[0].message
-                    )
+                    said = "; of the copy: ".join(error.message for error in damage)
+                    log.warning("step %d is taken from %s: %s", checkpoint.step, storage.uri, said)
                 return found
         if len(damage) == 1:
             raise damage[0]

@@ -10,11 +10,12 @@ holds if the parts lie alike in both, as they do from step to step; else the loa
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +45,8 @@ from strata.checkpoint.state import Json, children
 from strata.checkpoint.tensors import DTYPES
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_port import SessionPort
-from strata.errors import CheckpointError, ConfigError
+from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from strata.integrations.dcp.damage import told
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 BATCH_BYTES: Final = 64 << 20
@@ -94,11 +96,25 @@ class StrataReader(StorageReader):
         finally:
             room.close()
         self._storage = room.storage
-        self._found = self._open(Chosen(checkpoint=checkpoint, folder=folder))
+        chosen = Chosen(checkpoint=checkpoint, folder=folder)
+        with self._telling(chosen):
+            self._found = self._open(chosen)
         return Metadata(
             state_dict_metadata={fqn: item.metadata for fqn, item in self._found.items.items()},
             planner_data={fqn: item.path for fqn, item in self._found.items.items()},
         )
+
+    @contextlib.contextmanager
+    def _telling(self, chosen: Chosen) -> Iterator[None]:
+        """Have damage told to the coordinators, and raised with the step to load instead."""
+        try:
+            yield
+        except CheckpointCorrupt as error:
+            room = open_room(self._config, self._port, ranks=1, writing=False)
+            try:
+                raise told(error, chosen.checkpoint, room, self._config) from error
+            finally:
+                room.close()
 
     def _open(self, chosen: Chosen) -> _Found:
         """Prove the manifests of a checkpoint, and make it what is loaded."""
@@ -139,7 +155,9 @@ class StrataReader(StorageReader):
                 self._found.chosen.checkpoint.step,
                 chosen.checkpoint.step,
             )
-            before, self._found = self._found, self._open(chosen)
+            before = self._found
+            with self._telling(chosen):
+                self._found = self._open(chosen)
             _check_alike(plan.items, before, self._found)
         found, arena = self._found, Arena()
         for batch in _batches(plan.items, found):
@@ -148,7 +166,8 @@ class StrataReader(StorageReader):
                 for number, item in enumerate(batch)
                 if not found.items[item.storage_index.fqn].is_plain
             }
-            data = found.assembler.read(wishes, arena=arena)
+            with self._telling(chosen):
+                data = _read(found.assembler, wishes, arena)
             for number, item in enumerate(batch):
                 _hand_over(planner, item, found.items[item.storage_index.fqn], data.get(number))
         done: Future[None] = Future()
@@ -283,6 +302,15 @@ def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> N
                 f" {found.chosen.checkpoint.step}, and {fqn} does not lie alike in them",
                 hint="load again, or name the step: StrataReader(…, step=…)",
             )
+
+
+def _read(assembler: Assembler, wishes: Mapping[int, Wish], arena: Arena) -> dict[int, memoryview]:
+    """Return what is wished for, proven; damage is read again before it counts."""
+    try:
+        return assembler.read(wishes, arena=arena)
+    except CheckpointCorrupt as error:
+        log.error("read again: %s", error.message)  # noqa: TRY400  # the reason says it all
+        return assembler.read(wishes, arena=arena)
 
 
 def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem]]:

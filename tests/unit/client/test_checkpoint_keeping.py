@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -270,12 +271,13 @@ def test_what_is_read_right_the_second_time_is_what_was_saved(cluster: Cluster, 
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10)
         tries: list[int] = []
+        state = SimpleNamespace(patched=False)
 
         def read() -> Any:
             tries.append(1)
             if len(tries) == 1:
                 raise CheckpointCorrupt("a bit")
-            return "the state"
+            return state
 
         def load(prove: Prove) -> Any:
             return prove("primary", read, again=read)
@@ -283,7 +285,7 @@ def test_what_is_read_right_the_second_time_is_what_was_saved(cluster: Cluster, 
         assert ckpt._keeping is not None
         (checkpoint,) = ckpt.all_checkpoints()
         found: Any = ckpt._keeping.proven(checkpoint, load, begins=True)
-        assert found == "the state"
+        assert found is state
     assert pb.ReportDamageRequest not in cluster.answers
 
 
@@ -349,6 +351,26 @@ def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
     ):
         ckpt.restore({"w": np.zeros(4)})
     assert [(r.tier, r.generation) for r in reports] == [("primary", 1), ("replica", 1)]
+
+
+def test_two_damaged_copies_that_make_a_whole_one_are_not_both_condemned(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    with manager(cluster, near, replica_path=far) as ckpt:
+        save(ckpt, 10)
+        ckpt.wait_until_replicated(LIMIT_S)
+    damage(near, 10)
+    (document,) = far.glob("job/step-*/rank-00000.json")
+    document.write_bytes(document.read_bytes() + b" ")
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    with manager(cluster, near, restores=True, replica_path=far) as ckpt:
+        found = {"w": np.zeros(4)}
+        assert ckpt.restore(found) is not None
+        assert found["w"].tolist() == [10.0] * 4
+    assert reports == []
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
 
 def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_copy(

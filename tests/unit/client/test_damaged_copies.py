@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -73,11 +74,8 @@ def remove(file: Path) -> None:
     file.unlink()
 
 
-EACH = [
-    (pattern, damage)
-    for pattern in ("COMMIT", "manifest.json", "rank-00000.json", "rank-00000.safetensors")
-    for damage in (flip, cut, remove)
-]
+FILES = ("COMMIT", "manifest.json", "rank-00000.json", "rank-00000.safetensors")
+EACH = [(pattern, damage) for pattern in FILES for damage in (flip, cut, remove)]
 
 
 @pytest.mark.parametrize(("pattern", "damage"), EACH)
@@ -136,11 +134,76 @@ def test_only_where_there_never_was_any_there_is_none(tmp_path: Path) -> None:
 def test_both_copies_damaged_are_both_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1, 2)
     damaged(tmp_path / "near", 2, "*.safetensors", flip)
-    damaged(tmp_path / "far", 2, "rank-00000.json", flip)
+    damaged(tmp_path / "far", 2, "*.safetensors", cut)
     assert restored(tmp_path) == 1
     (said,) = {r.getMessage() for r in caplog.records if "the one before" in r.getMessage()}
     assert "chunk 1" in said
-    assert "rank-00000.json" in said
+    assert f"rank-00000.safetensors has {far_size(tmp_path, 2)} bytes instead of" in said
+
+
+def far_size(path: Path, step: int) -> int:
+    (image,) = (path / "far").glob(f"step-{step:012d}-*/*.safetensors")
+    return image.stat().st_size
+
+
+def flip_first(file: Path) -> None:
+    """Flip a bit of the first chunk of an image; `flip` is one of the last."""
+    data = bytearray(file.read_bytes())
+    data[CHUNK_BYTES // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(("near", "far"), [(flip, flip_first), (flip_first, flip), (flip_first, cut)])
+def test_two_damaged_copies_make_a_whole_one_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, near: Damage, far: Damage
+) -> None:
+    save(tmp_path, 1, 2)
+    damaged(tmp_path / "near", 2, "*.safetensors", near)
+    damaged(tmp_path / "far", 2, "*.safetensors", far)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/step-*/*")}
+    assert restored(tmp_path) == 2
+    (said,) = [
+        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "step 2" in r.getMessage()
+    ]
+    assert "taken from" in said
+    assert "together" in said
+    assert said.count("rank-00000.safetensors") == 2, "what is wrong with each"
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/step-*/*")} == before
+
+
+@pytest.mark.parametrize("damage", [flip, cut, remove])
+@pytest.mark.parametrize(("here", "there"), [*itertools.permutations(FILES, 2)])
+def test_any_two_different_files_may_be_damaged_one_in_each_copy(
+    tmp_path: Path, here: str, there: str, damage: Damage
+) -> None:
+    save(tmp_path, 2)
+    damaged(tmp_path / "near", 2, here, damage)
+    damaged(tmp_path / "far", 2, there, damage)
+    assert restored(tmp_path) == 2
+    assert restored(tmp_path, 2) == 2
+
+
+def test_what_cannot_be_read_in_one_copy_is_not_lost_for_being_damaged_in_the_other(tmp_path: Path) -> None:
+    """A chunk that one copy has damaged, and of which the other cannot be asked, is neither good nor bad."""
+    save(tmp_path, 1, 2)
+    damaged(tmp_path / "near", 2, "*.safetensors", flip)
+    damaged(tmp_path / "far", 2, "*.safetensors", flip_first)
+    with two(tmp_path) as manager:
+        assert isinstance(manager._storage, TieredStorage)
+        far = manager._storage.far
+        assert isinstance(far, LocalStorage)
+        opened: list[str] = []
+        source = far.source
+
+        def fails_later(name: str) -> Source:
+            opened.append(name)
+            if len(opened) > 1:
+                raise StorageError(f"{name} cannot be asked for")
+            return source(name)
+
+        far.source = fails_later  # type: ignore[method-assign, assignment]  # a server that goes away in the middle
+        with pytest.raises(FarAway, match="cannot be asked for"):
+            manager.restore(state(0))
 
 
 def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(tmp_path: Path) -> None:

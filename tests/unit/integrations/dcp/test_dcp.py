@@ -12,10 +12,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from strata.checkpoint.assembling import Assembler
 from strata.client.checkpoints import CheckpointManager
-from strata.errors import CheckpointError, ConfigError, InvalidArgument
+from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, InvalidArgument
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
 from strata.integrations.dcp.planners import from_json, to_json
+from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -84,12 +86,76 @@ def test_old_ones_go_and_a_step_is_chosen(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
     save(tmp_path, a_state(2.5), 7)
-    (image,) = tmp_path.glob("step-*/*.safetensors")
+    flip(tmp_path, 7)
+    with pytest.raises(CheckpointException, match="differs from what was saved") as error:
+        load(tmp_path, a_state(0))
+    failure = failure_of(error.value)
+    assert "no good checkpoint is before it" in failure.hint
+
+
+def flip(path: Path, step: int) -> None:
+    (image,) = path.glob(f"**/step-{step:012d}-*/*.safetensors")
     data = bytearray(image.read_bytes())
     data[-1] ^= 1
     image.write_bytes(data)
-    with pytest.raises(CheckpointException, match="differs from what was saved"):
-        load(tmp_path, a_state(0))
+
+
+def failure_of(error: CheckpointException) -> CheckpointCorrupt:
+    failure, _trace = error.failures[0]
+    assert isinstance(failure, CheckpointCorrupt)
+    return failure
+
+
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_damage_that_the_load_finds_names_the_good_step_before(tmp_path: Path, coordinated: bool) -> None:
+    cluster = Cluster(n1=1)
+    settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)} if coordinated else {}
+    for step in (1, 2, 3, 4):
+        save(tmp_path, a_state(step), step, **settings)
+    flip(tmp_path, 4)
+    (document,) = tmp_path.glob("**/step-000000000003-*/rank-00000.json")
+    document.write_bytes(b"{}")
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    with pytest.raises(CheckpointException) as error:
+        load(tmp_path, a_state(0), step=4, **settings)
+    failure = failure_of(error.value)
+    assert failure.message.startswith("step 4 is corrupt: ")
+    assert "rank-00000.safetensors: tensor" in failure.message
+    assert 'step 2 is the one before: load it by checkpoint_id="2"' in failure.hint
+    assert "StrataReader(…, step=2)" in str(error.value), "what a user sees of it"
+    assert [(r.step, r.tier, r.generation) for r in reports] == ([(4, "primary", 0)] if coordinated else [])
+    assert flat(load(tmp_path, a_state(0), step=2, **settings)) == flat(a_state(2))
+
+
+def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp_path: Path) -> None:
+    cluster = Cluster(n1=1)
+    for step in (1, 2):
+        save(tmp_path, a_state(step), step, client=cluster.port(0))
+    flip(tmp_path, 2)
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    port = cluster.port(0, restore=cluster.restore_point())
+    with pytest.raises(CheckpointException, match="step 1 is the one before"):
+        load(tmp_path, a_state(0), client=port, corrupt_wait_s=0.1)
+    assert [(r.step, r.generation) for r in reports] == [(2, port.generation)]
+    assert reports[0].objects[0].endswith("/rank-00000.safetensors")
+
+
+def test_what_reads_right_the_second_time_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, a_state(2.5), 7)
+    reads: list[int] = []
+    read = Assembler.read
+
+    def flaky(self: Assembler, wishes: Any, **more: Any) -> Any:
+        reads.append(len(wishes))
+        if len(reads) == 1:
+            raise CheckpointCorrupt("a bit was flipped on its way")
+        return read(self, wishes, **more)
+
+    monkeypatch.setattr(Assembler, "read", flaky)
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(2.5))
+    assert len(reads) > 1
 
 
 def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
