@@ -223,7 +223,7 @@ class Chores:
                 host=self._host,
                 reason=complaint,
                 sound=not complaint,
-                objects=objects_in(complaint),
+                objects=objects_in(complaint) if complaint else chore.objects,
             )
         )
 

@@ -17,7 +17,7 @@ from enum import Enum
 
 from strata.core.checkpoint_attempt import refuse
 from strata.core.checkpoint_begin import bases_of, references
-from strata.core.checkpoint_damage import suspected_tiers, suspicions
+from strata.core.checkpoint_damage import suspected_tiers, to_look_at
 from strata.core.checkpoint_deletion import dying_tiers
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
 from strata.core.checkpoint_pins import not_found
@@ -102,14 +102,12 @@ def _each_tier(job: JobView, record: CheckpointRecord, kind: ChoreKind, host: st
 
 
 def _doubts(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
-    """Yield the copies that another host found damaged and this one has not looked at: once for each host."""
+    """Yield the copies that another host found damaged where this one has not looked: once for each host."""
     for name in suspected_tiers(job, record):
-        tier, words = tiers_of(record)[name], suspicions(job, record, name)
-        if tier.shared and host and host not in {word.name for word in words}:
-            named = [word.record.objects for word in words if word.record.corrupt]
-            objects = sorted({one for each in named for one in each}) if all(named) else ()
-            chore = _chore(ChoreKind.VERIFY, record, name, tier)
-            yield dataclasses.replace(chore, objects=tuple(objects))
+        tier = tiers_of(record)[name]
+        objects = to_look_at(job, record, name, host) if tier.shared and host else None
+        if objects is not None:
+            yield dataclasses.replace(_chore(ChoreKind.VERIFY, record, name, tier), objects=objects)
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:

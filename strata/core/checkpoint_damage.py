@@ -38,7 +38,7 @@ class DamageReport:
     """What `host` read on `tier` ("": the one at the record's path), past every cache.
 
     `generation`: the one that cannot begin without these bytes; 0: none waits for them. `objects`: what
-    differs, as "folder/file"; none: it is not known which.
+    differs, or was found `sound`, as "folder/file"; none: it is not known which, or all is sound.
     """
 
     step: int
@@ -64,6 +64,21 @@ def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
             each.record.corrupt for each in suspicions(job, record, name)
         ):
             yield name
+
+
+def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> tuple[str, ...] | None:
+    """Return what `host` has not read of what others found damaged on a copy; (): all of it; None: nothing.
+
+    That it found one image sound says nothing of those which are named later.
+    """
+    words = {word.name: word.record for word in suspicions(job, record, tier)}
+    own = words.pop(host, None)
+    named = [word.objects for word in words.values() if word.corrupt]
+    if not named or (own is not None and (own.corrupt or not own.sound)):
+        return None  # its word, of damage or of the whole copy, is there
+    if not all(named):
+        return ()
+    return tuple(sorted({one for each in named for one in each} - set(own.sound if own else ()))) or None
 
 
 def is_suspect(job: JobView, record: CheckpointRecord) -> bool:
@@ -120,16 +135,38 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
 
 def _word(report: DamageReport, known: Suspect | None) -> Suspect:
     """Return what a host says from now on: of several of its ranks, what each of them found."""
+    if report.sound:
+        return _sound_word(report, known)
     objects, generation = set(report.objects), report.generation
-    if known is not None and known.corrupt and not report.sound:
+    if known is not None and known.corrupt:
         generation = max(generation, known.generation)
         objects = objects | set(known.objects) if objects and known.objects else set()
+    sound = set(known.sound if known is not None else ()) - objects
     return Suspect(
-        corrupt=not report.sound,
+        corrupt=True,
         reason=report.reason[:MAX_REASON_CHARS],
         generation=generation,
         objects=tuple(sorted(objects)) if len(objects) <= MAX_OBJECTS else (),
+        sound=tuple(sorted(sound)),
     )
+
+
+def _sound_word(report: DamageReport, known: Suspect | None) -> Suspect:
+    """Add what was found sound to a host's word; of the whole copy, that replaces it.
+
+    Of very many objects some are forgotten: the host may be asked for those again.
+    """
+    word = Suspect(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
+    if not report.objects:
+        return word
+    sound = {*report.objects, *(known.sound if known is not None else ())}
+    if known is not None and not known.corrupt and not known.sound:
+        return known  # of the whole copy
+    if known is not None and known.corrupt:
+        damaged = tuple(one for one in known.objects if one not in report.objects)
+        if damaged or not known.objects:
+            word = dataclasses.replace(known, objects=damaged)
+    return dataclasses.replace(word, sound=tuple(sorted(sound)[:MAX_OBJECTS]))
 
 
 def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> Decision:

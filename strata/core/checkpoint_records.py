@@ -47,13 +47,15 @@ class Suspect:
     """What a host read on one tier, past every cache: something else than was saved, or all as it was.
 
     `generation`: the one that could not begin because of it, 0 when nothing waited for these bytes.
-    `objects`: what differs, as "folder/file"; none: it is not known which.
+    `objects`: what differs, as "folder/file"; none: it is not known which. `sound`: what is as it was; none
+    in a word that is not `corrupt`: all of the copy.
     """
 
     corrupt: bool
     reason: str
     generation: int = 0
     objects: tuple[str, ...] = ()
+    sound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

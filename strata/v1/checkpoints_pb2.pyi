@@ -1252,7 +1252,7 @@ class ReportDamageRequest(_message.Message):
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
     def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What differs, as "folder/file"; none: whatever is there."""
+        """What differs, or was found sound, as "folder/file"; none: whatever is there."""
 
     def __init__(
         self,

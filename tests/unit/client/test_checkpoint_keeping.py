@@ -328,6 +328,30 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
         each.close()
 
 
+def test_a_host_that_found_one_image_sound_looks_at_another_one(tmp_path: Path) -> None:
+    cluster = Cluster(a=2, b=1)
+    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(3)]
+    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
+        info.wait(LIMIT_S)
+    cluster.pushes = False
+    record = cluster.records()[0]
+    folder = record.path.rpartition("/")[2]
+    image = tmp_path / "job" / folder / "rank-00001.safetensors"
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    report = pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit")
+    opened = []
+    for rank in range(2):
+        report.objects[:] = [f"{folder}/rank-{rank:05d}.safetensors"]
+        cluster.call(report)
+        storage = Watched(tmp_path)
+        Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
+        opened.append(storage.opened)
+    assert opened == [["rank-00000.safetensors"], ["rank-00001.safetensors"]]
+    assert state_of(cluster, 10) is CheckpointState.CORRUPT
+    for each in managers:
+        each.close()
+
+
 def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
     cluster: Cluster, tmp_path: Path
 ) -> None:

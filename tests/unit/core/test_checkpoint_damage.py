@@ -249,3 +249,31 @@ def test_a_chore_names_what_was_found_damaged_unless_somebody_does_not_know(job:
     job.damage(40, "host-a", reason="something")
     (chore,) = chores(job.store.job(), "host-b")
     assert chore.objects == ()
+
+
+def test_a_word_that_one_image_is_sound_says_nothing_of_the_others(job: KeptJob) -> None:
+    one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
+    job.damage(40, "host-a", objects=(one,))
+    job.damage(40, "host-b", sound=True, objects=(one,))
+    assert list(chores(job.store.job(), "host-b")) == []
+    job.damage(40, "host-a", objects=(two,))
+    (chore,) = chores(job.store.job(), "host-b")
+    assert chore.objects == (two,), "it has read the other one"
+    job.damage(40, "host-b", sound=True, objects=(two,))
+    assert list(chores(job.store.job(), "host-b")) == []
+    job.damage(40, "host-a", reason="something")
+    (chore,) = chores(job.store.job(), "host-b")
+    assert chore.objects == ()
+    job.damage(40, "host-b", sound=True)
+    job.damage(40, "host-b", sound=True, objects=(one,))
+    assert list(chores(job.store.job(), "host-b")) == [], "all of it was read, and one object again"
+
+
+def test_what_a_host_read_sound_takes_no_damage_away_that_it_found_elsewhere(job: KeptJob) -> None:
+    one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
+    job.damage(40, "host-a", generation=2, objects=(one,))
+    job.damage(40, "host-a", sound=True, objects=(two,))
+    (word,) = suspicions(job.store.job(), job.record(40), "primary")
+    assert (word.record.corrupt, word.record.objects, word.record.generation) == (True, (one,), 2)
+    job.damage(40, "host-a", sound=True, objects=(one,))
+    assert not is_suspect(job.store.job(), job.record(40))
