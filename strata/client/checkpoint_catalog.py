@@ -24,7 +24,6 @@ from strata.v1.checkpoints_pb2 import (
     CHECKPOINT_STATE_OPEN,
     AbortCheckpointRequest,
     AckCheckpointRequest,
-    Author,
     BeginCheckpointRequest,
     Checkpoint,
     DeleteCheckpointRequest,
@@ -33,6 +32,7 @@ from strata.v1.checkpoints_pb2 import (
     ReportCopyRequest,
     SealCheckpointRequest,
 )
+from strata.v1.common_pb2 import Author
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
 
 SYNC_BARRIER: Final = "strata.checkpoint.sync"
@@ -117,7 +117,7 @@ class CoordinatedCatalog:
     def begin(self, request: SaveRequest) -> CheckpointMetadata:
         message = BeginCheckpointRequest(
             job=self._port.job,
-            author=self._author(),
+            author=self.author(),
             step=request.step,
             epoch=request.epoch,
             type=CHECKPOINT_TYPES[request.type],
@@ -133,7 +133,7 @@ class CoordinatedCatalog:
     def ack(self, checkpoint: CheckpointMetadata, ack: CheckpointAck) -> CheckpointMetadata:
         message = AckCheckpointRequest(
             job=self._port.job,
-            author=self._author(),
+            author=self.author(),
             step=checkpoint.step,
             attempt=checkpoint.id,
             digest=ack.digest,
@@ -145,7 +145,7 @@ class CoordinatedCatalog:
     def seal(self, checkpoint: CheckpointMetadata, seal: CheckpointSeal) -> CheckpointMetadata:
         message = SealCheckpointRequest(
             job=self._port.job,
-            author=self._author(),
+            author=self.author(),
             step=checkpoint.step,
             attempt=checkpoint.id,
             manifest_digest=seal.manifest_digest,
@@ -159,7 +159,7 @@ class CoordinatedCatalog:
     def abort(self, checkpoint: CheckpointMetadata, reason: str) -> CheckpointMetadata:
         message = AbortCheckpointRequest(
             job=self._port.job,
-            author=self._author(),
+            author=self.author(),
             step=checkpoint.step,
             attempt=checkpoint.id,
             reason=reason,
@@ -264,7 +264,8 @@ class CoordinatedCatalog:
 
     # -- inside
 
-    def _author(self) -> Author:
+    def author(self) -> Author:
+        """Return who this rank is, in the generation it belongs to."""
         port = self._port
         return Author(
             worker_id=port.worker_id,

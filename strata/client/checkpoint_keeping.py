@@ -30,6 +30,8 @@ from strata.errors import (
     CheckpointNotFound,
     InvalidArgument,
     Refused,
+    StaleGeneration,
+    StaleIncarnation,
     StorageError,
     Unavailable,
 )
@@ -91,11 +93,22 @@ class Keeping:
         self._chores.tidy(marked_within_s=MARKED_WITHIN_S)
 
     def _tell(self) -> None:
-        """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now."""
+        """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now.
+
+        Those of a generation that is over are refused, which is no error here: the next one hands over its own.
+        """
         if self._keep is not None and not self._told:
-            retention = self._retention(self._keep)
-            self._ask_soon(SetRetentionRequest(job=self._catalog.job, retention=retention))
-            self._told = True
+            request = SetRetentionRequest(
+                job=self._catalog.job,
+                retention=self._retention(self._keep),
+                author=self._catalog.author(),
+            )
+            try:
+                self._ask_soon(request)
+            except (StaleGeneration, StaleIncarnation) as error:
+                log.info("these rules of what stays are not handed over: %s", error.message)
+            else:
+                self._told = True
 
     def _retention(self, keep: Keep) -> Retention:
         return Retention(

@@ -7,9 +7,11 @@ checkpoints that another one, or damage, has taken away meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from strata.core.checkpoint_attempt import Author, authorised, refuse
 from strata.core.checkpoint_damage import is_suspect
 from strata.core.checkpoint_deletion import decide_entomb
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, is_latest, superseded
@@ -20,6 +22,7 @@ from strata.core.records import CheckpointRecord, CheckpointState, encode
 from strata.core.retention_rules import Candidate, check_keep, kept
 from strata.core.txn import Compare, Decision, Put, Txn, unchanged
 from strata.core.view import Entry
+from strata.errors import Conflict, StrataError
 
 _DEAD = frozenset({CheckpointState.CORRUPT, CheckpointState.PREPARED})
 MAX_KEEPERS = 32
@@ -40,18 +43,38 @@ def retention(job: JobView) -> Entry[Retention] | None:
     return job.view.entry(job.keys.retention, Retention)
 
 
-def decide_set_retention(job: JobView, wanted: Retention) -> Decision:
-    """Put a policy down; what it gives up goes from the next look of the leader on."""
+def decide_set_retention(
+    job: JobView, wanted: Retention, *, author: Author | None = None, if_revision: int | None = None
+) -> Decision:
+    """Put a policy down; what it gives up goes from the next look of the leader on.
+
+    `author` is the rank that hands its settings over. They are for all tiers: rules of one that it does not
+    name stand; refused once its generation is over. `Conflict` when the policy is another than that of
+    `if_revision`, 0: than none.
+    """
     check_keep(wanted.keep)
     for keep in wanted.tiers.values():
         check_keep(keep)
-    held = retention(job)
+    held, guards = retention(job), () if author is None else authorised(job, author)
+    if isinstance(guards, StrataError):
+        return refuse(guards)
+    if held is not None and author is not None:
+        wanted = dataclasses.replace(wanted, tiers={**held.record.tiers, **wanted.tiers})
     if held is not None and held.record == wanted:
         return Decision(reason="that is the policy")
+    revision = held.mod_revision if held is not None else 0
+    if if_revision not in {None, revision}:
+        by = f" by {held.record.who}" if held is not None and held.record.who else ""
+        return refuse(
+            Conflict(
+                f"the policy of job {job.keys.name} was changed meanwhile{by}",
+                hint="look at it, and say again what shall hold",
+            )
+        )
     return Decision(
         reason=f"{wanted.who or 'somebody'} sets the policy of job {job.keys.name}",
         txn=Txn(
-            compares=(unchanged(job.keys.retention, held.mod_revision if held is not None else 0),),
+            compares=(*guards, unchanged(job.keys.retention, revision)),
             success=(Put(key=job.keys.retention, value=encode(wanted)),),
         ),
     )

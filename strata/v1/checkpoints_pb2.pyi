@@ -281,36 +281,6 @@ class Checkpoint(_message.Message):
 Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
 
 @_typing.final
-class Author(_message.Message):
-    """Who asks: a member speaks for its own ranks only."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
-    incarnation: _builtins.int
-    generation: _builtins.int
-    rank: _builtins.int
-    def __init__(
-        self,
-        *,
-        worker_id: _builtins.str = ...,
-        incarnation: _builtins.int = ...,
-        generation: _builtins.int = ...,
-        rank: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "rank", b"rank", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Author: _TypeAlias = Author  # noqa: Y015
-
-@_typing.final
 class BeginCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -367,7 +337,7 @@ class BeginCheckpointRequest(_message.Message):
     host_only: _builtins.bool
     """The tier lies on a host's own disk, and is lost with it."""
     @_builtins.property
-    def author(self) -> Global___Author: ...
+    def author(self) -> _common_pb2.Author: ...
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -376,7 +346,7 @@ class BeginCheckpointRequest(_message.Message):
         self,
         *,
         job: _builtins.str = ...,
-        author: Global___Author | None = ...,
+        author: _common_pb2.Author | None = ...,
         step: _builtins.int = ...,
         epoch: _builtins.int = ...,
         type: Global___CheckpointType.ValueType = ...,
@@ -439,14 +409,14 @@ class AckCheckpointRequest(_message.Message):
     digest: _builtins.str
     size_bytes: _builtins.int
     @_builtins.property
-    def author(self) -> Global___Author: ...
+    def author(self) -> _common_pb2.Author: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
-        author: Global___Author | None = ...,
+        author: _common_pb2.Author | None = ...,
         step: _builtins.int = ...,
         attempt: _builtins.str = ...,
         digest: _builtins.str = ...,
@@ -505,7 +475,7 @@ class SealCheckpointRequest(_message.Message):
     size_bytes: _builtins.int
     model_hash: _builtins.str
     @_builtins.property
-    def author(self) -> Global___Author: ...
+    def author(self) -> _common_pb2.Author: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
@@ -518,7 +488,7 @@ class SealCheckpointRequest(_message.Message):
         self,
         *,
         job: _builtins.str = ...,
-        author: Global___Author | None = ...,
+        author: _common_pb2.Author | None = ...,
         step: _builtins.int = ...,
         attempt: _builtins.str = ...,
         manifest_digest: _builtins.str = ...,
@@ -574,14 +544,14 @@ class AbortCheckpointRequest(_message.Message):
     attempt: _builtins.str
     reason: _builtins.str
     @_builtins.property
-    def author(self) -> Global___Author: ...
+    def author(self) -> _common_pb2.Author: ...
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
-        author: Global___Author | None = ...,
+        author: _common_pb2.Author | None = ...,
         step: _builtins.int = ...,
         attempt: _builtins.str = ...,
         reason: _builtins.str = ...,

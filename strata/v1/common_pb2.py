@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16strata/v1/common.proto\x12\tstrata.v1\"&\n\x05Token\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"X\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0f\n\x07missing\x18\x05 \x03(\t\"+\n\x07RankRef\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16strata/v1/common.proto\x12\tstrata.v1\"&\n\x05Token\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"X\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x0f\n\x07missing\x18\x05 \x03(\t\"+\n\x07RankRef\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x05\"R\n\x06\x41uthor\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,4 +37,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERROR']._serialized_end=165
   _globals['_RANKREF']._serialized_start=167
   _globals['_RANKREF']._serialized_end=210
+  _globals['_AUTHOR']._serialized_start=212
+  _globals['_AUTHOR']._serialized_end=294
 # @@protoc_insertion_point(module_scope)

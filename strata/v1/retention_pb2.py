@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19strata/v1/retention.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"j\n\x04Keep\x12\x0e\n\x06latest\x18\x01 \x01(\x05\x12\x13\n\x0b\x65very_steps\x18\x02 \x01(\x03\x12\x0c\n\x04\x62\x65st\x18\x03 \x01(\x05\x12\x0e\n\x06metric\x18\x04 \x01(\t\x12\x0f\n\x07highest\x18\x05 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x06 \x01(\x03\"\xa6\x01\n\tRetention\x12\x1d\n\x04keep\x18\x01 \x01(\x0b\x32\x0f.strata.v1.Keep\x12.\n\x05tiers\x18\x02 \x03(\x0b\x32\x1f.strata.v1.Retention.TiersEntry\x12\x0b\n\x03who\x18\x03 \x01(\t\x1a=\n\nTiersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.strata.v1.Keep:\x02\x38\x01\"l\n\x13SetRetentionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\'\n\tretention\x18\x02 \x01(\x0b\x32\x14.strata.v1.Retention\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"`\n\x14SetRetentionResponse\x12\'\n\tretention\x18\x01 \x01(\x0b\x32\x14.strata.v1.Retention\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"C\n\x13GetRetentionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\xd5\x01\n\x14GetRetentionResponse\x12\'\n\tretention\x18\x01 \x01(\x0b\x32\x14.strata.v1.Retention\x12\x37\n\x04kept\x18\x02 \x03(\x0b\x32).strata.v1.GetRetentionResponse.KeptEntry\x12\r\n\x05going\x18\x03 \x03(\t\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x1a+\n\tKeptEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19strata/v1/retention.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"j\n\x04Keep\x12\x0e\n\x06latest\x18\x01 \x01(\x05\x12\x13\n\x0b\x65very_steps\x18\x02 \x01(\x03\x12\x0c\n\x04\x62\x65st\x18\x03 \x01(\x05\x12\x0e\n\x06metric\x18\x04 \x01(\t\x12\x0f\n\x07highest\x18\x05 \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18\x06 \x01(\x03\"\xa6\x01\n\tRetention\x12\x1d\n\x04keep\x18\x01 \x01(\x0b\x32\x0f.strata.v1.Keep\x12.\n\x05tiers\x18\x02 \x03(\x0b\x32\x1f.strata.v1.Retention.TiersEntry\x12\x0b\n\x03who\x18\x03 \x01(\t\x1a=\n\nTiersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.strata.v1.Keep:\x02\x38\x01\"\xb9\x01\n\x13SetRetentionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\'\n\tretention\x18\x02 \x01(\x0b\x32\x14.strata.v1.Retention\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12!\n\x06\x61uthor\x18\x04 \x01(\x0b\x32\x11.strata.v1.Author\x12\x18\n\x0bif_revision\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x0e\n\x0c_if_revision\"`\n\x14SetRetentionResponse\x12\'\n\tretention\x18\x01 \x01(\x0b\x32\x14.strata.v1.Retention\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"C\n\x13GetRetentionRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\xf9\x01\n\x14GetRetentionResponse\x12\'\n\tretention\x18\x01 \x01(\x0b\x32\x14.strata.v1.Retention\x12\x37\n\x04kept\x18\x02 \x03(\x0b\x32).strata.v1.GetRetentionResponse.KeptEntry\x12\r\n\x05going\x18\x03 \x03(\t\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x12\x15\n\x08revision\x18\x05 \x01(\x03H\x00\x88\x01\x01\x1a+\n\tKeptEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_revisionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,14 +42,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETENTION']._serialized_end=339
   _globals['_RETENTION_TIERSENTRY']._serialized_start=278
   _globals['_RETENTION_TIERSENTRY']._serialized_end=339
-  _globals['_SETRETENTIONREQUEST']._serialized_start=341
-  _globals['_SETRETENTIONREQUEST']._serialized_end=449
-  _globals['_SETRETENTIONRESPONSE']._serialized_start=451
-  _globals['_SETRETENTIONRESPONSE']._serialized_end=547
-  _globals['_GETRETENTIONREQUEST']._serialized_start=549
-  _globals['_GETRETENTIONREQUEST']._serialized_end=616
-  _globals['_GETRETENTIONRESPONSE']._serialized_start=619
-  _globals['_GETRETENTIONRESPONSE']._serialized_end=832
-  _globals['_GETRETENTIONRESPONSE_KEPTENTRY']._serialized_start=789
-  _globals['_GETRETENTIONRESPONSE_KEPTENTRY']._serialized_end=832
+  _globals['_SETRETENTIONREQUEST']._serialized_start=342
+  _globals['_SETRETENTIONREQUEST']._serialized_end=527
+  _globals['_SETRETENTIONRESPONSE']._serialized_start=529
+  _globals['_SETRETENTIONRESPONSE']._serialized_end=625
+  _globals['_GETRETENTIONREQUEST']._serialized_start=627
+  _globals['_GETRETENTIONREQUEST']._serialized_end=694
+  _globals['_GETRETENTIONRESPONSE']._serialized_start=697
+  _globals['_GETRETENTIONRESPONSE']._serialized_end=946
+  _globals['_GETRETENTIONRESPONSE_KEPTENTRY']._serialized_start=890
+  _globals['_GETRETENTIONRESPONSE_KEPTENTRY']._serialized_end=933
 # @@protoc_insertion_point(module_scope)

@@ -119,25 +119,39 @@ class SetRetentionRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    IF_REVISION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    if_revision: _builtins.int
+    """Only in place of what this revision of GetRetention said, 0: of none; else a conflict."""
     @_builtins.property
     def retention(self) -> Global___Retention:
         """Without rules: everything stays."""
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
+    @_builtins.property
+    def author(self) -> _common_pb2.Author:
+        """A rank that hands its settings over, which are for all tiers: refused once its generation is over. Rules of
+        tiers that it does not name stand.
+        """
+
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         retention: Global___Retention | None = ...,
         token: _common_pb2.Token | None = ...,
+        author: _common_pb2.Author | None = ...,
+        if_revision: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision", "author", b"author", "if_revision", b"if_revision", "retention", b"retention", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "retention", b"retention", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision", "author", b"author", "if_revision", b"if_revision", "job", b"job", "retention", b"retention", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__if_revision: _TypeAlias = _typing.Literal["if_revision"]  # noqa: Y015
+    _WhichOneofArgType__if_revision: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__if_revision) -> _WhichOneofReturnType__if_revision | None: ...
 
 Global___SetRetentionRequest: _TypeAlias = SetRetentionRequest  # noqa: Y015
 
@@ -216,6 +230,9 @@ class GetRetentionResponse(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     GOING_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """When the policy was set, 0: never; for SetRetention's if_revision."""
     @_builtins.property
     def retention(self) -> Global___Retention:
         """Absent when nobody has set it: everything stays."""
@@ -235,11 +252,14 @@ class GetRetentionResponse(_message.Message):
         kept: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         going: _abc.Iterable[_builtins.str] | None = ...,
         token: _common_pb2.Token | None = ...,
+        revision: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "retention", b"retention", "revision", b"revision", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["going", b"going", "kept", b"kept", "retention", b"retention", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "going", b"going", "kept", b"kept", "retention", b"retention", "revision", b"revision", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
+    _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
 
 Global___GetRetentionResponse: _TypeAlias = GetRetentionResponse  # noqa: Y015

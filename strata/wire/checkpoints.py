@@ -13,7 +13,7 @@ from strata.core.ids import AttemptId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
 from strata.core.view import Entry
-from strata.v1 import checkpoints_pb2, retention_pb2
+from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
 
 
@@ -62,7 +62,7 @@ def tier_messages(record: CheckpointRecord) -> list[checkpoints_pb2.Tier]:
     ]
 
 
-def author(message: checkpoints_pb2.Author) -> Author:
+def author(message: common_pb2.Author) -> Author:
     return Author(
         worker=WorkerId(message.worker_id),
         incarnation=message.incarnation,
@@ -160,6 +160,15 @@ def chore_message(chore: Chore) -> checkpoints_pb2.Chore:
         manifest_digest=chore.manifest_digest,
         objects=chore.objects,
     )
+
+
+def retention_author(message: retention_pb2.SetRetentionRequest) -> Author | None:
+    """Return the rank that hands its settings over; None: somebody else sets them."""
+    return author(message.author) if message.HasField("author") else None
+
+
+def if_revision(message: retention_pb2.SetRetentionRequest) -> int | None:
+    return message.if_revision if message.HasField("if_revision") else None
 
 
 def retention_record(message: retention_pb2.Retention) -> Retention:

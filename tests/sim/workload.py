@@ -24,6 +24,7 @@ from strata.errors import (
 )
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.barriers_pb2 import BarrierOutcome
+from strata.v1.common_pb2 import Author
 from strata.v1.worlds_pb2 import STOP_ACTION_RESHAPE
 from tests.sim.history import History
 from tests.sim.reshaping import BEGIN_BARRIER, SAVED_BARRIER
@@ -184,9 +185,9 @@ class Trainer:
                 if self.seat.session._ended.is_set():
                     raise
 
-    def _author(self) -> pb.Author:
+    def _author(self) -> Author:
         client = self.client
-        return pb.Author(
+        return Author(
             worker_id=client.worker_id,
             incarnation=client.incarnation,
             generation=client.generation,

@@ -24,7 +24,14 @@ from strata.cli.output import message_as_dict
 from strata.client import CoordinatorClient
 from strata.client.checkpoint_catalog import metadata_of
 from strata.client.checkpoint_readers import reading
-from strata.errors import CheckpointError, CheckpointNotFound, InvalidArgument, Refused, StorageError
+from strata.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    Conflict,
+    InvalidArgument,
+    Refused,
+    StorageError,
+)
 from strata.v1.checkpoints_pb2 import (
     CHORE_KIND_CLEAR,
     CHORE_KIND_REMOVE,
@@ -51,6 +58,10 @@ _WHY: Final[dict[int, str]] = {
     CHORE_KIND_REMOVE: "it is to be deleted",
     CHORE_KIND_CLEAR: "its save was given up",
 }
+
+
+KEEP_TRIES: Final = 8
+"""How often rules are set anew in place of those that somebody else set meanwhile."""
 
 
 class ClusterShelf:
@@ -137,14 +148,27 @@ class ClusterShelf:
         return answer
 
     def keep(self, keep: Keep, *, tier: str, who: str) -> None:
-        """Set other rules, for all tiers or for one; what else the policy says stands."""
-        before = self.rules().retention
-        after = Retention(keep=before.keep if tier else keep, who=who)
-        for name, rules in before.tiers.items():
-            after.tiers[name].CopyFrom(rules)
-        if tier:
-            after.tiers[tier].CopyFrom(keep)
-        self.client.call(SetRetentionRequest(job=self.client.job, retention=after))
+        """Set other rules, for all tiers or for one; what else the policy says stands.
+
+        What somebody else sets meanwhile stands too: `Conflict` when that goes on and on.
+        """
+        for last in (*[False] * (KEEP_TRIES - 1), True):
+            found = self.rules()
+            after = Retention(keep=found.retention.keep if tier else keep, who=who)
+            for name, rules in found.retention.tiers.items():
+                after.tiers[name].CopyFrom(rules)
+            if tier:
+                after.tiers[tier].CopyFrom(keep)
+            request = SetRetentionRequest(job=self.client.job, retention=after)
+            if found.HasField("revision"):  # else a replica of an older release answered
+                request.if_revision = found.revision
+            try:
+                self.client.call(request)
+            except Conflict:
+                if last:
+                    raise
+            else:
+                return
 
     def generation(self) -> int:
         """Return the job's current generation, 0 before the first."""

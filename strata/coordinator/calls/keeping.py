@@ -183,10 +183,16 @@ class KeepingCalls:
     ) -> retention_pb.SetRetentionResponse:
         await existing_job(self._context, request.job)
         wanted = wire.retention_record(request.retention)
+        author, revision = wire.retention_author(request), wire.if_revision(request)
         await self._settled(
-            request.job, lambda job: retention_plan.decide_set_retention(job, wanted), lambda job: None
+            request.job,
+            lambda job: retention_plan.decide_set_retention(job, wanted, author=author, if_revision=revision),
+            lambda job: None,
         )
-        return retention_pb.SetRetentionResponse(retention=wire.retention_message(wanted))
+        held = retention_plan.retention(job_view(self._context, request.job))
+        return retention_pb.SetRetentionResponse(
+            retention=wire.retention_message(held.record if held is not None else wanted)
+        )
 
     async def get_retention(
         self, request: retention_pb.GetRetentionRequest
@@ -195,6 +201,7 @@ class KeepingCalls:
         held, now = retention_plan.retention(job), self._now_unix_ms()
         answer = retention_pb.GetRetentionResponse(
             retention=None if held is None else wire.retention_message(held.record),
+            revision=0 if held is None else held.mod_revision,
             going=[_name(each.entry.record) for each in retention_plan.going(job, now_unix_ms=now)],
         )
         names = {entry.key: _name(entry.record) for entry in job.checkpoints()}

@@ -17,7 +17,7 @@ from strata.errors import (
     StrataError,
     Unavailable,
 )
-from strata.v1 import barriers_pb2, checkpoints_pb2, members_pb2, worlds_pb2
+from strata.v1 import barriers_pb2, checkpoints_pb2, common_pb2, members_pb2, worlds_pb2
 from tests.integration.bad_input.place import Place
 
 Code = grpc.StatusCode
@@ -75,7 +75,7 @@ def arrival(place: Place, /, **facts: Any) -> barriers_pb2.WaitBarrierRequest:
 
 
 def begin(place: Place, **facts: Any) -> checkpoints_pb2.BeginCheckpointRequest:
-    author = checkpoints_pb2.Author(
+    author = common_pb2.Author(
         worker_id=place.pair.worker,
         incarnation=facts.pop("incarnation", place.pair.incarnation),
         generation=facts.pop("generation", place.pair_generation),

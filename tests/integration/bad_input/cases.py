@@ -25,7 +25,7 @@ from strata.errors import (
     StorageError,
     Unavailable,
 )
-from strata.v1 import checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
+from strata.v1 import checkpoints_pb2, common_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.integration.bad_input.case import (
     ID_HINT,
     INF,
@@ -186,7 +186,7 @@ CASES: Final[list[Case]] = [
         hint="a newer world exists",
         request=lambda p: checkpoints_pb2.BeginCheckpointRequest(
             job="moved",
-            author=checkpoints_pb2.Author(
+            author=common_pb2.Author(
                 worker_id="m0", incarnation=p.moved.incarnation, generation=p.old_generation
             ),
             type=checkpoints_pb2.CHECKPOINT_TYPE_FULL,

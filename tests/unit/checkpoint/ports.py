@@ -21,7 +21,7 @@ from strata.core.checkpoint_damage import decide_report_damage
 from strata.core.checkpoint_pins import decide_close_reader, decide_open
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState
-from strata.core.retention_plan import decide_set_retention, next_tombstone
+from strata.core.retention_plan import decide_set_retention, next_tombstone, retention
 from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import CheckpointNotFound, Unavailable
@@ -170,8 +170,18 @@ class Cluster:
         match request:
             case retention_pb.SetRetentionRequest():
                 wanted = wire.retention_record(request.retention)
-                self._settle(lambda job: decide_set_retention(job, wanted), lambda job: None)
+                who, seen = wire.retention_author(request), wire.if_revision(request)
+                self._settle(
+                    lambda job: decide_set_retention(job, wanted, author=who, if_revision=seen),
+                    lambda job: None,
+                )
                 return retention_pb.SetRetentionResponse(retention=request.retention)
+            case retention_pb.GetRetentionRequest():
+                held = retention(self.view())
+                return retention_pb.GetRetentionResponse(
+                    retention=None if held is None else wire.retention_message(held.record),
+                    revision=0 if held is None else held.mod_revision,
+                )
             case pb.ListChoresRequest():
                 self._mark()
                 due = chores(self.view(), request.host)

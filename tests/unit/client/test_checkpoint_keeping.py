@@ -23,6 +23,7 @@ from strata.errors import CheckpointCorrupt, ConfigError, StaleGeneration, Unava
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import SetRetentionRequest
 from tests.unit.checkpoint.ports import Cluster, state_of
+from tests.unit.core.rig import carry_out, leave, register
 
 LIMIT_S = 30.0
 
@@ -100,6 +101,32 @@ def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(cluster: Clust
         cluster.on_call = lambda request: None
         save(ckpt, 20)
         assert ckpt.all_steps() == [20]
+
+
+def test_rank_0_of_a_generation_that_is_over_does_not_hand_its_rules_over(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    frozen, leave_off = cluster.port(0), Unavailable("frozen")
+
+    def nobody(request: object) -> None:
+        if isinstance(request, SetRetentionRequest):
+            raise leave_off
+
+    cluster.on_call = nobody
+    with CheckpointManager(tmp_path, client=frozen, keep_count=1) as old:
+        save(old, 10)
+        cluster.on_call = lambda request: None
+        leave(cluster.job.store, "a")
+        register(cluster.job.store, "a")
+        cluster.job.close()
+        carry_out(cluster.job.store, cluster.job.epoch, settled=True)
+        with manager(cluster, tmp_path, keep_count=5) as new:
+            save(new, 20)
+            assert old._keeping is not None
+            old._keeping.after_commit()
+    held = retention(cluster.view())
+    assert held is not None
+    assert held.record.keep == Keep(latest=5)
 
 
 @pytest.mark.parametrize(

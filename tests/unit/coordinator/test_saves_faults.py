@@ -12,6 +12,7 @@ from strata.testing.network import Call, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1 import session_pb2
+from strata.v1.common_pb2 import Author
 from tests.unit.coordinator.serving_rig import JOB, Member, Node, cluster
 
 STEP = 5
@@ -39,9 +40,9 @@ def committed(view: View) -> bool:
     return entry is not None and entry.record.state is CheckpointState.COMMITTED
 
 
-async def author(member: Member) -> pb.Author:
+async def author(member: Member) -> Author:
     place = (await member.world()).place
-    return pb.Author(
+    return Author(
         worker_id=member.worker, incarnation=member.incarnation, generation=1, rank=place.first_rank
     )
 

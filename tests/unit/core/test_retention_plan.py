@@ -3,12 +3,19 @@ from __future__ import annotations
 import pytest
 
 from strata.core.checkpoint_fork import decide_rewind
-from strata.core.checkpoint_records import Keep
+from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoints import decide_delete, decide_pin
 from strata.core.records import CheckpointState, TierState
-from strata.core.retention_plan import next_age_ms, next_tombstone, pending, reasons, retention
+from strata.core.retention_plan import (
+    decide_set_retention,
+    next_age_ms,
+    next_tombstone,
+    pending,
+    reasons,
+    retention,
+)
 from strata.core.txn import Txn
-from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused, StaleGeneration
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB
 
@@ -66,6 +73,46 @@ def test_a_policy_that_is_set_again_is_not_written_again(job: KeptJob) -> None:
     held = retention(job.store.job())
     assert held is not None
     assert held.record.keep.everything
+
+
+def test_a_rank_of_a_generation_that_is_over_sets_no_rules(job: KeptJob) -> None:
+    frozen, wanted = job.author(0), Retention(keep=Keep(latest=1), who="rank 0")
+    late = decide_set_retention(job.store.job(), wanted, author=frozen).txn
+    job.another_generation()
+    assert late is not None
+    assert not job.store.execute(late).succeeded, "it decided before its generation was over"
+    with pytest.raises(StaleGeneration):
+        job.store.settle(lambda v: decide_set_retention(v, wanted, author=frozen))
+    job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))
+    held = retention(job.store.job())
+    assert held is not None
+    assert held.record.keep == Keep(latest=1)
+
+
+def test_a_rank_leaves_the_rules_of_single_tiers(job: KeptJob) -> None:
+    job.policy({"s3": Keep(latest=9)}, latest=2)
+    wanted = Retention(keep=Keep(latest=1), who="rank 0")
+    for _ in range(2):
+        job.store.settle(lambda v: decide_set_retention(v, wanted, author=job.author(0)))
+    held = retention(job.store.job())
+    assert held is not None
+    assert (held.record.keep, held.record.tiers) == (Keep(latest=1), {"s3": Keep(latest=9)})
+
+
+def test_rules_that_were_set_meanwhile_are_not_replaced_unseen(job: KeptJob) -> None:
+    mine = Retention(keep=Keep(latest=1), who="ada")
+    for seen in (0, retention_revision(job)):
+        assert decide_set_retention(job.store.job(), mine, if_revision=seen).txn is not None
+    job.policy(latest=2)
+    with pytest.raises(Conflict, match="was changed meanwhile"):
+        job.store.settle(lambda v: decide_set_retention(v, mine, if_revision=0))
+    job.store.settle(lambda v: decide_set_retention(v, mine, if_revision=retention_revision(job)))
+    assert decide_set_retention(job.store.job(), mine, if_revision=0).txn is None, "asked once more: it holds"
+
+
+def retention_revision(job: KeptJob) -> int:
+    held = retention(job.store.job())
+    return held.mod_revision if held is not None else 0
 
 
 @pytest.mark.parametrize("need", ["pin", "tag", "reader", "reference", "import", "rewind"])
