@@ -218,6 +218,12 @@ class LocalCatalog:
             raise Refused(f"step {held.step} is pinned", hint="unpin it first")
         if held.tags:
             raise Refused(f"step {held.step} has the tag {held.tags[0]}", hint="take the tag away first")
+        if broken := marks.tags(self._storage).broken:
+            name = min(broken)
+            raise Refused(
+                f"step {held.step} may be what the tag {name} names, which cannot be read: {broken[name]}",
+                hint=f"set it anew, or take it away: strata checkpoints untag {name}",
+            )
         if (user := self._user_of(folder)) is not None:
             raise Refused(f"step {held.step} is used by {user}")
 
@@ -305,7 +311,7 @@ class LocalCatalog:
         return generation
 
     def _newest_generation(self) -> int:
-        taken = [int(name) for name in self._storage.list(_GENERATIONS)]
+        taken = [int(name) for name in self._storage.list(_GENERATIONS) if name.isdigit()]
         seen = [folder.generation for folder in folders(self._storage.list())]
         return max([0, *taken, *seen])
 
@@ -321,8 +327,12 @@ class LocalCatalog:
 
 
 def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[CheckpointMetadata]:
-    pinned, tags = (marks.pins(storage), marks.tags(storage)) if found else ((), {})
-    return [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.get(c.id, ())) for c in found]
+    if not found:
+        return []
+    pinned, tags = marks.pins(storage), marks.tags(storage)
+    for why in tags.broken.values():
+        log.error("a tag cannot be read, so no checkpoint is deleted until it is set anew: %s", why)
+    return [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.of.get(c.id, ())) for c in found]
 
 
 def _is_whole(checkpoint: CheckpointMetadata) -> bool:

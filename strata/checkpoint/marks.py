@@ -2,20 +2,24 @@
 
     pins/<attempt>  who pinned it, and why        tags/<name>  the attempt that has this name
 
-What has either is not deleted. A tag that names an attempt which is gone counts for nothing.
+What has either is not deleted. A tag that names an attempt which is gone counts for nothing. One that
+cannot be read may name any of them, so nothing is deleted until it is taken away or set anew; it keeps
+no checkpoint from being listed or restored.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.manifest import as_corrupt
-from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.core.ids import checked_id
 from strata.core.records import CheckpointState
-from strata.errors import Conflict, Refused
+from strata.errors import CheckpointCorrupt, Conflict, Refused
 
 _PINS: Final = "pins"
 _TAGS: Final = "tags"
@@ -58,18 +62,30 @@ def pins(storage: Storage) -> frozenset[str]:
     return frozenset(storage.list(_PINS))
 
 
-def tags(storage: Storage) -> dict[str, tuple[str, ...]]:
-    """Return the names of each attempt that has any."""
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The names of each attempt that has any, and why each of the others cannot be read."""
+
+    of: Mapping[str, tuple[str, ...]]
+    broken: Mapping[str, str]
+
+
+def tags(storage: Storage) -> Tags:
+    """Return all tags of the root; one that is damaged hides no other."""
     found: dict[str, tuple[str, ...]] = {}
+    broken: dict[str, str] = {}
     for name in storage.list(_TAGS):
         try:
             data = storage.read(f"{_TAGS}/{name}")
+            with as_corrupt(f"{_TAGS}/{name}"):
+                attempt = str(json.loads(data)["attempt"])
         except ObjectMissing:  # taken away just now
             continue
-        with as_corrupt(f"{_TAGS}/{name}"):
-            attempt = str(json.loads(data)["attempt"])
+        except (CheckpointCorrupt, NotAnObject) as error:
+            broken[name] = error.message
+            continue
         found[attempt] = (*found.get(attempt, ()), name)
-    return found
+    return Tags(found, broken)
 
 
 def forget(storage: Storage, checkpoint: CheckpointMetadata) -> None:

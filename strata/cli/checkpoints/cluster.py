@@ -9,7 +9,7 @@ import contextlib
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -131,6 +131,9 @@ class ClusterShelf:
 
     def untag(self, name: str) -> None:
         self.client.call(UntagCheckpointRequest(job=self.client.job, tag=name))
+
+    def tags(self) -> Collection[str]:
+        return {name for checkpoint in self.all() for name in checkpoint.tags}
 
     def fork(self, checkpoint: CheckpointMetadata, job: str) -> str:
         """Let a job that has not begun yet begin from a checkpoint of this one; return its path."""

@@ -113,7 +113,7 @@ def untag(
     Example: strata checkpoints untag best --job gpt
     """
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
-        if not any(name in c.tags for c in shelf.all()):
+        if name not in shelf.tags():
             raise CheckpointNotFound(f"no checkpoint has the name {name!r}")
         shelf.untag(name)
     _say(f"no checkpoint is {name} any more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,10 @@ class StorageShelf:
     def untag(self, name: str) -> None:
         self._check_owner()
         marks.untag(self.storage, name)
+
+    def tags(self) -> Collection[str]:
+        known = marks.tags(self.storage)
+        return {*(name for names in known.of.values() for name in names), *known.broken}
 
     def remove(self, checkpoint: CheckpointMetadata) -> None:
         self._check_owner()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -68,6 +68,10 @@ class Shelf(Protocol):
     def tag(self, checkpoint: CheckpointMetadata, name: str, *, who: str) -> None: ...
 
     def untag(self, name: str) -> None: ...
+
+    def tags(self) -> Collection[str]:
+        """Return the names that there are, of checkpoints or broken."""
+        ...
 
     def remove(self, checkpoint: CheckpointMetadata) -> None:
         """Forbid its use, remove its objects, forget it; `Refused` while it is needed.

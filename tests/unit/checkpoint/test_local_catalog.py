@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from strata.checkpoint import marks
 from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.manifest import GLOBAL_NAME
@@ -218,3 +219,33 @@ def test_a_root_of_a_newer_release_is_refused() -> None:
     storage.objects["strata.json"] = b'{"format":"strata-root","version":9,"owner":"standalone"}'
     with pytest.raises(CheckpointError, match="format 9"):
         claim(storage, STANDALONE)
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b"\xff"])
+def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    for step in (20, 40, 60):
+        save(storage, catalog, {"a": step}, step)
+    first, second, _ = catalog.all()
+    marks.tag(storage, second, "good")
+    storage.create_once("tags/best", data)
+    assert [(c.step, c.tags) for c in catalog.all()] == [(20, ()), (40, ("good",)), (60, ())]
+    assert "tags/best" in caplog.text
+    point = catalog.restore_point()
+    assert point is not None
+    assert point.step == 60
+    with pytest.raises(Refused, match="may be what the tag best names"):
+        catalog.delete(first)
+    marks.tag(storage, second, "best")
+    assert catalog.all()[1].tags == ("best", "good")
+    catalog.delete(first)
+
+
+def test_what_somebody_put_among_the_generations_is_no_generation() -> None:
+    storage = MemoryStorage()
+    storage.create_once("generations/notes.txt", b"x")
+    save(storage, local_catalog(storage), {"a": 1}, 20)
+    assert [c.generation for c in local_catalog(storage).all()] == [1]
