@@ -96,9 +96,11 @@ class CoordinatedCatalog:
         """Return the answer to any request of this job; `Unavailable` when there is none in time."""
         return self._ask(request, wait_s=wait_s)
 
-    def refresh(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-        """Return what the catalog has of a checkpoint now; `StaleGeneration` once this one is over."""
-        return self._get(checkpoint, wait_s=self._ask_again_s)
+    def doubts(self, checkpoint: CheckpointMetadata) -> list[str]:
+        """Return what hosts say of a suspected checkpoint by now; `StaleGeneration` once this one is over."""
+        message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
+        with _begun(checkpoint):
+            return list(self._ask(message, wait_s=self._ask_again_s).checkpoint.doubts)
 
     def folder(self, checkpoint: CheckpointMetadata) -> str:
         """A fork's bytes lie with the job that it comes from: where its path says."""

@@ -24,6 +24,7 @@ from strata.checkpoint.sink import Storage
 from strata.checkpoint.verifying import complaints
 from strata.errors import (
     CheckpointCorrupt,
+    CheckpointError,
     CheckpointNotFound,
     QuotaExceeded,
     Refused,
@@ -154,7 +155,8 @@ class Chores:
             elif chore.kind != CHORE_KIND_CLEAR or self._may_clear(chore, found, folder):
                 self._remove(chore, found, folder)
         except StorageError as error:
-            log.warning("step %d cannot be removed: %s", chore.step, error.message)
+            verb = "read" if chore.kind == CHORE_KIND_VERIFY else "removed"
+            log.warning("step %d cannot be %s: %s", chore.step, verb, error.message)
             return error
         except (Refused, CheckpointNotFound) as error:
             log.debug("step %d stays: %s", chore.step, error.message)
@@ -207,13 +209,24 @@ class Chores:
         return False
 
     def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
-        complaint = complaint_of(storage, folder, chore.manifest_digest, chore.objects)
+        try:
+            complaint = complaint_of(storage, folder, chore.manifest_digest, chore.objects)
+        except (
+            StorageError,
+            CheckpointError,
+        ) as error:  # whoever waits for this host's word learns why none comes
+            self._report(chore, reason=error.message, unread=True)
+            raise
         log.log(
             logging.ERROR if complaint else logging.WARNING,
             "step %d, which another host found damaged, is %s",
             chore.step,
             complaint or "sound here",
         )
+        objects = objects_in(complaint) if complaint else chore.objects
+        self._report(chore, reason=complaint, sound=not complaint, objects=objects)
+
+    def _report(self, chore: Chore, **found: Any) -> None:
         self._ask(
             ReportDamageRequest(
                 job=self._job,
@@ -221,9 +234,7 @@ class Chores:
                 attempt=chore.attempt,
                 tier=chore.tier,
                 host=self._host,
-                reason=complaint,
-                sound=not complaint,
-                objects=objects_in(complaint) if complaint else chore.objects,
+                **found,
             )
         )
 

@@ -177,10 +177,12 @@ class Keeping:
         point = self._catalog.restore_point()
         try:
             found = load(prove)
-        except CheckpointCorrupt:
+        except CheckpointCorrupt as error:
             waits = begins and point is not None and point.id == checkpoint.id
-            self._damaged(checkpoint, damaged, begins=waits)
-            raise
+            heard = self._damaged(checkpoint, damaged, begins=waits)
+            if not heard:
+                raise
+            raise CheckpointCorrupt(f"{error.message}; {'; '.join(heard)}", hint=error.hint) from error
         except StorageError:
             self._damaged(checkpoint, damaged, begins=False)
             raise
@@ -194,23 +196,29 @@ class Keeping:
 
     def _damaged(
         self, checkpoint: CheckpointMetadata, complaints: Mapping[str, str], *, begins: bool
-    ) -> None:
+    ) -> list[str]:
         """Say which copies of a checkpoint were read twice and are not what was saved.
 
         With `begins` this generation cannot go on without it: then wait for what the others find. Once
         it is confirmed the leader ends the generation, and the next call of this rank, here or later, is
-        `StaleGeneration`; or its supervisor ends the process. Returns when nobody confirms it in time.
+        `StaleGeneration`; or its supervisor ends the process. When nobody confirms it in time, return what
+        the others said: one that cannot read it confirms nothing.
         """
         told = [
             self._report(checkpoint, tier, complaint, generation=self._catalog.generation if begins else 0)
             for tier, complaint in complaints.items()
             if tier
         ]
+        heard: list[str] = []
         deadline = time.monotonic() + (self._corrupt_wait_s if begins and any(told) else 0.0)
         while time.monotonic() < deadline:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
-                self._catalog.refresh(checkpoint)
+                for said in self._catalog.doubts(checkpoint):
+                    if said not in heard and not said.startswith(f"{self._host} on "):
+                        heard.append(said)
+                        log.warning("step %d: %s", checkpoint.step, said)
+        return heard
 
     def _report(self, checkpoint: CheckpointMetadata, tier: str, complaint: str, *, generation: int) -> bool:
         """Say what is wrong with one copy; return whether anybody took it down."""

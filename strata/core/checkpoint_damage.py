@@ -38,7 +38,8 @@ class DamageReport:
     """What `host` read on `tier` ("": the one at the record's path), past every cache.
 
     `generation`: the one that cannot begin without these bytes; 0: none waits for them. `objects`: what
-    differs, or was found `sound`, as "folder/file"; none: it is not known which, or all is sound.
+    differs, or was found `sound`, as "folder/file"; none: it is not known which, or all is sound. `unread`: the
+    host could not look, and why not.
     """
 
     step: int
@@ -49,6 +50,7 @@ class DamageReport:
     sound: bool = False
     generation: int = 0
     objects: tuple[str, ...] = ()
+    unread: bool = False
 
 
 def suspicions(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
@@ -66,6 +68,17 @@ def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
             yield name
 
 
+def doubts(job: JobView, record: CheckpointRecord) -> Iterator[str]:
+    """Yield what each host said of a suspected copy, as a sentence; "host on tier" comes first."""
+    for name in suspected_tiers(job, record):
+        for word in suspicions(job, record, name):
+            said = word.record
+            what = (
+                "found damage" if said.corrupt else "could not read it" if said.unread else "found it sound"
+            )
+            yield f"{word.name} on {name}: {what}{f': {said.reason}' if said.reason else ''}"
+
+
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> tuple[str, ...] | None:
     """Return what `host` has not read of what others found damaged on a copy; (): all of it; None: nothing.
 
@@ -74,7 +87,7 @@ def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> 
     words = {word.name: word.record for word in suspicions(job, record, tier)}
     own = words.pop(host, None)
     named = [word.objects for word in words.values() if word.corrupt]
-    if not named or (own is not None and (own.corrupt or not own.sound)):
+    if not named or (own is not None and (own.corrupt or not (own.sound or own.unread))):
         return None  # its word, of damage or of the whole copy, is there
     if not all(named):
         return ()
@@ -111,7 +124,7 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
         return refuse(InvalidArgument(f"step {record.step} has no copy on {tier or 'its path'}"))
     state = tiers[tier].state
     corrupt = record.state is CheckpointState.CORRUPT or state is TierState.CORRUPT
-    if corrupt and (report.sound or not report.generation):
+    if corrupt and (report.sound or report.unread or not report.generation):
         return Decision(reason=f"step {record.step} on {tier} is corrupt")
     if not corrupt and (record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT):
         what = state if state is not TierState.PRESENT else record.state
@@ -122,7 +135,7 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     if known is not None and known.record == word:
         return decide_confirm(job, held, tier)
     return Decision(
-        reason=f"{report.host} found step {record.step} on {tier} {'sound' if report.sound else 'damaged'}",
+        reason=f"{report.host} {_said(report)} step {record.step} on {tier}",
         txn=Txn(
             compares=(
                 unchanged(held.key, held.mod_revision),
@@ -133,8 +146,16 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     )
 
 
+def _said(report: DamageReport) -> str:
+    return "could not read" if report.unread else "found no damage in" if report.sound else "found damage in"
+
+
 def _word(report: DamageReport, known: Suspect | None) -> Suspect:
     """Return what a host says from now on: of several of its ranks, what each of them found."""
+    if report.unread:
+        told = known or Suspect(corrupt=False, reason="")
+        unread = dataclasses.replace(told, unread=True, reason=report.reason[:MAX_REASON_CHARS])
+        return told if told.corrupt or told.unread else unread  # each new reason would have it try again
     if report.sound:
         return _sound_word(report, known)
     objects, generation = set(report.objects), report.generation
@@ -160,7 +181,7 @@ def _sound_word(report: DamageReport, known: Suspect | None) -> Suspect:
     if not report.objects:
         return word
     sound = {*report.objects, *(known.sound if known is not None else ())}
-    if known is not None and not known.corrupt and not known.sound:
+    if known is not None and not (known.corrupt or known.sound or known.unread):
         return known  # of the whole copy
     if known is not None and known.corrupt:
         damaged = tuple(one for one in known.objects if one not in report.objects)

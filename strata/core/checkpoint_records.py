@@ -48,7 +48,7 @@ class Suspect:
 
     `generation`: the one that could not begin because of it, 0 when nothing waited for these bytes.
     `objects`: what differs, as "folder/file"; none: it is not known which. `sound`: what is as it was; none
-    in a word that is not `corrupt`: all of the copy.
+    in a word that is not `corrupt`: all of the copy. `unread`: what it was asked for last could not be read.
     """
 
     corrupt: bool
@@ -56,6 +56,7 @@ class Suspect:
     generation: int = 0
     objects: tuple[str, ...] = ()
     sound: tuple[str, ...] = ()
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

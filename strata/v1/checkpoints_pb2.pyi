@@ -197,6 +197,7 @@ class Checkpoint(_message.Message):
     READERS_FIELD_NUMBER: _builtins.int
     SUSPECTED_FIELD_NUMBER: _builtins.int
     ORIGIN_JOB_FIELD_NUMBER: _builtins.int
+    DOUBTS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     step: _builtins.int
     generation: _builtins.int
@@ -241,6 +242,10 @@ class Checkpoint(_message.Message):
     def suspected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tiers that a host found damaged and no second one has confirmed yet."""
 
+    @_builtins.property
+    def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each host said of a suspected copy, in words."""
+
     def __init__(
         self,
         *,
@@ -271,10 +276,11 @@ class Checkpoint(_message.Message):
         readers: _abc.Iterable[_builtins.str] | None = ...,
         suspected: _abc.Iterable[_builtins.str] | None = ...,
         origin_job: _builtins.str = ...,
+        doubts: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "attempt", b"attempt", "base_attempt", b"base_attempt", "base_step", b"base_step", "created_unix_ms", b"created_unix_ms", "epoch", b"epoch", "generation", b"generation", "latest", b"latest", "manifest_digest", b"manifest_digest", "metadata", b"metadata", "mod_revision", b"mod_revision", "model_hash", b"model_hash", "origin_job", b"origin_job", "path", b"path", "pinned", b"pinned", "ranks", b"ranks", "readers", b"readers", "reason", b"reason", "references", b"references", "sealed", b"sealed", "size_bytes", b"size_bytes", "state", b"state", "step", b"step", "suspected", b"suspected", "tags", b"tags", "tiers", b"tiers", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "attempt", b"attempt", "base_attempt", b"base_attempt", "base_step", b"base_step", "created_unix_ms", b"created_unix_ms", "doubts", b"doubts", "epoch", b"epoch", "generation", b"generation", "latest", b"latest", "manifest_digest", b"manifest_digest", "metadata", b"metadata", "mod_revision", b"mod_revision", "model_hash", b"model_hash", "origin_job", b"origin_job", "path", b"path", "pinned", b"pinned", "ranks", b"ranks", "readers", b"readers", "reason", b"reason", "references", b"references", "sealed", b"sealed", "size_bytes", b"size_bytes", "state", b"state", "step", b"step", "suspected", b"suspected", "tags", b"tags", "tiers", b"tiers", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1207,6 +1213,7 @@ class ReportDamageRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     OBJECTS_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
     attempt: _builtins.str
@@ -1218,6 +1225,8 @@ class ReportDamageRequest(_message.Message):
     """The bytes were as they were saved."""
     generation: _builtins.int
     """The generation that cannot begin without these bytes; 0: none waits for them."""
+    unread: _builtins.bool
+    """It could not be read, for this reason, which says nothing of its bytes."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
@@ -1237,10 +1246,11 @@ class ReportDamageRequest(_message.Message):
         generation: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
         objects: _abc.Iterable[_builtins.str] | None = ...,
+        unread: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "objects", b"objects", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "objects", b"objects", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

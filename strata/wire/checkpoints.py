@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strata.core.checkpoint_chores import AdoptRequest, Chore
 from strata.core.checkpoint_copies import CopyRequest
-from strata.core.checkpoint_damage import DamageReport, suspected_tiers
+from strata.core.checkpoint_damage import DamageReport, doubts, suspected_tiers
 from strata.core.checkpoint_pins import tags_of
 from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoint_tiers import PRIMARY, tiers_of
@@ -50,6 +50,7 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
         readers=job.view.names(job.keys.readers(*where)),
         suspected=suspected_tiers(job, record),
         origin_job=record.origin.job if record.origin is not None else "",
+        doubts=doubts(job, record),
     )
 
 
@@ -136,6 +137,7 @@ def damage_report(message: checkpoints_pb2.ReportDamageRequest) -> DamageReport:
         sound=message.sound,
         generation=message.generation,
         objects=tuple(message.objects),
+        unread=message.unread,
     )
 
 

@@ -19,7 +19,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.core.retention_plan import retention
-from strata.errors import CheckpointCorrupt, ConfigError, StaleGeneration, Unavailable
+from strata.errors import CheckpointCorrupt, ConfigError, StaleGeneration, StorageError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import SetRetentionRequest
 from tests.unit.checkpoint.ports import Cluster, state_of
@@ -377,6 +377,47 @@ def test_a_host_that_found_one_image_sound_looks_at_another_one(tmp_path: Path) 
     assert state_of(cluster, 10) is CheckpointState.CORRUPT
     for each in managers:
         each.close()
+
+
+class Away(LocalStorage):
+    """Cannot be read."""
+
+    def source(self, name: str) -> Any:
+        raise StorageError(f"{name}: Input/output error")
+
+
+def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(a=1, b=1)
+    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
+    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
+        info.wait(LIMIT_S)
+    for each in managers:
+        each.close()
+    damage(tmp_path, 10)
+    away = Chores(
+        cluster.port(1).call, job="job", host="host-b", storages=[Away(tmp_path, nonce=lambda: "n")]
+    )
+    answered = []
+
+    def look(request: object) -> None:
+        if isinstance(request, pb.GetCheckpointRequest) and not answered:
+            answered.append(request)
+            with pytest.raises(StorageError, match="Input/output error"):
+                away.tidy()
+
+    cluster.on_call = look
+    with (
+        manager(cluster, tmp_path, restores=True, corrupt_wait_s=1.0) as ckpt,
+        pytest.raises(CheckpointCorrupt) as raised,
+    ):
+        ckpt.restore({"w": np.zeros(4)})
+    assert answered
+    for told in (raised.value.message, caplog.text):
+        assert "; host-b on primary: could not read it: " in told or "step 10: host-b on primary: " in told
+        assert "Input/output error" in told
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
 
 def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(

@@ -8,6 +8,7 @@ from strata.core.checkpoint_chores import ChoreKind, chores
 from strata.core.checkpoint_damage import (
     DamageReport,
     decide_report_damage,
+    doubts,
     is_suspect,
     next_confirmation,
     suspicions,
@@ -277,3 +278,26 @@ def test_what_a_host_read_sound_takes_no_damage_away_that_it_found_elsewhere(job
     assert (word.record.corrupt, word.record.objects, word.record.generation) == (True, (one,), 2)
     job.damage(40, "host-a", sound=True, objects=(one,))
     assert not is_suspect(job.store.job(), job.record(40))
+
+
+def test_a_host_that_cannot_read_says_so_and_has_not_looked(job: KeptJob) -> None:
+    one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
+    job.damage(40, "host-a", objects=(one,))
+    job.damage(40, "host-b", unread=True, reason="the disk is away")
+    (chore,) = chores(job.store.job(), "host-b")
+    assert chore.objects == (one,)
+    assert list(doubts(job.store.job(), job.record(40))) == [
+        "host-a on primary: found damage: a bit",
+        "host-b on primary: could not read it: the disk is away",
+    ]
+    before = job.store.revision
+    job.damage(40, "host-b", unread=True, reason="still away, request 2")
+    assert job.store.revision == before, "else each try would bring about the next one"
+    job.damage(40, "host-b", sound=True, objects=(one,), reason="")
+    assert list(doubts(job.store.job(), job.record(40)))[1] == "host-b on primary: found it sound"
+    job.damage(40, "host-a", objects=(two,))
+    job.damage(40, "host-b", unread=True)
+    assert [chore.objects for chore in chores(job.store.job(), "host-b")] == [(two,)]
+    job.damage(40, "host-a", unread=True)
+    assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
+    assert job.mark() == []
