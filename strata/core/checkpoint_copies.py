@@ -46,7 +46,8 @@ class CopyRequest:
 def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     """Record that a part is copied, once; with the last one the tier is in the record.
 
-    The digest must be the acked one. `Conflict` for another; `Refused` once the tier, or the checkpoint,
+    The digest must be the acked one; of a checkpoint that was adopted, whose acks are gone, that of its manifest
+    alone is known. `Conflict` for another; `Refused` once the tier, or the checkpoint,
     is to be deleted: what was copied is removed with the rest.
     """
     held = find(job, request.step, request.attempt) if request.attempt else None
@@ -70,10 +71,9 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     )
     if request.begun:
         key = job.keys.copies(*where, name) + BEGUN
-    elif (wanted := _digest_of(job, record, request.rank)) != request.digest:
-        return refuse(
-            Conflict(f"what lies on {name} has digest {request.digest}, and {wanted or 'none'} was acked")
-        )
+    elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
+        there, acked = request.digest or "none", wanted or "none"
+        return refuse(Conflict(f"what lies on {name} has digest {there}, and {acked} was acked"))
     if job.view.get(key) is not None:
         return decide_tier(job, held, name)
     if (wrong := check_root(request.root)) is not None:
@@ -96,13 +96,19 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     )
 
 
-def _digest_of(job: JobView, record: CheckpointRecord, rank: int | None) -> str:
-    where = (record.step, record.generation, record.attempt)
+def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> str:
+    """Return the digest that must lie there, or "": it is not known, or there is no such part."""
+    where, rank = (record.step, record.generation, record.attempt), request.rank
+    # nothing commits without its acks: where they are gone it was given up first, and adopted then
+    adopted = record.state is CheckpointState.COMMITTED and record.origin is None
     if rank is None:
         seal = job.view.record(job.keys.seal(*where), Seal)
-        return seal.digest if seal is not None else ""
+        return seal.digest if seal is not None else record.manifest_digest if adopted else ""
     ack = job.view.record(job.keys.ack(*where, rank), Ack)
-    return ack.digest if ack is not None else ""
+    if ack is not None:
+        return ack.digest
+    # the manifest, which the seal of the copy must match, names the parts
+    return request.digest if adopted and rank < record.ranks else ""
 
 
 def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decision:

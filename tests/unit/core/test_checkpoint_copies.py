@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from strata.core.checkpoint_chores import AdoptRequest, decide_adopt
 from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, decide_tier
 from strata.core.checkpoint_order import newest, restore_point
 from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tiers_of, within_reach
@@ -182,3 +183,35 @@ def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state() 
     assert head.record.restore is not None
     assert newest(job.store.job()) is not None
     job.sound()
+
+
+def adopted(job: KeptJob) -> None:
+    """Let 20 be one that was given up, of which nothing but the record is left, and that storage had."""
+    job.begin(step=20, attempt="x20")
+    for rank in range(2):
+        job.ack(rank, step=20, attempt="x20")
+    job.abort(step=20, attempt="x20")
+    job.save(40)
+    request = AdoptRequest(step=20, attempt="x20", manifest_digest="m", size_bytes=5)
+    job.store.settle(lambda v: decide_adopt(v, request))
+
+
+def test_an_adopted_checkpoint_whose_acks_are_gone_is_copied() -> None:
+    job = KeptJob(a=2)
+    adopted(job)
+    for rank, digest in ((None, "other"), (None, ""), (2, "d2"), (1, "")):
+        with pytest.raises(Conflict):
+            report(job, rank=rank, digest=digest)
+    for part, named in ((0, "d0"), (1, "d1"), (None, "m")):
+        report(job, rank=part, digest=named)
+    report(job, rank=0, digest="d0")
+    assert set(tiers_of(job.record(20))) == {PRIMARY, "s3"}
+    job.sound()
+
+
+def test_no_digest_is_none_that_was_acked() -> None:
+    job = KeptJob(a=2)
+    job.begin(step=20, attempt="x20")
+    for rank in (None, 0):
+        with pytest.raises(Conflict, match="none was acked"):
+            report(job, rank=rank, digest="")
