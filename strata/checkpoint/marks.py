@@ -35,7 +35,8 @@ def pin(storage: Storage, checkpoint: CheckpointMetadata, *, who: str, why: str)
     with as_corrupt(name):
         held = dict(json.loads(storage.read(name)))
     if held != body:
-        raise Conflict(f"step {checkpoint.step} is pinned already, by {held.get('who')}: {held.get('why')}")
+        by = f"{held.get('who')}: {held.get('why')}" if held.get("why") else held.get("who")
+        raise Conflict(f"step {checkpoint.step} is pinned already, by {by}", hint="unpin it first")
 
 
 def unpin(storage: Storage, checkpoint: CheckpointMetadata) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from strata.cli.checkpoints.where import StorageRoot, Which, chosen, opened
+from strata.cli.checkpoints.where import StorageRoot, Which, chosen, means_another, opened
 from strata.cli.credentials import connecting
 from strata.cli.output import (
     DEFAULT_ENDPOINTS,
@@ -22,7 +22,7 @@ from strata.cli.output import (
     size,
 )
 from strata.config import Credentials
-from strata.errors import CheckpointNotFound, Refused, StorageError
+from strata.errors import CheckpointNotFound, InvalidArgument, Refused, StorageError
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
 Why = Annotated[str, typer.Option("--why", help="Why it is to stay; whoever lists it sees that.")]
@@ -92,6 +92,11 @@ def tag(
 
     Example: strata checkpoints tag 5000 best --job gpt
     """
+    if means_another(name):
+        raise InvalidArgument(
+            f"{name!r} cannot be a tag: as a word for a checkpoint it means another one",
+            hint="a tag is not `latest`, and not of digits alone, which are a step",
+        )
     with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.tag(checkpoint, name, who=whoever())

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from strata.checkpoint import marks, opening, root
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.evidence import Folder
 from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.place import parse_place
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
@@ -36,10 +38,7 @@ def storage_shelf(where: str, job: str) -> StorageShelf:
     storage = open_storage(where)
     owner = root.owner_of(storage)
     if owner is None:
-        raise CheckpointNotFound(
-            f"{storage.uri} is no storage root: it has no {root.NAME}",
-            hint="check the path; a save makes one",
-        )
+        raise _no_root(storage)
     if owner == root.COORDINATED:
         held = [name for name in storage.list() if root.owner_of(storage, folder=name) is not None]
         if job not in held:
@@ -49,6 +48,17 @@ def storage_shelf(where: str, job: str) -> StorageShelf:
             )
         storage = open_storage(f"{storage.uri}/{job}")
     return StorageShelf(storage, standalone=owner == root.STANDALONE)
+
+
+def _no_root(storage: Storage) -> CheckpointNotFound:
+    why, hint = f"it has no {root.NAME}", "check the path; a save makes one"
+    if Folder.parse(storage.uri.rpartition("/")[2]) is not None:
+        hint = "that is one checkpoint's folder; the root is the one above"
+    elif isinstance(storage, LocalStorage) and not storage.root.exists():
+        why = "there is nothing"
+    elif isinstance(storage, LocalStorage) and not storage.root.is_dir():
+        why, hint = "it is a file", "say the folder that was saved into"
+    return CheckpointNotFound(f"{storage.uri} is no storage root: {why}", hint=hint)
 
 
 class StorageShelf:

@@ -127,6 +127,11 @@ def chosen(known: Sequence[CheckpointMetadata], word: str, *, alone: bool = Fals
     return (committed or found)[-1]
 
 
+def means_another(word: str) -> bool:
+    """Tell whether a word names a checkpoint by itself, whatever its tags are."""
+    return word == "latest" or word.isdigit()
+
+
 def _named(known: Sequence[CheckpointMetadata], word: str) -> list[CheckpointMetadata]:
     if word == "latest":
         return [c for c in known if c.latest]
@@ -143,4 +148,6 @@ def _named(known: Sequence[CheckpointMetadata], word: str) -> list[CheckpointMet
 def _told(known: Sequence[CheckpointMetadata]) -> str:
     steps = [str(c.step) for c in known]
     few = ", ".join(steps[-8:])
-    return f"the steps {'…, ' if len(steps) > 8 else ''}{few}" if steps else "none"
+    tags = sorted({tag for c in known for tag in c.tags})
+    named = f" and the tags {', '.join(tags[:8])}{', …' if len(tags) > 8 else ''}" if tags else ""
+    return f"the steps {'…, ' if len(steps) > 8 else ''}{few}{named}" if steps else "none"

@@ -97,9 +97,37 @@ def test_a_root_is_listed_and_one_of_it_shown(where: Path) -> None:
 
 
 def test_what_is_no_root_is_said_to_be_none(tmp_path: Path, where: Path) -> None:
-    assert "is no storage root" in run("list", "-s", tmp_path / "typo", code=4)
+    assert "no storage root: there is nothing" in run("list", "-s", tmp_path / "typo", code=4)
+    assert "no storage root: it has no strata.json" in run("list", "-s", tmp_path, code=4)
+    (tmp_path / "file").write_bytes(b"x")
+    assert "no storage root: it is a file" in run("verify", "-s", tmp_path / "file", code=4)
+    assert "the root is the one above" in run("list", "-s", image(where, 20).parent, code=4)
     assert "no checkpoint is '77'" in run("show", 77, "-s", where, code=4)
     assert "has no rank 3" in run("show", "--rank", 3, "-s", where, code=4)
+
+
+def test_a_tag_is_a_word_that_names_nothing_else(where: Path) -> None:
+    for word in ("77", "latest"):
+        assert "means another one" in run("tag", 20, word, "-s", where, code=2)
+    run("tag", 20, "best", "-s", where)
+    assert "the steps 10, 20, 30 and the tags best" in run("show", "worst", "-s", where, code=4)
+
+
+def test_a_broken_tag_is_told_and_taken_away(where: Path) -> None:
+    run("tag", 20, "best", "-s", where)
+    (where / "tags" / "best").write_bytes(b"{")
+    assert [c["tags"] for c in values("list", "-s", where)] == [[], [], []]
+    assert "strata checkpoints untag best" in run("delete", 10, "-y", "-s", where, code=4)
+    run("untag", "best", "-s", where)
+    assert "has the name" in run("untag", "best", "-s", where, code=4)
+    run("delete", 10, "-y", "-s", where)
+
+
+def test_a_pin_for_another_reason_is_refused(where: Path) -> None:
+    run("pin", 10, "-s", where)
+    said = run("pin", 10, "--why", "the paper's", "-s", where, code=4)
+    assert ": (" not in said
+    assert "unpin it first" in said
 
 
 def test_a_root_of_coordinators_is_looked_at_and_not_changed(tmp_path: Path, where: Path) -> None:
