@@ -8,20 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from strata.cli.checkpoints.where import StorageRoot, Which, chosen, means_another, opened
-from strata.cli.credentials import connecting
+from strata.cli.checkpoints.looking import Looking, on_shelf
+from strata.cli.checkpoints.where import Which, chosen, means_another
 from strata.cli.output import (
-    DEFAULT_ENDPOINTS,
-    DEFAULT_TIMEOUT_S,
-    Endpoints,
-    Job,
     Json,
-    TimeoutS,
     print_values,
     printable,
     size,
 )
-from strata.config import Credentials
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused, StorageError
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
@@ -36,57 +30,45 @@ KeepCount = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go, and change nothing.")]
 
 
-@connecting
+@on_shelf
 def pin(
     which: Which,
     why: Why = "",
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Keep a checkpoint until it is unpinned, whatever the retention says.
 
     Example: strata checkpoints pin 5000 --why "the paper's" --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.pin(checkpoint, who=whoever(), why=why)
     _say(f"step {checkpoint.step} is pinned")
 
 
-@connecting
+@on_shelf
 def unpin(
     which: Which,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Let a checkpoint go when the retention says so.
 
     Example: strata checkpoints unpin 5000 --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.unpin(checkpoint)
     _say(f"step {checkpoint.step} is not pinned")
 
 
-@connecting
+@on_shelf
 def tag(
     which: Which,
     name: Name,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Give a checkpoint a name, or move the name to it. What has a name is not deleted.
 
@@ -97,43 +79,35 @@ def tag(
             f"{name!r} cannot be a tag: as a word for a checkpoint it means another one",
             hint="a tag is not `latest`, and not of digits alone, which are a step",
         )
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.tag(checkpoint, name, who=whoever())
     _say(f"step {checkpoint.step} is {name}")
 
 
-@connecting
+@on_shelf
 def untag(
     name: Name,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Take a name away. The checkpoint stays as long as the retention says.
 
     Example: strata checkpoints untag best --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         if name not in shelf.tags():
             raise CheckpointNotFound(f"no checkpoint has the name {name!r}")
         shelf.untag(name)
     _say(f"no checkpoint is {name} any more")
 
 
-@connecting
+@on_shelf
 def delete(
     which: Which,
     yes: Yes = False,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Delete a checkpoint and its files. The latest one, and what is pinned or used, stays.
 
@@ -141,7 +115,7 @@ def delete(
 
     Example: strata checkpoints delete 5000 --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which, alone=True)
         what = f"step {checkpoint.step}, generation {checkpoint.generation}, {size(checkpoint.size_bytes)}"
         if not yes:
@@ -150,17 +124,13 @@ def delete(
     _say(f"deleted: {what}")
 
 
-@connecting
+@on_shelf
 def collect(
     keep_count: KeepCount = None,
     dry_run: DryRun = False,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Remove what crashes and interrupted deletions left, and with --keep-count old checkpoints.
 
@@ -170,7 +140,7 @@ def collect(
     """
     gone: list[dict[str, Any]] = []
     trouble: StorageError | None = None
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         for each in shelf.garbage(keep_count):
             try:
                 if not dry_run:

@@ -12,20 +12,14 @@ from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.comparing import plain_values
 from strata.checkpoint.manifest import Manifest, RankManifest
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
-from strata.cli.checkpoints.where import Shelf, StorageRoot, Which, chosen, opened
-from strata.cli.credentials import connecting
+from strata.cli.checkpoints.looking import Looking, on_shelf
+from strata.cli.checkpoints.where import Shelf, Which, chosen
 from strata.cli.output import (
-    DEFAULT_ENDPOINTS,
-    DEFAULT_TIMEOUT_S,
-    Endpoints,
-    Job,
     Json,
-    TimeoutS,
     print_table,
     print_values,
     size,
 )
-from strata.config import Credentials
 from strata.core.records import CheckpointState
 from strata.errors import Refused
 
@@ -33,21 +27,17 @@ Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor, too
 Rank = Annotated[int, typer.Option("--rank", min=0, help="Whose tensors and values.")]
 
 
-@connecting
+@on_shelf
 def list_checkpoints(
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Show the checkpoints of a job or of a storage root, newest last.
 
     Example: strata checkpoints list --job gpt --json
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         known = shelf.all()
         title = shelf.title
         values = [shelf.values(c) for c in known] if as_json else []
@@ -86,24 +76,20 @@ def saved_at(c: CheckpointMetadata) -> str:
     return datetime.fromtimestamp(c.created_unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-@connecting
+@on_shelf
 def show(
     which: Which = "latest",
     tensors: Tensors = False,
     rank: Rank = 0,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Show one checkpoint: what it is, what it holds, what it follows from.
 
     Example: strata checkpoints show latest --tensors --storage /data/checkpoints
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         manifest, parts = manifests_of(shelf, checkpoint) if _is_whole(checkpoint) else (None, [])
     if parts and rank >= len(parts):

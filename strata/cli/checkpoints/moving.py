@@ -15,22 +15,16 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
 from strata.cli.checkpoints.listing import manifests_of
+from strata.cli.checkpoints.looking import Looking, on_shelf
 from strata.cli.checkpoints.root_shelf import StorageShelf, open_storage, storage_shelf
-from strata.cli.checkpoints.where import StorageRoot, Which, chosen, opened
-from strata.cli.credentials import connecting
+from strata.cli.checkpoints.where import Which, chosen
 from strata.cli.output import (
-    DEFAULT_ENDPOINTS,
-    DEFAULT_TIMEOUT_S,
-    Endpoints,
-    Job,
     Json,
-    TimeoutS,
     print_values,
     printable,
     size,
 )
 from strata.cli.progress import byte_progress
-from strata.config import Credentials
 from strata.errors import Refused
 
 Out = Annotated[Path, typer.Argument(metavar="FILE", help="Its suffix says the format, unless --format.")]
@@ -60,7 +54,7 @@ To = Annotated[
 ]
 
 
-@connecting
+@on_shelf
 def export_checkpoint(
     which: Which,
     out: Out,
@@ -68,13 +62,9 @@ def export_checkpoint(
     rank: RankOf = None,
     file_format: Format = None,
     force: Force = False,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Write a checkpoint's tensors to one file: safetensors, NumPy's .npz or torch's .pt.
 
@@ -82,7 +72,7 @@ def export_checkpoint(
 
     Example: strata checkpoints export latest model.safetensors --only model --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         _, manifests = manifests_of(shelf, checkpoint)
         part = file_export.choose(manifests, rank=rank, only=only)
@@ -146,23 +136,19 @@ def import_file(
     _say(f"step {step}: {what}, {size(info.size_bytes)}, at {info.path}")
 
 
-@connecting
+@on_shelf
 def fork(
     which: Which,
     to: To,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Let another training begin from a checkpoint: a new job, or with --storage a new root.
 
     Example: strata checkpoints fork 5000 --to gpt-cooler --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         if isinstance(shelf, StorageShelf):
             where = _fork_root(shelf, checkpoint, to)

@@ -12,22 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strata.cli.checkpoints.keeping import whoever
-from strata.cli.checkpoints.where import Which, catalog_of, chosen
-from strata.cli.credentials import connecting
+from strata.cli.checkpoints.keeping import Yes, whoever
+from strata.cli.checkpoints.looking import Looking, on_catalog
+from strata.cli.checkpoints.where import Which, chosen
 from strata.cli.output import (
-    DEFAULT_ENDPOINTS,
-    DEFAULT_TIMEOUT_S,
-    Endpoints,
-    Job,
     Json,
-    TimeoutS,
     print_json,
     print_table,
     print_values,
     printable,
 )
-from strata.config import Credentials
 from strata.core.spans import seconds
 from strata.errors import InvalidArgument
 
@@ -47,10 +41,9 @@ AgeS = Annotated[float, typer.Option("--keep-age-s", min=0, help="And those youn
 OnTier = Annotated[
     str, typer.Option("--tier", help="Rules for the copies on this tier alone, such as replica.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-@connecting
+@on_catalog
 def retention(
     keep_count: KeepCount = None,
     keep_every_steps: EverySteps = 0,
@@ -59,12 +52,9 @@ def retention(
     highest: Highest = False,
     keep_age_s: AgeS = 0.0,
     tier: OnTier = "",
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Say which checkpoints of a job stay and why; with --keep-count, set the rules first.
 
@@ -77,7 +67,7 @@ def retention(
         raise InvalidArgument(
             "rules are set with a number of the newest that stay", hint="add --keep-count; 0 keeps everything"
         )
-    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.catalog() as shelf:
         if keep_count is not None:
             from strata.v1.retention_pb2 import Keep  # noqa: PLC0415  # protobuf only when it is needed
 
@@ -98,7 +88,7 @@ def retention(
         sys.stdout.write(f"{printable(line)}\n")
     names = sorted({*found.kept, *found.going}, key=lambda name: int(name.partition("/")[0]))
     rows = [(*name.split("/", 1), _fate(found, name)) for name in names]
-    print_table(f"job {job}", ("STEP", "ATTEMPT", "WHY"), rows, empty="there is no checkpoint")
+    print_table(f"job {looking.job}", ("STEP", "ATTEMPT", "WHY"), rows, empty="there is no checkpoint")
 
 
 def _fate(found: GetRetentionResponse, name: str) -> str:
@@ -128,16 +118,13 @@ def _sentence(keep: Keep) -> str:
     return "what stays: " + (", ".join(said for number, said in rules if number) or "everything")
 
 
-@connecting
+@on_catalog
 def rewind(
     which: Which,
     yes: Yes = False,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Have a job go back: its next generation, which follows at once, begins from this checkpoint.
 
@@ -145,16 +132,20 @@ def rewind(
 
     Example: strata checkpoints rewind 5000 --job gpt
     """
-    with catalog_of(job, endpoints=endpoints, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.catalog() as shelf:
         generation = shelf.generation()
         checkpoint = chosen(shelf.all(), which, alone=True)
         what = f"step {checkpoint.step} of generation {checkpoint.generation}"
         if not yes:
             typer.confirm(
-                f"End generation {generation} of job {job}, and begin from {what}?", abort=True, err=True
+                f"End generation {generation} of job {looking.job}, and begin from {what}?",
+                abort=True,
+                err=True,
             )
         shelf.rewind(checkpoint, generation=generation, who=whoever())
     if as_json:
         print_values({"step": checkpoint.step, "attempt": checkpoint.id, "generation": generation})
         return
-    sys.stdout.write(f"generation {generation} of job {printable(job)} ends; the next begins from {what}\n")
+    sys.stdout.write(
+        f"generation {generation} of job {printable(looking.job)} ends; the next begins from {what}\n"
+    )

@@ -12,23 +12,17 @@ from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.comparing import Difference, compare
 from strata.checkpoint.verifying import Verification, verify
 from strata.cli.checkpoints.listing import manifests_of
-from strata.cli.checkpoints.where import Shelf, StorageRoot, Which, chosen, opened
-from strata.cli.credentials import connecting
+from strata.cli.checkpoints.looking import Looking, on_shelf
+from strata.cli.checkpoints.where import Shelf, Which, chosen
 from strata.cli.exits import Exit
 from strata.cli.output import (
-    DEFAULT_ENDPOINTS,
-    DEFAULT_TIMEOUT_S,
-    Endpoints,
-    Job,
     Json,
-    TimeoutS,
     print_table,
     print_values,
     printable,
     size,
 )
 from strata.cli.progress import byte_progress
-from strata.config import Credentials
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, Refused
 
@@ -37,17 +31,13 @@ Newer = Annotated[str, typer.Argument(metavar="NEWER", help="The other one, name
 _READABLE = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 
 
-@connecting
+@on_shelf
 def verify_checkpoints(
     which: Which = "latest",
     every: All = False,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Read a checkpoint and say whether every byte is the one that was saved. Changes nothing.
 
@@ -55,7 +45,7 @@ def verify_checkpoints(
 
     Example: strata checkpoints verify latest --storage /data/checkpoints
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         known = shelf.all()
         wanted = [c for c in known if c.state in _READABLE] if every else [chosen(known, which)]
         if not wanted:
@@ -104,24 +94,20 @@ def _print(checkpoint: CheckpointMetadata, verification: Verification) -> None:
         sys.stdout.write(f"  {printable(problem)}\n")
 
 
-@connecting
+@on_shelf
 def diff(
     older: Which,
     newer: Newer = "latest",
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose part is compared.")] = 0,
-    storage: StorageRoot = None,
-    endpoints: Endpoints = DEFAULT_ENDPOINTS,
-    job: Job = "default",
     as_json: Json = False,
-    timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
-    credentials: Credentials,
+    looking: Looking,
 ) -> None:
     """Say what is different in another checkpoint: tensors and values. Reads manifests only.
 
     Example: strata checkpoints diff 1000 2000 --job gpt
     """
-    with opened(storage, endpoints=endpoints, job=job, timeout_s=timeout_s, credentials=credentials) as shelf:
+    with looking.shelf() as shelf:
         known = shelf.all()
         before, after = chosen(known, older), chosen(known, newer)
         parts = [manifests_of(shelf, checkpoint)[1] for checkpoint in (before, after)]
