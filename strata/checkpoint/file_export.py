@@ -70,15 +70,15 @@ class Part:
 def choose(manifests: Sequence[RankManifest], *, rank: int | None, only: str | None) -> Part:
     """Return what to export: of `rank`, or what all ranks have alike; below the key `only`, or all.
 
-    `CheckpointError`, naming the path, where the ranks differ and no `rank` is told.
+    `Refused`, naming the path, where the ranks differ and no `rank` is told, or where there is no such rank or key.
     """
     if rank is not None and not 0 <= rank < len(manifests):
-        raise CheckpointError(f"the checkpoint has no rank {rank}, only 0 to {len(manifests) - 1}")
+        raise Refused(f"the checkpoint has no rank {rank}, only 0 to {len(manifests) - 1}")
     manifest = manifests[rank or 0]
     if rank is None and len(manifests) > 1:
         below = [path for path in differing(manifests) if only is None or _is_below(path, only)]
         if below:
-            raise CheckpointError(
+            raise Refused(
                 f"{below[0]} differs between the {len(manifests)} ranks",
                 hint="--rank exports what one of them had, --only a part that all have alike",
             )
@@ -272,10 +272,10 @@ def _part_of(tree: Json, only: str) -> Json:
         if only.startswith(f"{name}."):
             try:
                 return _part_of(part, only[len(str(name)) + 1 :])
-            except CheckpointError:
+            except Refused:
                 continue
     held = ", ".join(str(name) for name, _ in children(tree) or ()) or "no keys"
-    raise CheckpointError(f"there is nothing under {only!r}, where there is {held[:300]}")
+    raise Refused(f"there is nothing under {only!r}, where there is {held[:300]}")
 
 
 def _leaves(tree: Json, path: str) -> Iterator[tuple[str, str]]:

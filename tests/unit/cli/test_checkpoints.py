@@ -288,8 +288,9 @@ def test_a_model_is_exported_for_other_programs(where: Path, tmp_path: Path) -> 
         assert arrays["model.w"][0, 0] == 20
     assert "nothing says in which format" in run("export", 20, tmp_path / "x.what", "-s", where, code=2)
     assert "nothing under 'optim'" in run(
-        "export", 20, tmp_path / "y.npz", "--only", "optim", "-s", where, code=1
+        "export", 20, tmp_path / "y.npz", "--only", "optim", "-s", where, code=4
     )
+    assert "has no rank 3" in run("export", 20, tmp_path / "y.npz", "--rank", 3, "-s", where, code=4)
     damage(image(where, 20))
     assert "differs from what was saved" in run("export", 20, tmp_path / "z.npz", "-s", where, code=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["all.npz", "model.safetensors", "root"]
