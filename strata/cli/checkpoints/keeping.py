@@ -19,7 +19,9 @@ from strata.cli.output import (
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused, StorageError
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
-Why = Annotated[str, typer.Option("--why", help="Why it is to stay; whoever pins it for another reason is told.")]
+Why = Annotated[
+    str, typer.Option("--why", help="Why it is to stay; whoever pins it for another reason is told.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 KeepCount = Annotated[
     int | None,
