@@ -1,12 +1,9 @@
-"""What ranks do for checkpoints beyond their own saves: policy, chores, readers, damage."""
+"""What ranks do for checkpoints beyond their own saves: policy, chores, readers."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,40 +11,21 @@ import pytest
 
 from strata.checkpoint.local_storage import LocalStorage
 from strata.client.checkpoint_chores import Chores, complaint_of
-from strata.client.checkpoint_tiers import Prove
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.core.retention_plan import retention
-from strata.errors import CheckpointCorrupt, ConfigError, StaleGeneration, StorageError, Unavailable
+from strata.errors import ConfigError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import SetRetentionRequest
 from tests.unit.checkpoint.ports import Cluster, state_of
+from tests.unit.client.coordinated import LIMIT_S, damage, manager, save
 from tests.unit.core.rig import carry_out, leave, register
-
-LIMIT_S = 30.0
 
 
 @pytest.fixture
 def cluster() -> Cluster:
     return Cluster(a=1)
-
-
-def manager(cluster: Cluster, root: Path, *, restores: bool = False, **settings: Any) -> CheckpointManager:
-    point = cluster.restore_point() if restores else None
-    return CheckpointManager(root, client=cluster.port(0, restore=point), **settings)
-
-
-def save(ckpt: CheckpointManager, *steps: int, **more: Any) -> None:
-    for step in steps:
-        ckpt.save_state({"w": np.full(4, float(step))}, step, **more).wait(LIMIT_S)
-        ckpt.wait_until_finished(LIMIT_S)
-
-
-def damage(root: Path, step: int) -> None:
-    (image,) = root.glob(f"job/step-{step:012d}-*/rank-00000.safetensors")
-    data = image.read_bytes()
-    image.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 # -- the policy -------------------------------------------------------------------------------
@@ -265,269 +243,3 @@ def test_a_restore_by_step_is_a_reader_and_that_of_the_beginning_needs_none(
     record = cluster.records()[0]
     left = cluster.view().view.names(cluster.view().keys.readers(10, record.generation, record.attempt))
     assert left == []
-
-
-# -- damage -----------------------------------------------------------------------------------
-
-
-def test_a_rank_that_cannot_begin_says_so_and_ends_with_its_generation(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with manager(cluster, tmp_path) as ckpt:
-        save(ckpt, 10, 20)
-    damage(tmp_path, 20)
-    reports: list[pb.ReportDamageRequest] = []
-
-    def over(request: object) -> None:
-        if isinstance(request, pb.ReportDamageRequest):
-            reports.append(request)
-        elif isinstance(request, pb.GetCheckpointRequest) and reports:
-            raise StaleGeneration("generation 1 has ended")
-
-    cluster.on_call = over
-    with (
-        manager(cluster, tmp_path, restores=True) as ckpt,
-        pytest.raises(StaleGeneration),
-    ):
-        ckpt.restore({"w": np.zeros(4)})
-    assert [(r.step, r.generation) for r in reports] == [(20, 1)]
-    assert "rank-00000.safetensors" in reports[0].reason
-
-
-def test_what_is_read_right_the_second_time_is_what_was_saved(cluster: Cluster, tmp_path: Path) -> None:
-    with manager(cluster, tmp_path) as ckpt:
-        save(ckpt, 10)
-        tries: list[int] = []
-        state = SimpleNamespace(patched=False)
-
-        def read() -> Any:
-            tries.append(1)
-            if len(tries) == 1:
-                raise CheckpointCorrupt("a bit")
-            return state
-
-        def load(prove: Prove) -> Any:
-            return prove("primary", read, again=read)
-
-        assert ckpt._keeping is not None
-        (checkpoint,) = ckpt.all_checkpoints()
-        found: Any = ckpt._keeping.proven(checkpoint, load, begins=True)
-        assert found is state
-    assert pb.ReportDamageRequest not in cluster.answers
-
-
-class Watched(LocalStorage):
-    """Takes down what was opened to be read."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, nonce=lambda: "n")
-        self.opened: list[str] = []
-
-    def source(self, name: str) -> Any:
-        self.opened.append(name.rpartition("/")[2])
-        return super().source(name)
-
-
-def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: Path) -> None:
-    cluster = Cluster(a=2, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(3)]
-    infos = [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]
-    for info in infos:
-        info.wait(LIMIT_S)
-    record = cluster.records()[0]
-    folder = record.path.rpartition("/")[2]
-    image = tmp_path / "job" / folder / "rank-00001.safetensors"
-    image.write_bytes(image.read_bytes()[:-1] + b"?")
-    cluster.pushes = False
-    report = pb.ReportDamageRequest(
-        step=10,
-        attempt=record.attempt,
-        host="host-a",
-        reason="a bit",
-        objects=[f"{folder}/rank-00001.safetensors"],
-    )
-    cluster.call(report)
-    storage = Watched(tmp_path)
-    Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
-    assert storage.opened == ["rank-00001.safetensors"]
-    assert state_of(cluster, 10) is CheckpointState.CORRUPT
-    for each in managers:
-        each.close()
-
-
-def test_a_host_that_found_one_image_sound_looks_at_another_one(tmp_path: Path) -> None:
-    cluster = Cluster(a=2, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(3)]
-    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
-        info.wait(LIMIT_S)
-    cluster.pushes = False
-    record = cluster.records()[0]
-    folder = record.path.rpartition("/")[2]
-    image = tmp_path / "job" / folder / "rank-00001.safetensors"
-    image.write_bytes(image.read_bytes()[:-1] + b"?")
-    report = pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit")
-    opened = []
-    for rank in range(2):
-        report.objects[:] = [f"{folder}/rank-{rank:05d}.safetensors"]
-        cluster.call(report)
-        storage = Watched(tmp_path)
-        Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
-        opened.append(storage.opened)
-    assert opened == [["rank-00000.safetensors"], ["rank-00001.safetensors"]]
-    assert state_of(cluster, 10) is CheckpointState.CORRUPT
-    for each in managers:
-        each.close()
-
-
-class Away(LocalStorage):
-    """Cannot be read."""
-
-    def source(self, name: str) -> Any:
-        raise StorageError(f"{name}: Input/output error")
-
-
-def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cluster = Cluster(a=1, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
-    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
-        info.wait(LIMIT_S)
-    for each in managers:
-        each.close()
-    damage(tmp_path, 10)
-    away = Chores(
-        cluster.port(1).call, job="job", host="host-b", storages=[Away(tmp_path, nonce=lambda: "n")]
-    )
-    answered = []
-
-    def look(request: object) -> None:
-        if isinstance(request, pb.GetCheckpointRequest) and not answered:
-            answered.append(request)
-            with pytest.raises(StorageError, match="Input/output error"):
-                away.tidy()
-
-    cluster.on_call = look
-    with (
-        manager(cluster, tmp_path, restores=True, corrupt_wait_s=1.0) as ckpt,
-        pytest.raises(CheckpointCorrupt) as raised,
-    ):
-        ckpt.restore({"w": np.zeros(4)})
-    assert answered
-    for told in (raised.value.message, caplog.text):
-        assert "; host-b on primary: could not read it: " in told or "step 10: host-b on primary: " in told
-        assert "Input/output error" in told
-    assert state_of(cluster, 10) is CheckpointState.COMMITTED
-
-
-def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    near, far = tmp_path / "near", tmp_path / "far"
-    with manager(cluster, near, replica_path=far) as ckpt:
-        save(ckpt, 10)
-        ckpt.wait_until_replicated(LIMIT_S)
-    damage(near, 10)
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
-    with manager(cluster, near, restores=True, replica_path=far) as ckpt:
-        assert ckpt.restore({"w": np.zeros(4)}) is not None
-    assert [(r.tier, r.generation) for r in reports] == [("primary", 0)]
-    assert reports[0].objects[0].endswith("/rank-00000.safetensors")
-    assert state_of(cluster, 10) is CheckpointState.COMMITTED
-    damage(far, 10)
-    reports.clear()
-    with (
-        manager(cluster, near, restores=True, replica_path=far, corrupt_wait_s=0.1) as ckpt,
-        pytest.raises(CheckpointCorrupt),
-    ):
-        ckpt.restore({"w": np.zeros(4)})
-    assert [(r.tier, r.generation) for r in reports] == [("primary", 1), ("replica", 1)]
-
-
-def test_two_damaged_copies_that_make_a_whole_one_are_not_both_condemned(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    near, far = tmp_path / "near", tmp_path / "far"
-    with manager(cluster, near, replica_path=far) as ckpt:
-        save(ckpt, 10)
-        ckpt.wait_until_replicated(LIMIT_S)
-    damage(near, 10)
-    (document,) = far.glob("job/step-*/rank-00000.json")
-    document.write_bytes(document.read_bytes() + b" ")
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
-    with manager(cluster, near, restores=True, replica_path=far) as ckpt:
-        found = {"w": np.zeros(4)}
-        assert ckpt.restore(found) is not None
-        assert found["w"].tolist() == [10.0] * 4
-    assert reports == []
-    assert state_of(cluster, 10) is CheckpointState.COMMITTED
-
-
-def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_copy(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    near, far = tmp_path / "near", tmp_path / "far"
-    with manager(cluster, near, replica_path=far) as ckpt:
-        save(ckpt, 10)
-        ckpt.wait_until_replicated(LIMIT_S)
-    near.rename(tmp_path / "on the host that saved")  # disks of their own at the same path
-    damage(far, 10)
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
-    with (
-        manager(cluster, near, restores=True, replica_path=far, corrupt_wait_s=0.1) as ckpt,
-        pytest.raises(CheckpointCorrupt),
-    ):
-        ckpt.restore({"w": np.zeros(4)})
-    assert [(r.tier, r.generation) for r in reports] == [("replica", 1)]
-
-
-def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster, tmp_path: Path) -> None:
-    looks: list[str] = []
-    going, go_on = threading.Event(), threading.Event()
-
-    def look(request: object) -> None:
-        if isinstance(request, pb.ListChoresRequest):
-            looks.append(request.host)
-            if len(looks) == 1:
-                going.set()
-                assert go_on.wait(LIMIT_S)
-
-    cluster.on_call = look
-    chores = Chores(cluster.port(0).call, job="job", host="h", storages=[])
-    chores.soon()
-    assert going.wait(LIMIT_S)
-    chores.soon()
-    chores.soon()
-    go_on.set()
-    deadline = time.monotonic() + LIMIT_S
-    while chores._worker is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert looks == ["h", "h"]
-
-
-def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_path: Path) -> None:
-    with manager(cluster, tmp_path) as ckpt:
-        save(ckpt, 10, 20)
-        damage(tmp_path, 10)
-        with pytest.raises(CheckpointCorrupt):
-            ckpt.restore({"w": np.zeros(4)}, step=10)
-        record = cluster.records()[0]
-        keys = cluster.view().keys
-        (name,) = cluster.view().view.names(keys.suspects(10, record.generation, record.attempt, "primary"))
-    assert name
-    assert state_of(cluster, 10) is CheckpointState.COMMITTED, "host-a, where the member is, must look"
-
-
-def test_a_chore_that_no_thread_can_be_had_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    asked: list[object] = []
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    chores = Chores(asked.append, job="job", host="h", storages=[])
-    chores.soon()
-    chores.close(1.0)
-    assert asked == []

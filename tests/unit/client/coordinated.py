@@ -1,0 +1,30 @@
+"""Managers of checkpoints under a control plane in memory, and damage to what they saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strata.client.checkpoints import CheckpointManager
+from tests.unit.checkpoint.ports import Cluster
+
+LIMIT_S = 30.0
+
+
+def manager(cluster: Cluster, root: Path, *, restores: bool = False, **settings: Any) -> CheckpointManager:
+    point = cluster.restore_point() if restores else None
+    return CheckpointManager(root, client=cluster.port(0, restore=point), **settings)
+
+
+def save(ckpt: CheckpointManager, *steps: int, **more: Any) -> None:
+    for step in steps:
+        ckpt.save_state({"w": np.full(4, float(step))}, step, **more).wait(LIMIT_S)
+        ckpt.wait_until_finished(LIMIT_S)
+
+
+def damage(root: Path, step: int) -> None:
+    (image,) = root.glob(f"job/step-{step:012d}-*/rank-00000.safetensors")
+    data = image.read_bytes()
+    image.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
