@@ -156,7 +156,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
     away = Chores(
         cluster.port(1).call, job="job", host="host-b", storages=[Away(tmp_path, nonce=lambda: "n")]
     )
-    answered = []
+    answered: list[pb.GetCheckpointRequest] = []
 
     def look(request: object) -> None:
         if isinstance(request, pb.GetCheckpointRequest) and not answered:
