@@ -38,6 +38,7 @@ EVENTS = (
     "ranks that stopped",
     "ranks asked to save first",
     "ranks that saved first",
+    "members that began anew",
     "members that left as asked",
     "confirmed scale_job",
     "confirmed stop_job",

@@ -179,7 +179,13 @@ class Member:
 
     def _open(self, observer: Any) -> MemberSession:
         registration = Registration(
-            job=JOB, worker_id=self.worker, boot=self.boot, host=self.worker, slots=self.slots, spec=SPEC
+            job=JOB,
+            worker_id=self.worker,
+            boot=self.boot,
+            host=self.worker,
+            slots=self.slots,
+            spec=SPEC,
+            reexecutes=self._begins_anew,
         )
         self.session = MemberSession(
             parse_endpoints(",".join(REPLICAS)),
@@ -210,6 +216,9 @@ class Member:
             if await _ended_by(running, self._train_until_stopped(trainer)) is None:
                 return
             self.generation = 0
+            if self._begins_anew and trainer.bound and self.stopped < seat.place.generation:
+                await _ended_by(running, self._begin_anew(trainer))
+                return
             if await _ended_by(running, self._rejoin(trainer)) is None:
                 return
 
@@ -239,6 +248,21 @@ class Member:
             if not trainer.seat.session._ended.is_set():
                 raise
         return True
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether it is a lone trainer that cannot leave what it holds: its host starts its program again."""
+        return self._history.judge.saves_first and self.slots == 1
+
+    async def _begin_anew(self, trainer: Trainer) -> None:
+        """Leave, once another generation has begun."""
+        session, ears = trainer.seat.session, trainer.seat.watcher
+        while session.world is None or session.world.world.generation <= trainer.client.generation:
+            ears.changed.clear()
+            await ears.changed.wait()
+        self._history.judge.trace.count("members that began anew")
+        self.leaving = True
+        await session.leave("begins anew")
 
     async def _rejoin(self, trainer: Trainer) -> bool:
         await trainer.client._rejoin(10_000.0)

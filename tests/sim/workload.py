@@ -77,6 +77,8 @@ class Trainer:
         self._ears = ears
         self.client = RankClient(seat, cast("BackgroundLoop", InLoop()))
         self.steps = 0
+        self.bound = False
+        """Whether it has begun to train in its generation, and so holds what it cannot leave."""
         self._history = history
         self._rng = rng
         self._saves: dict[tuple[int, str], pb.Checkpoint] = {}
@@ -91,8 +93,10 @@ class Trainer:
         """Train from the restore point on until something ends it."""
         point = self.client.restore_point
         step = point.step if point is not None else 0
+        self.bound = False
         if self._history.judge.saves_first:
             await self.barrier(BEGIN_BARRIER)
+        self.bound = True
         while True:
             step += 1
             await asyncio.sleep(self._rng.uniform(0.6, 1.6))
