@@ -13,11 +13,9 @@ no error; it is logged, and `info.wait()` raises.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import logging
 import os
-import queue
 import sys
 import threading
 from collections import deque
@@ -37,6 +35,7 @@ from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
 from strata.checkpoint.tensors import COPY_THREADS
+from strata.checkpoint.untold import Untold
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
@@ -92,8 +91,7 @@ class AsyncCheckpointWriter:
         self._in_flight = 0
         self._ending = False
         self._failed_attempts: dict[int, str] = {}
-        self._infos: list[CheckpointInfo] = []
-        self._troubles: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._untold = Untold()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._exiting = False
@@ -154,15 +152,14 @@ class AsyncCheckpointWriter:
             self._tell(request, self._saver.reason(error))
             raise
         info = job.info
-        self._infos = [i for i in self._infos if i.unreported or not i.done]
-        self._infos.append(info)
+        self._untold.follow(info)
         snapshot = job.snapshot
         try:
             self._hand_over(job)
             del job
             snapshot.staging.run(COPY_THREADS)  # the save waits for it
         except BaseException:
-            self._infos = [other for other in self._infos if other is not info]  # it is told here
+            self._untold.forget(info)  # it is told here
             raise
         finally:
             snapshot.staging.end()
@@ -319,19 +316,7 @@ class AsyncCheckpointWriter:
 
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed, unless it was raised before."""
-        failed = [info for info in self._infos if info.unreported]
-        self._infos = [info for info in self._infos if not info.done]
-        troubles = self._take_troubles()
-        for other in failed[1:]:
-            other.note_in(failed[0])
-        first = failed[0].error if failed else troubles.pop(0) if troubles else None
-        if first is None:
-            return
-        for trouble in troubles:
-            first.add_note(f"and after a save: {trouble}")
-        if failed:
-            failed[0].raise_error()
-        raise first
+        self._untold.raise_first()
 
     def close(self, *, failing: bool = False) -> None:
         """Wait for the saves in flight, stop the thread, and raise the error of one that failed.
@@ -354,13 +339,6 @@ class AsyncCheckpointWriter:
         for arena in self._arenas:
             arena.release()
         self.check_for_errors()
-
-    def _take_troubles(self) -> list[BaseException]:
-        troubles = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                troubles.append(self._troubles.get_nowait())
-        return troubles
 
     # -- the thread
 
@@ -413,7 +391,7 @@ class AsyncCheckpointWriter:
                 if self._after_save is not None:
                     self._after_save(record)
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread
-            self._troubles.put(error)
+            self._untold.trouble(error)
         with self._changed:
             self._in_flight -= 1
             self._changed.notify_all()
@@ -449,11 +427,11 @@ class AsyncCheckpointWriter:
     def _settle(self, timeout_s: float | None, *, while_progressing: bool = False) -> bool:
         """Tell whether no save is in flight any more; wait for it, anew after each progress."""
         while True:
-            before = [info.bytes_written for info in self._infos]
+            before = self._untold.written
             with self._changed:
                 if self._changed.wait_for(lambda: self._in_flight == 0, timeout_s):
                     return True
-            if not while_progressing or before == [info.bytes_written for info in self._infos]:
+            if not while_progressing or before == self._untold.written:
                 return False
 
     # -- the end of the process
@@ -465,13 +443,8 @@ class AsyncCheckpointWriter:
         failing = hasattr(sys, "last_value")  # an exception ends the program
         patience_s = 0.0 if self._closed else self._failing_patience_s if failing else None
         if not self._settle(patience_s, while_progressing=True):
-            unfinished = [info.step for info in self._infos if not info.done]
-            tell_on_stderr(f"the process ends before these steps are saved: {unfinished}")
-        for info in self._infos:
-            if info.unreported:
-                tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
-        for trouble in self._take_troubles():
-            tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
+            tell_on_stderr(f"the process ends before these steps are saved: {self._untold.unfinished}")
+        self._untold.say()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -364,7 +364,7 @@ def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
             broken.write({"unsavable": object()}, SaveRequest(step=20))
         said = "rank 0: unsavable"
     else:
-        broken._troubles.put(StorageError("no room to tidy"))
+        broken._untold.trouble(StorageError("no room to tidy"))
         with pytest.raises(StorageError, match="no room"):
             broken.write({"a": 1}, SaveRequest(step=20))
         said = "dropped: rank 0 was told of an earlier error: no room to tidy"

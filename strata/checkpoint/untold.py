@@ -1,0 +1,74 @@
+"""The errors of one rank's saves until somebody is told: raised once, or said at the end of the process.
+
+There are those of saves, which their handles keep, and those of what follows a save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.last_words import tell_on_stderr
+
+
+class Untold:
+    """What nobody was told of yet. Errors come from any thread; all else is for the user's."""
+
+    def __init__(self) -> None:
+        self._infos: list[CheckpointInfo] = []
+        self._troubles: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def follow(self, info: CheckpointInfo) -> None:
+        """Keep the error of a save, if it comes to one."""
+        self._infos = [other for other in self._infos if other.unreported or not other.done]
+        self._infos.append(info)
+
+    def forget(self, info: CheckpointInfo) -> None:
+        """Leave it to the caller to tell."""
+        self._infos = [other for other in self._infos if other is not info]
+
+    def trouble(self, error: BaseException) -> None:
+        """Keep what failed after a save."""
+        self._troubles.put(error)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The steps of the saves that have not ended."""
+        return [info.step for info in self._infos if not info.done]
+
+    @property
+    def written(self) -> list[int]:
+        """How many bytes of each save are written: another answer later is progress."""
+        return [info.bytes_written for info in self._infos]
+
+    def raise_first(self) -> None:
+        """Raise the first error, with notes of the others, unless there is none; all count as told."""
+        failed = [info for info in self._infos if info.unreported]
+        self._infos = [info for info in self._infos if not info.done]
+        troubles = self._take_troubles()
+        for other in failed[1:]:
+            other.note_in(failed[0])
+        first = failed[0].error if failed else troubles.pop(0) if troubles else None
+        if first is None:
+            return
+        for trouble in troubles:
+            first.add_note(f"and after a save: {trouble}")
+        if failed:
+            failed[0].raise_error()
+        raise first
+
+    def say(self) -> None:
+        """Say them on stderr: the process ends, and nobody asked."""
+        for info in self._infos:
+            if info.unreported:
+                tell_on_stderr(f"nobody was told that the save of step {info.step} failed: {info.told()}")
+        for trouble in self._take_troubles():
+            tell_on_stderr(f"nobody was told what failed after a save: {trouble}")
+
+    def _take_troubles(self) -> list[BaseException]:
+        troubles = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                troubles.append(self._troubles.get_nowait())
+        return troubles
