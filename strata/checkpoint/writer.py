@@ -92,6 +92,7 @@ class AsyncCheckpointWriter:
         self._ending = False
         self._failed_attempts: dict[int, str] = {}
         self._untold = Untold()
+        self._passes_once = False
         self._thread: threading.Thread | None = None
         self._closed = False
         self._exiting = False
@@ -175,6 +176,9 @@ class AsyncCheckpointWriter:
 
         As one it would be raised by their next saves, which would fail the others' next ones in turn.
         """
+        passes, self._passes_once = self._passes_once, False
+        if passes:
+            return
         try:
             self.check_for_errors()
         except BaseException as error:
@@ -313,6 +317,10 @@ class AsyncCheckpointWriter:
         self._check_process()
         if not self._settle(timeout_s):
             raise Unavailable(f"{self._in_flight} saves are not done after {timeout_s:g} s", hint="")
+
+    def let_pass(self) -> None:
+        """Have the next save made whatever failed before: who asks, or the save after it, is told of that."""
+        self._passes_once = True
 
     def check_for_errors(self) -> None:
         """Raise the error of a save that failed, unless it was raised before."""

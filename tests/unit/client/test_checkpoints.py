@@ -338,6 +338,34 @@ def test_the_context_raises_what_a_save_failed_of(tmp_path: Path) -> None:
         manager.save(b"x", 1, progress=fails)
 
 
+@pytest.mark.parametrize("asks", ["a save", "check_for_errors", "wait_until_finished", "close"])
+def test_after_settle_the_next_save_is_made_and_then_the_old_error_is_raised(
+    tmp_path: Path, asks: str
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(b"x", 1, progress=fails)
+    manager.settle(LIMIT_S)
+    assert manager.save(b"x", 2).wait(LIMIT_S).committed
+    with pytest.raises(StorageError, match="disk full"):
+        manager.save(b"x", 3) if asks == "a save" else getattr(manager, asks)()
+    manager.close()
+    assert manager.all_steps() == [2]
+
+
+def test_after_settle_what_failed_after_a_save_is_raised_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "_tidy", lambda: fails(None))
+        manager.save(b"x", 1)
+        manager.settle(LIMIT_S)
+    assert manager.save(b"x", 2).wait(LIMIT_S).committed
+    with pytest.raises(StorageError, match="disk full"):
+        manager.check_for_errors()
+    manager.close()
+
+
 def train_and_fail(root: Path) -> None:
     with CheckpointManager(root) as manager:
         manager.save(b"x", 1, progress=fails)
