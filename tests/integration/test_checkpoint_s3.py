@@ -107,6 +107,25 @@ def test_a_save_that_s3_refuses_is_raised_and_the_one_before_stays(stub: StubS3)
     manager.close()
 
 
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchBucket")])
+def test_what_s3_does_not_hand_out_is_an_error_and_no_older_step_is_taken(
+    stub: StubS3, status: int, code: str
+) -> None:
+    with in_s3(stub) as manager:
+        for step in (1, 2):
+            manager.save_state(state(step), step).wait(LIMIT_S)
+    with in_s3(stub) as manager:
+        fault = stub.fail("get", status=status, code=code, times=999, key="rank-00000.safetensors")
+        found = state(0)
+        with pytest.raises(StorageError, match=code):
+            manager.restore(found)
+        assert (found["step"], found["weights"].max()) == (0, 0)
+        fault.times = 0
+        restored = manager.restore(found)
+        assert restored is not None
+        assert (restored.step, found["step"]) == (2, 2)
+
+
 def test_a_wrong_bucket_is_told_before_anything_trains(stub: StubS3) -> None:
     with pytest.raises(StorageError, match="NoSuchBucket"):
         CheckpointManager("s3://buckte/x", endpoint_url=stub.url, region="us-east-1")

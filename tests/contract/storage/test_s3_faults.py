@@ -16,7 +16,7 @@ from strata.checkpoint.sink import ObjectMissing, put
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
 from tests.contract.storage.conftest import s3_storage
-from tests.s3_stub import StubS3, serving
+from tests.s3_stub import CODES, StubS3, serving
 from tests.unit.checkpoint.saves import local_catalog, save
 
 LARGE = bytes(range(256)) * (CHUNK_BYTES // 256 + 400) + b"tail"
@@ -207,6 +207,18 @@ def test_an_upload_that_fails_leaves_nothing(storage: S3Storage, stub: StubS3, k
         put(storage, "f/x", LARGE)
     assert stub.objects == {}
     assert stub.uploads == {}
+
+
+@pytest.mark.parametrize("status", [400, 403, 409, 412])
+@pytest.mark.parametrize("kind", ["create", "part", "complete"])
+def test_an_upload_that_is_refused_says_how_and_leaves_nothing(
+    storage: S3Storage, stub: StubS3, kind: str, status: int
+) -> None:
+    stub.fail(kind, status=status, times=999, key="f/x")
+    with pytest.raises(StorageError, match=f"f/x.*({status}|{CODES[status]})") as error:
+        put(storage, "f/x", LARGE)
+    assert not isinstance(error.value, ObjectMissing)
+    assert (stub.objects, stub.uploads) == ({}, {})
 
 
 @pytest.mark.parametrize("kind", ["create", "part", "complete", "head"])
