@@ -28,7 +28,9 @@ class Devices:
 
     def fail(self) -> None:
         lost = {"name": "H200", "error": self._library.NVML_ERROR_GPU_IS_LOST}
-        self._file.write_text(json.dumps({"devices": [lost]}))
+        fresh = self._file.with_suffix(".new")  # a watch that reads half a file looks again a minute later
+        fresh.write_text(json.dumps({"devices": [lost]}))
+        fresh.rename(self._file)
 
 
 @pytest.fixture
