@@ -6,7 +6,8 @@ processes share the suite, one of them runs the seeds, and whichever has `test_s
 results in a folder of this run.
 
 They have BUDGET_S. On a machine too slow for all of them (several times as slow as the two cores that
-they take a quarter of an hour on), those that were not reached are skipped by number, aloud.
+they take a quarter of an hour on), those that were not reached are skipped by number, aloud: but only
+if they were coming. A process that died, or a seed that hangs, fails.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -32,8 +34,10 @@ SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
 JOBS = 2
 BUDGET_S = float(os.environ.get("SIM_BUDGET_S", "1800"))
 """For all seeds together, from the start of the session on."""
-LIMIT_S = BUDGET_S + 300.0
-"""For a test that waits for them: a seed that hangs ends by itself long before."""
+SEED_S = 300.0
+"""For one: it takes seconds, of processes that give way to all others."""
+LIMIT_S = BUDGET_S + SEED_S + 60.0
+"""For a test that waits for them."""
 SIMULATION = Path(__file__).with_name("test_simulation.py")
 LOOK_S = 0.1
 
@@ -49,6 +53,11 @@ class Running:
         path = self._folder / str(seed)
         until = float((self._folder / BEGAN).read_text()) + BUDGET_S
         while not path.exists():
+            silent_s = time.time() - self._folder.stat().st_mtime  # each result is renamed into it
+            if silent_s > SEED_S:
+                pytest.fail(
+                    f"no seed has ended for {silent_s:.0f} s: {seed} or one that runs beside it hangs"
+                )
             if time.monotonic() > until:
                 return None
             time.sleep(LOOK_S)
@@ -64,6 +73,8 @@ BEGAN = "began"
 _processes = pytest.StashKey[ExitStack]()
 _futures = pytest.StashKey[Iterable[Future[Result]]]()
 _until_s = pytest.StashKey[float]()
+_over = pytest.StashKey[Event]()
+"""Set once the processes are ended because time is up: what they were at has no result then."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -86,8 +97,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     processes = stack.enter_context(pool(JOBS))
     futures = [processes.submit(run_seed, seed) for seed in range(SEEDS)]
     session.config.stash[_futures] = futures
+    over = session.config.stash[_over] = Event()
     for seed, future in enumerate(futures):
-        future.add_done_callback(lambda done, seed=seed: _keep(folder / str(seed), done))  # type: ignore[misc]
+        future.add_done_callback(partial(_keep, folder / str(seed), over))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -98,6 +110,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED} and not session.shouldfail:
         left_s = session.config.stash[_until_s] - time.monotonic()
         if wait(session.config.stash[_futures], max(0.0, left_s)).not_done:
+            session.config.stash[_over].set()
             for child in multiprocessing.active_children():
                 child.terminate()  # nobody waits for what they are at
     stack.close()
@@ -116,8 +129,8 @@ def _folder(config: pytest.Config) -> Path:
     return ROOT / ".strata" / "tmp" / f"seeds-{run}"
 
 
-def _keep(path: Path, done: Future[Result]) -> None:
-    if done.cancelled() or isinstance(done.exception(), BrokenProcessPool) or not path.parent.exists():
+def _keep(path: Path, over: Event, done: Future[Result]) -> None:
+    if done.cancelled() or over.is_set() or not path.parent.exists():
         return
     new = path.with_suffix(".new")
     new.write_bytes(pickle.dumps(done.exception() or done.result()))
