@@ -105,7 +105,7 @@ class Agreement:
         return replace(self, hold=None, agreed=None)
 
     def give_up(self) -> Agreement:
-        """Hold no longer: the round broke. What was agreed stays."""
+        """Hold no longer: the round broke, or its word does not come. What was agreed stays."""
         return replace(self, hold=None)
 
 

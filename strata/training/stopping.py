@@ -166,14 +166,17 @@ class Stopper:
             except StrataError as error:
                 # the world has ended, or a rank has: what follows from that ends the training here
                 log.warning("no common step to stop at: %s", error.message)
+            else:
+                return  # another thread may carry another agreement by now
             with self._changed:
                 self._agreement = self._agreement.give_up()
                 self._changed.notify_all()
-                if self._agreement.agreed is not None or self._notice is notice:
+                if self._notice is notice:
                     self._agreeing = False
                     return
 
     def _attempt(self) -> bool:
+        """Tell whether a step is agreed on; nobody carries the agreement any more then."""
         ranks = self._peers.world_size
         with self._changed:
             self._agreement, mine = self._agreement.propose()
@@ -183,6 +186,8 @@ class Stopper:
         answers = self._peers.barrier(AGREE_BARRIER, mine)
         with self._changed:
             agreement = self._agreement = self._agreement.conclude(answers, ranks=ranks)
+            # in one act: the trainer may stop, hear that not all do, and begin anew before this thread ends
+            self._agreeing = agreement.agreed is None
             self._changed.notify_all()
         if agreement.went_on:
             self._say_that_it_went_on(agreement.attempt)
@@ -232,7 +237,8 @@ class Stopper:
                 continue
             since_s = self._clock() if since_s is None else since_s
             if self._heard_nothing(since_s):
-                self._train_on(step)
+                self._hold_no_longer(step)
+                since_s = None
                 continue
             self._peers.progress(step, STOP)  # raises once the world has ended
 
@@ -248,6 +254,15 @@ class Stopper:
         with self._changed:
             notice = self._notice
         return notice is not None and _is_reshape(notice) and self._clock() - since_s >= self._word_s
+
+    def _hold_no_longer(self, step: int) -> None:
+        """Train on without the others' word, unless it came just now: what is agreed on stays so."""
+        with self._changed:
+            told = self._agreement.agreed is not None
+            self._agreement = self._agreement.give_up()
+            self._changed.notify_all()
+        if not told:
+            log.warning("no other world has followed: training goes on from step %d", step)
 
     def _train_on(self, step: int) -> None:
         """Wait for no other world any longer: the leader ends this one if it likes."""

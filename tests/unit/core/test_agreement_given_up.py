@@ -2,7 +2,7 @@
 
 The model of `test_agreement`, with the moves that a world to follow adds. All happen in any order:
 
-    gives up   a trainer that holds has waited for long: it forgets, and trains on
+    gives up   a trainer that holds has waited for long: it does so no longer, and trains on
     meets      a trainer that stops is at the meeting of its attempt; a background thread that learns
                that its trainer is past the step says so there
     parts      the outcome of a meeting reaches one: all save and stop, or all go on and agree anew
@@ -91,7 +91,7 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
         met = arrived(model.meetings, agreement.attempt, index, HERE)
         yield replace(put(model, index, replace(rank, meets=agreement.attempt)), meetings=met)
     elif not rank.gave_up:
-        yield put(model, index, replace(rank, agreement=agreement.forget(), gave_up=True))
+        yield put(model, index, replace(rank, agreement=agreement.give_up(), gave_up=True))
 
 
 def parts(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strata.core.agreement import TimeLeft
 from strata.errors import Preempted, StaleGeneration
-from strata.training.stopping import AGREE_BARRIER
+from strata.training.alike import LOADER_BARRIER
+from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER
 from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, STOP_ACTION_RESHAPE
 from tests.unit.training.room import LIMIT_S, Room
-from tests.unit.training.trainers import Trainer, joined, saved_together
+from tests.unit.training.trainers import LENGTH, Trainer, joined, others_agree, saved_together
 
 
 def parted(room: Room, folder: Path) -> tuple[list[Trainer], threading.Event, threading.Event]:
@@ -27,13 +30,13 @@ def parted(room: Room, folder: Path) -> tuple[list[Trainer], threading.Event, th
 
     cut_off = Trainer(room, 0, folder, before_step=collective, word_s=0.1)
     told = Trainer(room, 1, folder, before_step=collective)
-    barrier, train_on = cut_off.peers.barrier, cut_off.stopper._train_on
+    barrier, train_on = cut_off.peers.barrier, cut_off.stopper._hold_no_longer
     rounds = []
 
     def late(name: str, *arguments: Any, **more: Any) -> Any:
         rounds.append(name)
         outcome = barrier(name, *arguments, **more)
-        if rounds.count(AGREE_BARRIER) == 2:
+        if name == AGREE_BARRIER and rounds.count(name) == 2:
             assert word.wait(LIMIT_S)
         return outcome
 
@@ -42,7 +45,7 @@ def parted(room: Room, folder: Path) -> tuple[list[Trainer], threading.Event, th
         gave_up.set()
 
     cut_off.peers.barrier = late  # type: ignore[method-assign]  # its coordinators are away for a while
-    cut_off.stopper._train_on = gives_up  # type: ignore[method-assign]  # to know when it does
+    cut_off.stopper._hold_no_longer = gives_up  # type: ignore[method-assign]  # to know when it does
     return [cut_off, told], went_on, word
 
 
@@ -73,3 +76,71 @@ def test_all_go_on_and_stop_together_later(leave: bool, tmp_path: Path) -> None:
     for trainer in trainers:
         assert isinstance(trainer.ended_by, Preempted if leave else StaleGeneration)
         assert trainer.saved() == [trainer.run_.step]
+
+
+def test_who_is_told_just_as_it_gives_up_its_hold_stops_like_the_others(tmp_path: Path) -> None:
+    room = Room(2)
+    stopper = Trainer(room, 0, tmp_path).stopper
+    room.deaf = {1}
+    room.notice(STOP_ACTION_RESHAPE)
+    stopper._agreement = replace(stopper._agreement, begun=3, hold=3)
+
+    def told_meanwhile(since_s: float) -> bool:
+        with stopper._changed:
+            stopper._agreement = replace(stopper._agreement, hold=None, agreed=3)
+        return True
+
+    class Stopped(Exception):
+        pass
+
+    def stops(step: int) -> None:
+        raise Stopped
+
+    stopper._heard_nothing = told_meanwhile  # type: ignore[method-assign]  # it had heard nothing until then
+    stopper._stop = stops  # type: ignore[method-assign]  # what follows is another test's
+    with pytest.raises(Stopped):
+        stopper.completed(3)
+    assert stopper._agreement.begun == 3
+    room.next_world()
+
+
+def test_a_thread_that_ends_late_keeps_nobody_from_agreeing_anew(tmp_path: Path) -> None:
+    """It has concluded the agreement, and the trainer was faster to stop and to hear that not all do."""
+    room = Room(2)
+    trainer = Trainer(room, 0, tmp_path)
+    anew, ended = threading.Event(), threading.Event()
+    attempt, agree, agree_anew = (
+        trainer.stopper._attempt,
+        trainer.stopper._agree,
+        trainer.stopper._agree_anew,
+    )
+
+    def late() -> bool:
+        concluded = attempt()
+        if concluded:
+            assert anew.wait(LIMIT_S)
+        return concluded
+
+    def first_to_end() -> None:
+        agree()
+        ended.set()
+
+    def begins_anew(step: int) -> None:
+        agree_anew(step)
+        anew.set()
+
+    trainer.stopper._attempt = late  # type: ignore[method-assign]  # it is slow to end
+    trainer.stopper._agree = first_to_end  # type: ignore[method-assign]  # to know when it does
+    trainer.stopper._agree_anew = begins_anew  # type: ignore[method-assign]
+    room.notice(STOP_ACTION_RESHAPE)
+    others_agree(room, 1)
+    on = TimeLeft(went_on=True).encode()
+    for name, payload in ((LOADER_BARRIER, LENGTH), (f"{SAVE_BARRIER}.1", on)):
+        threading.Thread(target=room.rank(1).barrier, args=(name, payload), daemon=True).start()
+    trainer.start()
+    assert ended.wait(LIMIT_S)
+    with room.changed:
+        assert room.changed.wait_for(lambda: (AGREE_BARRIER, 3) in room.rounds, LIMIT_S)
+    room.next_world()
+    (trainer,) = joined([trainer])
+    assert isinstance(trainer.ended_by, StaleGeneration)
