@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from strata.cli.app import app
+from strata.cli.app import assembled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,7 +67,7 @@ def cli_commands() -> dict[str, str]:
             found[f"{prefix}{name}"] = command.help or ""
             visit(f"{prefix}{name} ", command)
 
-    visit("", typer.main.get_command(app))
+    visit("", typer.main.get_command(assembled()))
     return found
 
 

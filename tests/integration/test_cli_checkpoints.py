@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from strata.cli.app import app
+from strata.cli.app import assembled
 from strata.cli.exits import exit_code
 from strata.errors import StrataError
 from strata.launch.local_cluster import LocalCluster
@@ -27,7 +27,7 @@ class Commands:
 
     def run(self, *words: object, code: int = 0) -> str:
         """Run one in this process, which is quicker; return what it said, an error's words included."""
-        result = CliRunner().invoke(app, ["checkpoints", *map(str, words), *self._where])
+        result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words), *self._where])
         found, said = result.exit_code, result.output
         if isinstance(result.exception, StrataError):
             found, said = int(exit_code(result.exception)), f"{said}{result.exception}"

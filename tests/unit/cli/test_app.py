@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 from rich.markup import render
+from typer.testing import CliRunner
 
-from strata.cli.app import app
+from strata.cli import app as command_line
+from strata.cli.app import assembled
 
-COMMANDS = getattr(typer.main.get_command(app), "commands")  # noqa: B009  # click's group, which typer hides
+# click's group, which typer hides
+COMMANDS = getattr(typer.main.get_command(assembled()), "commands")  # noqa: B009
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 
 
@@ -39,3 +44,19 @@ def test_no_option_is_on_the_page_that_does_not_exist() -> None:
     known |= {"--help", "--version", "--install-completion", "--show-completion"}
     named = set(re.findall(r"`(--[a-z-]+)`", PAGE.read_text()))
     assert named - known == set()
+
+
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_a_command_on_its_own_is_as_it_is_among_all(name: str) -> None:
+    alone = CliRunner().invoke(assembled(name), [name, "--help"], prog_name="strata")
+    assert alone.exit_code == 0
+    assert alone.output == CliRunner().invoke(assembled(), [name, "--help"], prog_name="strata").output
+
+
+def test_a_command_loads_no_other() -> None:
+    script = (
+        "import sys; from strata.cli.app import COMMANDS, assembled; assembled('status');"
+        "print([n for n, w in COMMANDS.items() if w.partition(':')[0] in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "['status']"

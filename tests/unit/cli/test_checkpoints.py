@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from strata.checkpoint import root
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.local_storage import LocalStorage
-from strata.cli.app import app
+from strata.cli.app import assembled
 from strata.cli.checkpoints.where import chosen
 from strata.cli.exits import exit_code
 from strata.client.checkpoints import CheckpointManager
@@ -43,7 +43,7 @@ def where(tmp_path: Path) -> Path:
 
 def run(*words: object, code: int = 0, answer: str = "") -> str:
     """Run a command in this process; return what it said, an error's message and hint included."""
-    result = CliRunner().invoke(app, ["checkpoints", *map(str, words)], input=answer)
+    result = CliRunner().invoke(assembled("checkpoints"), ["checkpoints", *map(str, words)], input=answer)
     said = result.output
     found = result.exit_code
     if isinstance(result.exception, StrataError):
