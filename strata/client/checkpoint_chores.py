@@ -215,7 +215,8 @@ class Chores:
             StorageError,
             CheckpointError,
         ) as error:  # whoever waits for this host's word learns why none comes
-            self._report(chore, reason=error.message, unread=True)
+            # what was not read confirms no damage: `sound` is what a replica sees that knows no `unread`
+            self._report(chore, reason=error.message, sound=True, unread=True)
             raise
         log.log(
             logging.ERROR if complaint else logging.WARNING,

@@ -39,7 +39,7 @@ class DamageReport:
 
     `generation`: the one that cannot begin without these bytes; 0: none waits for them. `objects`: what
     differs, or was found `sound`, as "folder/file"; none: it is not known which, or all is sound. `unread`: the
-    host could not look, and why not.
+    host could not look, and why not; then `sound` says nothing.
     """
 
     step: int

@@ -1226,7 +1226,9 @@ class ReportDamageRequest(_message.Message):
     generation: _builtins.int
     """The generation that cannot begin without these bytes; 0: none waits for them."""
     unread: _builtins.bool
-    """It could not be read, for this reason, which says nothing of its bytes."""
+    """It could not be read, for this reason, which says nothing of its bytes, whatever sound says. Comes with
+    sound: a coordinator that does not know this field must not take it for damage.
+    """
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property

@@ -283,7 +283,7 @@ def test_what_a_host_read_sound_takes_no_damage_away_that_it_found_elsewhere(job
 def test_a_host_that_cannot_read_says_so_and_has_not_looked(job: KeptJob) -> None:
     one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
     job.damage(40, "host-a", objects=(one,))
-    job.damage(40, "host-b", unread=True, reason="the disk is away")
+    job.damage(40, "host-b", unread=True, sound=True, reason="the disk is away")  # as hosts say it
     (chore,) = chores(job.store.job(), "host-b")
     assert chore.objects == (one,)
     assert list(doubts(job.store.job(), job.record(40))) == [
