@@ -154,8 +154,8 @@ class Keeping:
         """Return what `load` proved to be what was saved; what is not is read again before it counts.
 
         `load` reads one copy after the other by what it is given. Each that was read twice and is damaged is
-        reported for itself, also where another one was good. Only two that make one whole together are not:
-        with both condemned no later generation could begin there. `begins`: this rank has not trained yet, so if
+        reported for itself, also where another one was good. Only two that make one whole together are not, or
+        may, as far as they could be read: with both condemned no later generation could begin there. `begins`: this rank has not trained yet, so if
         the checkpoint is the restore point, none can.
         """
         damaged: dict[str, str] = {}
@@ -184,7 +184,8 @@ class Keeping:
                 raise
             raise CheckpointCorrupt(f"{error.message}; {'; '.join(heard)}", hint=error.hint) from error
         except StorageError:
-            self._damaged(checkpoint, damaged, begins=False)
+            if len(damaged) < 2:  # two may make one whole, which was not read to the end
+                self._damaged(checkpoint, damaged, begins=False)
             raise
         if not found.patched:
             self._damaged(checkpoint, damaged, begins=False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.tiers import FarAway
 from strata.client.checkpoint_chores import Chores
 from strata.client.checkpoint_tiers import Prove
 from strata.client.checkpoints import CheckpointManager
@@ -157,8 +158,11 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
         cluster.port(1).call, job="job", host="host-b", storages=[Away(tmp_path, nonce=lambda: "n")]
     )
     answered: list[pb.GetCheckpointRequest] = []
+    unread: list[pb.ReportDamageRequest] = []
 
     def look(request: object) -> None:
+        if isinstance(request, pb.ReportDamageRequest) and request.host == "host-b":
+            unread.append(request)
         if isinstance(request, pb.GetCheckpointRequest) and not answered:
             answered.append(request)
             with pytest.raises(StorageError, match="Input/output error"):
@@ -171,6 +175,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
     ):
         ckpt.restore({"w": np.zeros(4)})
     assert answered
+    assert [(r.unread, r.sound) for r in unread] == [(True, True)], "a replica that knows no unread sees no damage"
     for told in (raised.value.message, caplog.text):
         assert "; host-b on primary: could not read it: " in told or "step 10: host-b on primary: " in told
         assert "Input/output error" in told
@@ -218,6 +223,33 @@ def test_two_damaged_copies_that_make_a_whole_one_are_not_both_condemned(
         found = {"w": np.zeros(4)}
         assert ckpt.restore(found) is not None
         assert found["w"].tolist() == [10.0] * 4
+    assert reports == []
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED
+
+
+def test_two_damaged_copies_are_not_both_condemned_while_one_cannot_be_read_to_the_end(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may make a whole one yet (ADR 0033): one error of the server between two reads condemns nothing."""
+    near, far = tmp_path / "near", tmp_path / "far"
+    with manager(cluster, near, replica_path=far) as ckpt:
+        save(ckpt, 10)
+        ckpt.wait_until_replicated(LIMIT_S)
+    damage(near, 10)
+    (document,) = far.glob("job/step-*/rank-00000.json")
+    document.write_bytes(document.read_bytes() + b" ")
+
+    def fails() -> Any:
+        raise StorageError("503")
+
+    monkeypatch.setattr("strata.checkpoint.patchwork.from_afar", fails)
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    with (
+        manager(cluster, near, restores=True, replica_path=far) as ckpt,
+        pytest.raises(FarAway, match="503"),
+    ):
+        ckpt.restore({"w": np.zeros(4)})
     assert reports == []
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
