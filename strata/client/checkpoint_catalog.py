@@ -224,6 +224,19 @@ class CoordinatedCatalog:
             return None
         return metadata_of(answer.checkpoint)
 
+    def before(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata | None:
+        """Return the newest good one that counts less than this one and is not superseded; None: there is none."""
+        request = GetCheckpointRequest(
+            job=self._port.job, step=checkpoint.step, attempt=checkpoint.id, before=True
+        )
+        try:
+            found = metadata_of(self._ask(request, wait_s=ABORT_S).checkpoint)
+        except CheckpointNotFound:
+            return None
+        if found.id == checkpoint.id:
+            raise Unavailable("the coordinator does not know what is before a checkpoint yet")
+        return found
+
     def restore_point(self) -> CheckpointMetadata | None:
         """Return where this rank's generation begins; needs no coordinator."""
         point = self._port.restore_point

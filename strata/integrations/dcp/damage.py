@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Iterator
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
@@ -18,7 +19,7 @@ from strata.client.checkpoint_keeping import Keeping
 from strata.client.surroundings import random_id
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, StrataError
+from strata.errors import CheckpointCorrupt, StorageError, StrataError
 from strata.integrations.dcp.room import Room
 
 _HINT: Final = "put the damaged file back from a copy"
@@ -33,34 +34,60 @@ def told(
 
     It names the newest step before that whose manifests are proven; its data is proven when it is loaded.
     """
-    before = None
     with contextlib.suppress(StrataError):  # the damage is what is to be raised
-        before = _before(checkpoint, room)
         _report(error, checkpoint, room, config)
-    hint = f"no good checkpoint is before it; {_HINT}"
-    if before is not None:
-        step = before.step
-        hint = f'step {step} is the one before: load it by checkpoint_id="{step}", or by StrataReader(…, step={step})'
+    try:
+        hint = _hint(checkpoint, room)
+    except StrataError as other:
+        hint = f"which one is good before it is not known: {other.message}; {_HINT}"
+    return untold(error, checkpoint, hint=hint)
+
+
+def untold(
+    error: CheckpointCorrupt, checkpoint: CheckpointMetadata, *, hint: str = _HINT
+) -> CheckpointCorrupt:
+    """Return what to raise for damage where nobody can be told, and nothing be looked for."""
     return CheckpointCorrupt(f"step {checkpoint.step} is corrupt: {error.message}", hint=hint)
 
 
-def _before(checkpoint: CheckpointMetadata, room: Room) -> CheckpointMetadata | None:
-    for other in sorted(room.catalog.all(), key=lambda c: c.order, reverse=True):
-        if (
-            other.order >= checkpoint.order
-            or other.state is not CheckpointState.COMMITTED
-            or other.checkpoint_type not in RESTORABLE_TYPES
-        ):
-            continue
+def _hint(checkpoint: CheckpointMetadata, room: Room) -> str:
+    for other in _before(checkpoint, room):
         folder = room.catalog.folder(other)
         try:
             manifest = read_manifest(room.storage, folder, other.manifest_digest)
             read_rank_manifests(room.storage, folder, manifest)
         except CheckpointCorrupt as error:
             log.error("step %d, which is before it, is corrupt as well: %s", other.step, error.message)  # noqa: TRY400  # the reason says it all
+        except StorageError as error:
+            return f"whether step {other.step} before it is good is not known: {error.message}; {_HINT}"
         else:
-            return other
-    return None
+            step = other.step
+            return f'step {step} is the one before: load it by checkpoint_id="{step}", or by StrataReader(…, step={step})'
+    return f"no good checkpoint is before it; {_HINT}"
+
+
+def _before(checkpoint: CheckpointMetadata, room: Room) -> Iterator[CheckpointMetadata]:
+    """Yield those of other steps that a load may take instead, the newest first.
+
+    The coordinators say which they are: of a history that the job left behind by going back there is none
+    (PROTOCOLS 8.4). A step is what the hint names, and that of the damaged one names the damaged one.
+    """
+    catalog = room.catalog
+    if isinstance(catalog, CoordinatedCatalog):
+        other = catalog.before(checkpoint)
+        while other is not None:
+            if other.step != checkpoint.step:
+                yield other
+            other = catalog.before(other)
+        return
+    for one in sorted(catalog.all(), key=lambda c: c.order, reverse=True):
+        if (
+            one.order < checkpoint.order
+            and one.step != checkpoint.step
+            and one.state is CheckpointState.COMMITTED
+            and one.checkpoint_type in RESTORABLE_TYPES
+        ):
+            yield one
 
 
 def _report(

@@ -15,10 +15,11 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import distributed
@@ -45,9 +46,11 @@ from strata.checkpoint.state import Json, children
 from strata.checkpoint.tensors import DTYPES
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_port import SessionPort
-from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError
-from strata.integrations.dcp.damage import told
+from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, StrataError
+from strata.integrations.dcp.damage import told, untold
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
+
+_T = TypeVar("_T")
 
 BATCH_BYTES: Final = 64 << 20
 """About how much is read before it is handed on: what a load takes beside the state, and uses again."""
@@ -98,7 +101,7 @@ class StrataReader(StorageReader):
         self._storage = room.storage
         chosen = Chosen(checkpoint=checkpoint, folder=folder)
         with self._telling(chosen):
-            self._found = self._open(chosen)
+            self._found = _twice(partial(self._open, chosen))
         return Metadata(
             state_dict_metadata={fqn: item.metadata for fqn, item in self._found.items.items()},
             planner_data={fqn: item.path for fqn, item in self._found.items.items()},
@@ -110,11 +113,19 @@ class StrataReader(StorageReader):
         try:
             yield
         except CheckpointCorrupt as error:
+            raise self._told(error, chosen.checkpoint) from error
+
+    def _told(self, error: CheckpointCorrupt, checkpoint: CheckpointMetadata) -> CheckpointCorrupt:
+        """Return what to raise for damage: whatever else fails now, it is the damage."""
+        try:
             room = open_room(self._config, self._port, ranks=1, writing=False)
-            try:
-                raise told(error, chosen.checkpoint, room, self._config) from error
-            finally:
-                room.close()
+        except StrataError as other:
+            log.warning("step %d is damaged, which nobody was told: %s", checkpoint.step, other.message)
+            return untold(error, checkpoint)
+        try:
+            return told(error, checkpoint, room, self._config)
+        finally:
+            room.close()
 
     def _open(self, chosen: Chosen) -> _Found:
         """Prove the manifests of a checkpoint, and make it what is loaded."""
@@ -157,7 +168,7 @@ class StrataReader(StorageReader):
             )
             before = self._found
             with self._telling(chosen):
-                self._found = self._open(chosen)
+                self._found = _twice(partial(self._open, chosen))
             _check_alike(plan.items, before, self._found)
         found, arena = self._found, Arena()
         for batch in _batches(plan.items, found):
@@ -167,7 +178,7 @@ class StrataReader(StorageReader):
                 if not found.items[item.storage_index.fqn].is_plain
             }
             with self._telling(chosen):
-                data = _read(found.assembler, wishes, arena)
+                data = _twice(partial(found.assembler.read, wishes, arena=arena))
             for number, item in enumerate(batch):
                 _hand_over(planner, item, found.items[item.storage_index.fqn], data.get(number))
         done: Future[None] = Future()
@@ -304,13 +315,13 @@ def _check_alike(items: Sequence[ReadItem], planned: _Found, found: _Found) -> N
             )
 
 
-def _read(assembler: Assembler, wishes: Mapping[int, Wish], arena: Arena) -> dict[int, memoryview]:
-    """Return what is wished for, proven; damage is read again before it counts."""
+def _twice(read: Callable[[], _T]) -> _T:
+    """Return what is read, proven; damage is read again before it counts."""
     try:
-        return assembler.read(wishes, arena=arena)
+        return read()
     except CheckpointCorrupt as error:
         log.error("read again: %s", error.message)  # noqa: TRY400  # the reason says it all
-        return assembler.read(wishes, arena=arena)
+        return read()
 
 
 def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem]]:

@@ -232,6 +232,8 @@ class Cluster:
     def _get(self, request: pb.GetCheckpointRequest) -> pb.GetCheckpointResponse:
         job = self.view()
         entry = core.newest(job) if request.latest else core.find(job, request.step, request.attempt)
+        if request.before and entry is not None:
+            entry = core.newest(job, before=core.counts(job, entry.record))
         if entry is None:
             raise CheckpointNotFound("none")
         return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_message(job, entry))

@@ -13,10 +13,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.checkpoint.assembling import Assembler
+from strata.checkpoint.marker import read_manifest
 from strata.client.checkpoints import CheckpointManager
-from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, InvalidArgument
+from strata.core.checkpoint_fork import decide_rewind
+from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, InvalidArgument, StorageError
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
 from strata.integrations.dcp.planners import from_json, to_json
+from strata.integrations.dcp.room import open_room
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 
@@ -156,6 +159,89 @@ def test_what_reads_right_the_second_time_is_loaded(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Assembler, "read", flaky)
     assert flat(load(tmp_path, a_state(0))) == flat(a_state(2.5))
     assert len(reads) > 1
+
+
+def test_damage_is_reported_whatever_hides_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(n1=1)
+    settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)}
+    for step in (1, 2):
+        save(tmp_path, a_state(step), step, **settings)
+    flip(tmp_path, 2)
+    reports: list[pb.ReportDamageRequest] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+
+    def away(storage: Any, folder: str, digest: str) -> Any:
+        raise StorageError("Input/output error")
+
+    monkeypatch.setattr("strata.integrations.dcp.damage.read_manifest", away)
+    with pytest.raises(CheckpointException, match="whether step 1 before it is good is not known: Input"):
+        load(tmp_path, a_state(0), step=2, **settings)
+    assert [r.step for r in reports] == [2]
+
+
+def test_the_step_before_is_none_that_the_job_left_behind_by_going_back(tmp_path: Path) -> None:
+    cluster = Cluster(b=1)
+    settings: dict[str, Any] = {"corrupt_wait_s": 0.1, "client": cluster.port(0)}
+    for step in (1, 2, 3):
+        save(tmp_path, a_state(step), step, **settings)
+    cluster.job.store.settle(lambda job: decide_rewind(job, generation=1, step=1, who="ada"))
+    cluster.next_world()
+    settings["client"] = cluster.port(0)
+    save(tmp_path, a_state(20), 2, **settings)
+    (image,) = tmp_path.glob("**/step-000000000002-gen-000002-*/*.safetensors")
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointException, match="step 1 is the one before"):
+        load(tmp_path, a_state(0), step=2, **settings)
+
+
+def test_the_step_before_is_never_the_damaged_one(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, capture_rng=False) as manager:
+        for step in (1, 2):
+            manager.save_state(a_state(step), step)
+        manager.restore(a_state(0), 1)
+        manager.save_state(a_state(20), 2)
+    *_, image = sorted(tmp_path.glob("step-000000000002-*/*.safetensors"))
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointException, match="step 1 is the one before"):
+        load(tmp_path, a_state(0), step=2)
+
+
+def test_a_manifest_that_reads_right_the_second_time_is_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(n1=1)
+    save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
+    reports: list[object] = []
+    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    reads: list[str] = []
+
+    def flaky(storage: Any, folder: str, digest: str) -> Any:
+        reads.append(folder)
+        if len(reads) == 1:
+            raise CheckpointCorrupt("a bit was flipped on its way")
+        return read_manifest(storage, folder, digest)
+
+    monkeypatch.setattr("strata.integrations.dcp.reader.read_manifest", flaky)
+    assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=7)) == flat(a_state(2.5))
+    assert (len(reads), reports) == (2, [])
+
+
+def test_damage_is_raised_though_nobody_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, a_state(2.5), 7)
+    flip(tmp_path, 7)
+    rooms: list[object] = []
+
+    def opened(*args: Any, **more: Any) -> Any:
+        if rooms:
+            raise StorageError("the disk went away")
+        rooms.append(args)
+        return open_room(*args, **more)
+
+    monkeypatch.setattr("strata.integrations.dcp.reader.open_room", opened)
+    with pytest.raises(CheckpointException, match="step 7 is corrupt: .*differs from what was saved"):
+        load(tmp_path, a_state(0))
 
 
 def test_a_damaged_manifest_is_passed_over_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
