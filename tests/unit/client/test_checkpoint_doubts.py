@@ -175,7 +175,9 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
     ):
         ckpt.restore({"w": np.zeros(4)})
     assert answered
-    assert [(r.unread, r.sound) for r in unread] == [(True, True)], "a replica that knows no unread sees no damage"
+    assert [(r.unread, r.sound) for r in unread] == [(True, True)], (
+        "a replica that knows no unread sees no damage"
+    )
     for told in (raised.value.message, caplog.text):
         assert "; host-b on primary: could not read it: " in told or "step 10: host-b on primary: " in told
         assert "Input/output error" in told

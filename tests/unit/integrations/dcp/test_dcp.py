@@ -240,7 +240,7 @@ def test_damage_is_raised_though_nobody_can_be_told(tmp_path: Path, monkeypatch:
         return open_room(*args, **more)
 
     monkeypatch.setattr("strata.integrations.dcp.reader.open_room", opened)
-    with pytest.raises(CheckpointException, match="step 7 is corrupt: .*differs from what was saved"):
+    with pytest.raises(CheckpointException, match=r"step 7 is corrupt: .*differs from what was saved"):
         load(tmp_path, a_state(0))
 
 
