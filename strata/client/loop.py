@@ -45,9 +45,11 @@ class BackgroundLoop:
         After `timeout_s` it is cancelled and `Unavailable` raised; so it is, by the way, when the
         waiting thread is interrupted.
         """
-        if threading.current_thread() is self._thread:
+        try:
+            self.refuse_inside()
+        except RuntimeError:
             coroutine.close()
-            raise RuntimeError("a blocking call of Strata from inside its own event loop")
+            raise
         future = self.submit(coroutine)
         try:
             return future.result(timeout_s)
@@ -59,6 +61,11 @@ class BackgroundLoop:
             raise Unavailable(f"no answer within {timeout_s:g} s") from None
         finally:
             future.cancel()
+
+    def refuse_inside(self) -> None:
+        """Raise `RuntimeError` in the loop's own thread: what waits there for the loop waits for ever."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a blocking call of Strata from inside its own event loop")
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start `coroutine` in the loop and return its future."""

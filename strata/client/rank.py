@@ -328,6 +328,7 @@ class RankClient:
         """
         if self._closed or self._loop.is_inherited:
             return
+        self._loop.refuse_inside()  # in a callback of `observe_world`, say
         self._closed = True
         try:
             self._telling = self._loop.submit(self._close(code, reason or "closed"))

@@ -26,3 +26,6 @@ class StepHook(Protocol):
 
     def left(self) -> None:
         """All who are to hear how it ended have, or will not; nothing is called afterwards."""
+
+    def given_up(self) -> None:
+        """Another world is adopted before the first step: this hook is not called any more."""

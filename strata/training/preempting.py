@@ -70,7 +70,7 @@ class Preemption:
             self._peers.heed_notices()
             self._peers.progress(run.step, READY)
         except StrataError:
-            self.closed()
+            self.given_up()
             raise
 
     # -- in the trainer's thread
@@ -96,9 +96,17 @@ class Preemption:
             self.left()
 
     def left(self) -> None:
-        """Give the signals back, unless they are why the process ends."""
-        if self._signals is not None and not self._stopper.leaving:
+        """Give the signals back, unless they are why the process ends: from now on they end it as before."""
+        if self._signals is None:
+            return
+        self._signals.hand_next(None)
+        if not self._stopper.leaving:
             self._signals.close()
+
+    def given_up(self) -> None:
+        """Give the signals back at once: another generation is adopted, or none has begun here."""
+        self._stopper.closed()
+        self.left()
 
     # -- in other threads
 

@@ -112,8 +112,7 @@ class Run:
 
     def _drop_hooks(self) -> None:
         for hook in self.hooks:
-            hook.closed()
-            hook.left()
+            hook.given_up()
         self.hooks.clear()
 
     def _settle(self) -> None:

@@ -74,8 +74,8 @@ class PreemptSignals:
         ours, self._write = self._write, -1
         os.close(ours)  # ends the listener, which closes the other end
 
-    def hand_next(self, heard: Callable[[], None]) -> None:
-        """Have the next signal, of whichever kind, call `heard` and do nothing else."""
+    def hand_next(self, heard: Callable[[], None] | None) -> None:
+        """Have the next signal, of whichever kind, call `heard` and do nothing else; None: no longer."""
         self._next = heard
 
     def _take_wakeup(self) -> None:
@@ -121,8 +121,8 @@ class PreemptSignals:
         told[by_handler] += 1
         if max(told) == heard_before:
             return
-        if self._next is not None:
-            heard, self._next = self._next, None
+        heard, self._next = self._next, None
+        if heard is not None:
             heard()
         elif heard_before:
             self._obey(number)

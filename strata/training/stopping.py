@@ -304,6 +304,10 @@ class Stopper:
     def left(self) -> None:
         """Nothing is left to do."""
 
+    def given_up(self) -> None:
+        """Its generation is not this process's any more, before it has begun a step."""
+        self.closed()
+
     def _stop(self, step: int) -> None:
         """Save the common step and leave, or wait for another world; come back when none follows."""
         if not self._save(step):

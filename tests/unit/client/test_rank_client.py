@@ -339,6 +339,28 @@ def ending(code: int, *, answered: bool, interrupted: bool) -> tuple[Rig, BaseEx
     return r, error[0] if error else None
 
 
+def test_a_close_in_the_loop_s_own_thread_is_refused_and_may_come_again() -> None:
+    background = BackgroundLoop()
+    place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
+    seat = Seat(session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True)
+    client = RankClient(seat, background)
+    background.forget_at_stop(client._detach)
+    raised: Future[BaseException | None] = Future()
+
+    def close() -> None:
+        try:
+            client.close()
+        except BaseException as error:  # noqa: BLE001  # looked at below
+            raised.set_result(error)
+        else:
+            raised.set_result(None)
+
+    background.soon(close)
+    assert isinstance(raised.result(20), RuntimeError)
+    assert not client._closed
+    background.stop()
+
+
 def test_a_training_that_is_done_and_that_nobody_heard_of_is_to_be_begun_again() -> None:
     _, error = ending(0, answered=False, interrupted=False)
     assert isinstance(error, errors.Preempted)
