@@ -244,7 +244,7 @@ class Checkpoint(_message.Message):
 
     @_builtins.property
     def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What each host said of a suspected copy, in words."""
+        """What hosts said of a suspected copy, in words: a few, shortened, in the answer to GetCheckpoint alone."""
 
     def __init__(
         self,

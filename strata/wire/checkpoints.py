@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Final
+
 from strata.core.checkpoint_chores import AdoptRequest, Chore
 from strata.core.checkpoint_copies import CopyRequest
 from strata.core.checkpoint_damage import DamageReport, doubts, suspected_tiers
@@ -15,6 +18,10 @@ from strata.core.records import CheckpointRecord
 from strata.core.view import Entry
 from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
+
+DOUBTS: Final = 16
+DOUBT_CHARS: Final = 200
+"""What is told of the words that hosts have of a suspected copy: so many, each so long."""
 
 
 def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
@@ -50,8 +57,21 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
         readers=job.view.names(job.keys.readers(*where)),
         suspected=suspected_tiers(job, record),
         origin_job=record.origin.job if record.origin is not None else "",
-        doubts=doubts(job, record),
     )
+
+
+def checkpoint_with_doubts(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoints_pb2.Checkpoint:
+    """Return a checkpoint with what hosts said of a suspected copy: a few of them, in short.
+
+    For who asks. What is pushed to every member of a job does without: a thousand hosts that cannot
+    read from a storage would fill a message each time another of them says so.
+    """
+    message = checkpoint_message(job, entry)
+    message.doubts.extend(
+        each if len(each) <= DOUBT_CHARS else f"{each[: DOUBT_CHARS - 1]}…"
+        for each in islice(doubts(job, entry.record), DOUBTS)
+    )
+    return message
 
 
 def tier_messages(record: CheckpointRecord) -> list[checkpoints_pb2.Tier]:

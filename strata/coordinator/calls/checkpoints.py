@@ -97,7 +97,7 @@ class CatalogCalls:
             entry = find(job)
         if entry is None:
             raise _absent(request)
-        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_message(job, entry))
+        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_doubts(job, entry))
 
     async def list(self, request: pb.ListCheckpointsRequest) -> pb.ListCheckpointsResponse:
         job = job_view(self._context, request.job)

@@ -236,7 +236,7 @@ class Cluster:
             entry = core.newest(job, before=core.counts(job, entry.record))
         if entry is None:
             raise CheckpointNotFound("none")
-        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_message(job, entry))
+        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_doubts(job, entry))
 
     def _settle(self, decide: Callable[[JobView], Decision], find: Find) -> pb.Checkpoint | None:
         before = self.job.store.revision

@@ -1,0 +1,23 @@
+"""Records as messages: what goes out with every push stays small."""
+
+from __future__ import annotations
+
+from strata.core.checkpoints import newest
+from strata.wire.checkpoints import DOUBT_CHARS, DOUBTS, checkpoint_message, checkpoint_with_doubts
+from tests.unit.core.keeping_job import KeptJob
+
+
+def test_what_hosts_say_of_a_copy_is_for_who_asks_and_bounded() -> None:
+    job = KeptJob(a=1, b=1)
+    job.save(40)
+    job.damage(40, "host-a", reason="a bit")
+    for host in range(100):
+        job.damage(40, f"host-b{host}", unread=True, reason="could not connect " * 50)
+    entry = newest(job.store.job())
+    assert entry is not None
+    assert list(checkpoint_message(job.store.job(), entry).doubts) == []
+    asked = checkpoint_with_doubts(job.store.job(), entry).doubts
+    assert len(asked) == DOUBTS
+    assert asked[0] == "host-a on primary: found damage: a bit"
+    assert {len(each) for each in asked[1:]} == {DOUBT_CHARS}
+    assert asked[1].endswith("…")
