@@ -74,7 +74,9 @@ def main() -> int:
         case _:
             say("ready", pid=os.getpid())
             while True:
-                time.sleep(1000)
+                time.sleep(
+                    0.05
+                )  # a signal that comes between Python's look for one and the sleep waits for its end
     return 0
 
 
