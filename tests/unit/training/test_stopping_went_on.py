@@ -36,8 +36,11 @@ def parted(room: Room, folder: Path) -> tuple[list[Trainer], threading.Event, th
     def late(name: str, *arguments: Any, **more: Any) -> Any:
         rounds.append(name)
         outcome = barrier(name, *arguments, **more)
-        if name == AGREE_BARRIER and rounds.count(name) == 2:
-            assert word.wait(LIMIT_S)
+        # a first attempt may come too late for both: what is held back is the word that they stop
+        if name == AGREE_BARRIER and rounds.count(name) % 2 == 0:
+            agreement = cut_off.stopper._agreement.conclude(outcome, ranks=room.size)
+            if agreement.agreed is not None or agreement.went_on:
+                assert word.wait(LIMIT_S)
         return outcome
 
     def gives_up(step: int) -> None:
@@ -49,9 +52,6 @@ def parted(room: Room, folder: Path) -> tuple[list[Trainer], threading.Event, th
     return [cut_off, told], went_on, word
 
 
-@pytest.mark.skip(
-    reason="its set-up holds the word back in the second round, but agreeing may take a third: to be mended"
-)
 @pytest.mark.parametrize("leave", [False, True])
 def test_all_go_on_and_stop_together_later(leave: bool, tmp_path: Path) -> None:
     room = Room(2)
