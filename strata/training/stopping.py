@@ -17,7 +17,8 @@ whether it is asked to leave as well.
 Nobody waits for ever. Where nobody is to leave, for another world is to follow, a rank that hears no
 word for a while (coordinators are lost, a rank is done) gives that up and trains on: the leader goes
 by what has become of the ranks. Others may have been told to stop where it went on: it says so at their
-meeting before the save, so all go on from there and agree anew. One that is to leave does so when its time is over, saved or not.
+meeting before the save, so all go on from there and agree anew, as they do when one comes to that meeting
+too late to say so. One that is to leave does so when its time is over, saved or not.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ class Stopper:
         log.warning("no other world has followed: training goes on from step %d", step)
 
     def _agree_anew(self, step: int) -> None:
-        """Do not stop at this step, since not all do; all have learned that, and agree on another."""
+        """Do not stop at this step, since not all do; all learn that where they meet, and agree on another."""
         with self._changed:
             self._agreement = self._agreement.forget()
             begin, self._agreeing = not self._agreeing, True
@@ -367,8 +368,15 @@ class Stopper:
     def _save(self, step: int) -> bool:
         """Save the common step, unless that cannot be done in time; False when not all ranks stop there."""
         self._met, stop = False, True
+        with self._changed:
+            nobody_leaves = self._notice is not None and _is_reshape(self._notice)
         try:
-            choice = choose_save(self._meet(), ranks=self._peers.world_size)
+            try:
+                brought = self._meet()
+            except BarrierTimeout:  # for all alike, also for who comes later: nobody is left waiting here
+                stop = not nobody_leaves
+                raise
+            choice = choose_save(brought, ranks=self._peers.world_size)
             self._met, stop = True, choice.stop
             if choice.save:
                 self._save_in_time()

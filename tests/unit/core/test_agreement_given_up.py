@@ -6,7 +6,8 @@ The model of `test_agreement`, with the moves that a world to follow adds. All h
     meets      a trainer that stops is at the meeting of its attempt; a background thread that learns
                that its trainer is past the step says so there
     parts      the outcome of a meeting reaches one: all save and stop, or all go on and agree anew
-    late       a meeting to which not all have come is over for those who did: they train on
+    late       a meeting to which not all have come is over for all: they go on and agree anew; only
+               where one cannot come any more they train on
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class Model:
     ranks: tuple[Rank, ...]
     rounds: tuple[tuple[tuple[int, bytes], ...], ...] = ()
     meetings: tuple[tuple[tuple[int, bytes], ...], ...] = ()
-    over: frozenset[int] = frozenset()
-    """The meetings that ended though not all had come."""
+    late: frozenset[int] = frozenset()
+    """The meetings to which not all came in time."""
+    broken: frozenset[int] = frozenset()
+    """Those to which one cannot come any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +100,8 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
 def parts(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model]:
     for number in {rank.meets, rank.says} - {0}:
         here = model.meetings[number - 1]
-        if number in model.over:
-            yield put(model, index, trained_on(rank))
+        if number in model.late | model.broken:
+            yield put(model, index, trained_on(rank, anew=number in model.late))
         elif len(here) == len(model.ranks):
             choice = choose_save(dict(here), ranks=len(model.ranks))
             if rank.says:
@@ -108,14 +111,17 @@ def parts(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model]
             else:
                 anew = replace(rank, meets=0, agreement=rank.agreement.forget(), agreeing=True)
                 yield put(model, index, anew)
-        elif rules.late or any(r.end for i, r in enumerate(model.ranks) if i not in dict(here)):
-            yield replace(put(model, index, trained_on(rank)), over=model.over | {number})
+        elif any(r.end for i, r in enumerate(model.ranks) if i not in dict(here)):
+            broken = model.broken | {number}
+            yield replace(put(model, index, trained_on(rank, anew=False)), broken=broken)
+        elif rules.late:
+            yield replace(put(model, index, trained_on(rank, anew=True)), late=model.late | {number})
 
 
-def trained_on(rank: Rank) -> Rank:
+def trained_on(rank: Rank, *, anew: bool) -> Rank:
     if rank.says:
         return replace(rank, says=0)
-    return replace(rank, meets=0, agreement=rank.agreement.forget())
+    return replace(rank, meets=0, agreement=rank.agreement.forget(), agreeing=anew)
 
 
 def agrees(model: Model, index: int, rank: Rank) -> Iterator[Model]:

@@ -24,6 +24,8 @@ class Room:
         self.newest = generation
         self.changed = threading.Condition()
         self.rounds: dict[tuple[str, int], dict[int, bytes]] = {}
+        self.over: set[tuple[str, int]] = set()
+        """Rounds that timed out, for those who come later as well."""
         self.gone: set[int] = set()
         self.observers: dict[int, list[Callable[[WorldUpdate], None]]] = {}
         self.deaf: set[int] = set()
@@ -99,16 +101,23 @@ class RoomRank:
         number = self._rounds[name] = self._rounds.get(name, 0) + 1
         with room.changed:
             here = room.rounds.setdefault((name, number), {})
-            here[self.rank] = payload or b""
+            if (name, number) not in room.over:
+                here[self.rank] = payload or b""
             room.changed.notify_all()
 
             def ended() -> bool:
-                return len(here) >= size or self._stale or bool(room.gone - here.keys())
+                over = (name, number) in room.over or bool(room.gone - here.keys())
+                return len(here) >= size or self._stale or over
 
             in_time = room.changed.wait_for(ended, LIMIT_S if timeout_s is None else timeout_s)
             if len(here) >= size:
                 return {rank: data for rank, data in here.items() if data}
             self._check()
+            if (name, number) in room.over:
+                in_time = False
+            if not in_time:
+                room.over.add((name, number))
+                room.changed.notify_all()
             missing = [f"rank {rank}" for rank in range(room.size) if rank not in here]
             raise (BarrierBroken if in_time else BarrierTimeout)(
                 f"{name}: missing {missing}", missing=missing

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strata.core.agreement import TimeLeft
-from strata.errors import Preempted, StaleGeneration
+from strata.errors import BarrierTimeout, Preempted, StaleGeneration
 from strata.training.alike import LOADER_BARRIER
 from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER
 from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, STOP_ACTION_RESHAPE
@@ -76,6 +76,46 @@ def test_all_go_on_and_stop_together_later(leave: bool, tmp_path: Path) -> None:
     assert len(steps) == 1
     assert first is not None
     assert steps.pop() > first
+    for trainer in trainers:
+        assert isinstance(trainer.ended_by, Preempted if leave else StaleGeneration)
+        assert trainer.saved() == [trainer.run_.step]
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_all_agree_anew_when_the_meeting_is_over_before_one_says_that_it_went_on(
+    leave: bool, tmp_path: Path
+) -> None:
+    """They wait as long for the word as for each other."""
+    room = Room(2)
+    trainers, went_on, word = parted(room, tmp_path)
+    told = trainers[1]
+    barrier, over = told.peers.barrier, threading.Event()
+
+    def timed_out(name: str, *arguments: Any, **more: Any) -> Any:
+        try:
+            return barrier(name, *arguments, **more)
+        except BarrierTimeout:
+            if name.startswith(SAVE_BARRIER):
+                over.set()
+            raise
+
+    told.peers.barrier = timed_out  # type: ignore[method-assign]  # to know when it is
+    told.stopper._word_s = trainers[0].stopper._word_s
+    for trainer in trainers:
+        trainer.start()
+    room.notice(STOP_ACTION_RESHAPE)
+    assert went_on.wait(LIMIT_S)
+    assert over.wait(LIMIT_S)
+    for trainer in trainers:
+        trainer.stopper._word_s = LIMIT_S  # they come back for good
+    if leave:
+        room.notice(STOP_ACTION_PREEMPT)
+    word.set()
+    if not leave:
+        assert saved_together(room)
+        room.next_world()
+    steps = {trainer.run_.step for trainer in joined(trainers)}
+    assert len(steps) == 1
     for trainer in trainers:
         assert isinstance(trainer.ended_by, Preempted if leave else StaleGeneration)
         assert trainer.saved() == [trainer.run_.step]
