@@ -1,14 +1,15 @@
 """Choosing what an Incremental builds on: the newest checkpoint, as this rank saved it.
 
 An Incremental is asked for, and a Full comes of it where it must or where it pays: there is no
-checkpoint yet, its manifest or an image that would be used is damaged, most has changed, or the
-chunks lie in too many attempts already. The log says why.
+checkpoint yet, its manifest or an image that would be used is damaged, a restore found it damaged,
+most has changed, or the chunks lie in too many attempts already. The log says why.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,15 +57,45 @@ class Plan:
         return self
 
 
+class Doubted:
+    """The attempts of which this process found a copy damaged: nothing that it saves refers to their chunks.
+
+    What a restore made whole in memory, from another copy or from an older checkpoint, would else be saved as
+    a reference to the damaged bytes. It ends by itself: a Full takes their place as what is built on. Noted by
+    the trainer's thread, asked by the one that saves.
+    """
+
+    def __init__(self) -> None:
+        self._folders: frozenset[str] = frozenset()
+
+    def note(self, folder: str) -> None:
+        """Build on the attempt in `folder` no more."""
+        self._folders |= {_attempt(folder)}
+
+    def among(self, folders: Iterable[str]) -> str:
+        """Return the first of these that is doubted, or ""."""
+        return min(self._folders & {_attempt(folder) for folder in folders}, default="")
+
+
+def _attempt(folder: str) -> str:
+    """Return a folder's name as others beside it refer to it."""
+    return folder.rpartition("/")[2]
+
+
 def choose(
     snapshot: Snapshot,
     request: SaveRequest,
     *,
     storage: Storage,
     catalog: Catalog,
+    doubted: Doubted,
     threads: int = DEFAULT_THREADS,
 ) -> Plan:
-    """Return how the snapshot is to be saved; only an Incremental is looked into."""
+    """Return how the snapshot is to be saved; only an Incremental is looked into.
+
+    Each rank chooses for itself. One that doubts the base writes its part whole, also in an Incremental that
+    another rank began.
+    """
     asked = Plan(request=request)
     if request.type is not CheckpointType.INCREMENTAL:
         return asked
@@ -76,6 +107,9 @@ def choose(
         manifest = _manifest_of(storage, folder, base, catalog.rank)
     except (CheckpointError, StorageError) as error:
         return _whole(asked, error.message)
+    used = [image.folder for image in manifest.files] if manifest is not None else []
+    if found_bad := doubted.among([folder, *used]):
+        return _whole(asked, f"a copy of {found_bad} was found damaged")
     request = dataclasses.replace(request, base_step=base.step, base_attempt=base.id)
     if manifest is None:  # this rank has no part in it; the others have
         return Plan(request=request)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from strata.checkpoint.bases import Plan, choose
+from strata.checkpoint.bases import Doubted, Plan, choose
 from strata.checkpoint.catalog import (
     Catalog,
     CheckpointAck,
@@ -57,12 +57,13 @@ DROPPED: Final = "dropped"
 class Saver:
     """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks.
 
-    `threads` hash and write an image together.
+    `threads` hash and write an image together. Nothing is built on what is `doubted`.
     """
 
     storage: Storage
     catalog: Catalog
     commit_timeout_s: float
+    doubted: Doubted = field(default_factory=Doubted)
     threads: int = DEFAULT_THREADS
     on_step: OnStep = unobserved
 
@@ -70,7 +71,12 @@ class Saver:
         """Return the committed checkpoint; raise what it failed of."""
         try:
             asked = choose(
-                snapshot, request, storage=self.storage, catalog=self.catalog, threads=self.threads
+                snapshot,
+                request,
+                storage=self.storage,
+                catalog=self.catalog,
+                doubted=self.doubted,
+                threads=self.threads,
             )
         except BaseException as error:
             if (given_up := self.fail(request, self.reason(error))) is not None:

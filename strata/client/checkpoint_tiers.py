@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from strata.checkpoint import root
+from strata.checkpoint.bases import Doubted
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
 from strata.checkpoint.far_copy import Replica
 from strata.checkpoint.handle import CheckpointInfo
@@ -44,13 +45,17 @@ class Prove(Protocol):
 
 
 class Tiers:
-    """Opened as `config` says; nothing is written yet. `storage` is all of them as one."""
+    """Opened as `config` says; nothing is written yet. `storage` is all of them as one.
+
+    `doubted` are the checkpoints of which a copy was read that is damaged.
+    """
 
     def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
         self.storage: Storage = open_storage(config.place(), nonce=nonce)
         if (replica := config.replica()) is not None:
             far = open_storage(replica, nonce=nonce, patient=False)
             self.storage = TieredStorage(self.storage, far)
+        self.doubted = Doubted()
         self._threads = config.io_threads
         self._others_s = config.commit_timeout_s
         self._replicator: Replicator | None = None
@@ -98,7 +103,7 @@ class Tiers:
             tier = self._tier_of(storage, folder)
             return prove(tier, partial(read, storage), again=partial(read, _alone(storage)))
 
-        return self._nearest_good(checkpoint, proven)
+        return self._nearest_good(checkpoint, folder, proven)
 
     def texts_of_ranks(
         self, checkpoint: CheckpointMetadata, folder: str, path: Sequence[str]
@@ -106,16 +111,21 @@ class Tiers:
         """Return the text that each rank had saved at `path`, from the nearest copy that is good."""
         digest = checkpoint.manifest_digest
         return self._nearest_good(
-            checkpoint, lambda storage: texts_of_ranks(storage, folder, manifest_digest=digest, path=path)
+            checkpoint,
+            folder,
+            lambda storage: texts_of_ranks(storage, folder, manifest_digest=digest, path=path),
         )
 
-    def _nearest_good(self, checkpoint: CheckpointMetadata, read: Callable[[Storage], _T]) -> _T:
+    def _nearest_good(
+        self, checkpoint: CheckpointMetadata, folder: str, read: Callable[[Storage], _T]
+    ) -> _T:
         damage: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
             try:
                 found = read(storage)
             except CheckpointCorrupt as error:
                 damage.append(error)
+                self.doubted.note(folder)
             except StorageError as error:
                 if not damage:
                     raise

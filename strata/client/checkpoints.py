@@ -99,6 +99,7 @@ class CheckpointManager:
                 storage=self._storage,
                 catalog=self._catalog,
                 commit_timeout_s=self.config.commit_timeout_s,
+                doubted=self._tiers.doubted,
                 threads=self.config.io_threads,
             ),
             after_save=self._retain,

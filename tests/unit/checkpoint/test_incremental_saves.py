@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strata.checkpoint.bases import Doubted
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.handle import CheckpointInfo
@@ -45,13 +46,19 @@ class World:
             )
             for rank in (0, 1)
         ]
+        self.doubted = [Doubted(), Doubted()]
 
     def save(self, step: int, states: list[Any], *kinds: CheckpointType) -> list[Any]:
         """Save a state for each rank, of its type; return each rank's record, or its error."""
         found: list[Any] = [None, None]
 
         def run(rank: int) -> None:
-            saver = Saver(storage=self.storage, catalog=self.catalogs[rank], commit_timeout_s=LIMIT_S)
+            saver = Saver(
+                storage=self.storage,
+                catalog=self.catalogs[rank],
+                commit_timeout_s=LIMIT_S,
+                doubted=self.doubted[rank],
+            )
             kind = kinds[rank % len(kinds)] if kinds else INCREMENTAL
             info = CheckpointInfo(step=step, epoch=0, checkpoint_type=kind, metadata={})
             try:
@@ -155,6 +162,42 @@ def test_ranks_that_choose_otherwise_write_what_the_first_began(world: World) ->
     assert world.part(one, 1).files == ()
     assert (world.load(one, 1)["frozen"] == 77).all()
     assert not world.load(one, 0)["frozen"].any()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_doubts_the_base_writes_its_part_whole_whoever_comes_first(
+    world: World, first: int
+) -> None:
+    """One rank's restore met damage. It asks for a Full; the other's Incremental may have been begun before."""
+    full, _ = world.save(1, states(1))
+    world.doubted[1].note(world.catalogs[1].folder(full))
+    begun, begin = threading.Event(), CoordinatedCatalog.begin
+
+    for rank, catalog in enumerate(world.catalogs):
+
+        def in_turn(
+            request: SaveRequest, rank: int = rank, catalog: CoordinatedCatalog = catalog
+        ) -> CheckpointMetadata:
+            if rank != first:
+                assert begun.wait(LIMIT_S)
+            try:
+                return begin(catalog, request)
+            finally:
+                begun.set()
+
+        catalog.begin = in_turn  # type: ignore[method-assign]  # the order of the two is the test
+    one, _ = world.save(2, states(2))
+    assert one.checkpoint_type is (INCREMENTAL, CheckpointType.FULL)[first]
+    assert world.part(one, 1).files == ()
+    assert (world.load(one, 1)["frozen"] == 1).all()
+    two, _ = world.save(3, states(3))
+    assert two.checkpoint_type is INCREMENTAL
+    assert {image.folder for image in world.part(two, 1).files} == {folder_of(world, one)}
+    assert world.part(two, 1).image_bytes == 4096 + 9, "it builds on its own again"
+
+
+def folder_of(world: World, record: CheckpointMetadata) -> str:
+    return world.catalogs[0].folder(record).rpartition("/")[2]
 
 
 def test_a_rank_that_saves_a_part_where_the_others_save_all_ends_the_attempt(world: World) -> None:

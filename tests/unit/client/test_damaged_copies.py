@@ -15,6 +15,7 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.sink import Sink, Source
 from strata.checkpoint.tiers import FarAway, TieredStorage
 from strata.client.checkpoints import CheckpointManager
+from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError
 from tests.unit.checkpoint.test_replicator import until_lost
 
@@ -181,6 +182,55 @@ def test_any_two_different_files_may_be_damaged_one_in_each_copy(
     damaged(tmp_path / "far", 2, there, damage)
     assert restored(tmp_path) == 2
     assert restored(tmp_path, 2) == 2
+
+
+def saved_after(path: Path, step: int, *, far: bool = True) -> list[CheckpointType]:
+    """Restore in a process of its own, then save two Incrementals from `step` on; return what came of them."""
+    settings = {"replica_path": path / "far"} if far else {}
+    with CheckpointManager(path / "near", capture_rng=False, **settings) as manager:
+        found = state(0) | {"hot": 0}
+        assert manager.restore({"weights": found["weights"]}) is not None
+        types = []
+        for number in (step, step + 1):
+            info = manager.save_state(found | {"hot": number}, number, checkpoint_type="incremental")
+            types.append(info.wait(20).checkpoint_type)
+        return types
+
+
+WHOLE_ONCE = [CheckpointType.FULL, CheckpointType.INCREMENTAL]
+
+
+@pytest.mark.parametrize(("near", "far"), [(flip_first, flip), (flip, flip_first), (flip, None)])
+def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_anew(
+    tmp_path: Path, near: Damage, far: Damage | None
+) -> None:
+    save(tmp_path, 2)
+    damaged(tmp_path / "near", 2, "*.safetensors", near)
+    if far is not None:
+        damaged(tmp_path / "far", 2, "*.safetensors", far)
+    assert saved_after(tmp_path, 3) == WHOLE_ONCE
+    for copy in ("near", "far"):
+        with CheckpointManager(tmp_path / copy, capture_rng=False) as manager:
+            found = state(0)
+            checkpoint = manager.restore(found)
+            assert checkpoint is not None
+            assert checkpoint.step == 4, "each copy is whole by itself"
+            assert np.array_equal(found["weights"], state(2)["weights"])  # type: ignore[arg-type]  # an array
+
+
+def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> None:
+    """Its manifests are good, so it is the newest there is; what it holds of a tensor that stays is not."""
+    with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
+        for step in (1, 2):
+            manager.save_state(state(7) | {"hot": step}, step)
+    damaged(tmp_path / "near", 2, "*.safetensors", flip)
+    assert saved_after(tmp_path, 3, far=False) == WHOLE_ONCE
+    with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
+        found = state(0)
+        checkpoint = manager.restore(found)
+        assert checkpoint is not None
+        assert checkpoint.step == 4
+        assert np.array_equal(found["weights"], state(7)["weights"])  # type: ignore[arg-type]  # an array
 
 
 def test_what_cannot_be_read_in_one_copy_is_not_lost_for_being_damaged_in_the_other(tmp_path: Path) -> None:
