@@ -116,9 +116,7 @@ class Tiers:
             lambda storage: texts_of_ranks(storage, folder, manifest_digest=digest, path=path),
         )
 
-    def _nearest_good(
-        self, checkpoint: CheckpointMetadata, folder: str, read: Callable[[Storage], _T]
-    ) -> _T:
+    def _nearest_good(self, checkpoint: CheckpointMetadata, folder: str, read: Callable[[Storage], _T]) -> _T:
         damage: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
             try:

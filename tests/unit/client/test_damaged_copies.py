@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,7 +187,7 @@ def test_any_two_different_files_may_be_damaged_one_in_each_copy(
 
 def saved_after(path: Path, step: int, *, far: bool = True) -> list[CheckpointType]:
     """Restore in a process of its own, then save two Incrementals from `step` on; return what came of them."""
-    settings = {"replica_path": path / "far"} if far else {}
+    settings: dict[str, Any] = {"replica_path": path / "far"} if far else {}
     with CheckpointManager(path / "near", capture_rng=False, **settings) as manager:
         found = state(0) | {"hot": 0}
         assert manager.restore({"weights": found["weights"]}) is not None
