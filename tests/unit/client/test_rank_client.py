@@ -53,6 +53,11 @@ def barrier(
     return asyncio.create_task(client._barrier(name, payload, ranks, timeout_s))
 
 
+def left_open(client: RankClient, name: str = "b") -> None:
+    """Call a barrier whose end is nobody's affair here; the session's end is its own."""
+    barrier(client, name).add_done_callback(lambda call: call.cancelled() or call.exception())
+
+
 async def arrived(r: Rig, number: int) -> Arrival:
     """Return the arrival of the `number`-th message of arrivals."""
     (one,) = (await r.serving.next("arrivals", after=number)).arrivals
@@ -87,7 +92,7 @@ async def test_rounds_begin_after_the_worlds_floors() -> None:
     async with rank_client() as (r, client):
         r.serving.world(1, barrier_floors={"a": 4})
         await asyncio.sleep(0.01)
-        _ = barrier(client, "a")
+        left_open(client, "a")
         assert (await arrived(r, 0)).round == 5
 
 
@@ -104,7 +109,7 @@ async def test_a_local_deadline_is_unavailable_and_the_retry_is_the_same_round()
         assert len(r.serving.all("arrivals")) == 1, "it has arrived already"
         r.serving.release(arrival)
         assert await retry == {}
-        _ = barrier(client)
+        left_open(client)
         assert (await arrived(r, 1)).round == 2
 
 
@@ -119,7 +124,7 @@ async def test_an_outcome_that_came_between_two_calls_is_delivered_and_not_skipp
         r.serving.world(1, barrier_floors={"b": 1})
         await asyncio.sleep(0.1)
         assert await barrier(client) == {1: b"x"}
-        _ = barrier(client)
+        left_open(client)
         assert (await arrived(r, 1)).round == 2
 
 
@@ -174,7 +179,7 @@ async def test_rejoining_says_that_it_waits_only_when_it_does(caplog: pytest.Log
         r.serving.world(2, rank=1)
         await asyncio.sleep(0.01)
         await client._rejoin(10)
-        assert not caplog.records
+        assert "waiting" not in caplog.text
         with pytest.raises(errors.Unavailable, match="newer than generation 2") as error:
             await client._rejoin(10)
         assert "StaleGeneration" in error.value.hint
@@ -196,7 +201,7 @@ async def test_a_refused_arrival_does_not_count() -> None:
         r.serving.send(Down(arrival_refused=refusal))
         with pytest.raises(errors.QuotaExceeded, match="too many"):
             await call
-        _ = barrier(client)
+        left_open(client)
         assert first.round == (await arrived(r, 1)).round == 1
 
 
