@@ -202,7 +202,8 @@ class Stopper:
     def _say_that_it_went_on(self, attempt: int) -> None:
         """Let those who stop where this rank does not learn that, instead of waiting for it there."""
         log.warning("all ranks would have stopped before step %d, which has begun here", self._run.begun)
-        with contextlib.suppress(BarrierTimeout):  # they were there, and are not any more
+        # they were there and are not any more, or it cannot be learned: the next round is met by all either way
+        with contextlib.suppress(BarrierTimeout, Unavailable):
             on = TimeLeft(went_on=True).encode()
             self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", on, timeout_s=self._word_s)
 

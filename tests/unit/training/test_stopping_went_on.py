@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strata.core.agreement import TimeLeft
-from strata.errors import BarrierTimeout, Preempted, StaleGeneration
+from strata.errors import BarrierTimeout, Preempted, StaleGeneration, Unavailable
 from strata.training.alike import LOADER_BARRIER
 from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER
 from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, STOP_ACTION_RESHAPE
@@ -119,6 +119,37 @@ def test_all_agree_anew_when_the_meeting_is_over_before_one_says_that_it_went_on
     for trainer in trainers:
         assert isinstance(trainer.ended_by, Preempted if leave else StaleGeneration)
         assert trainer.saved() == [trainer.run_.step]
+
+
+def test_who_does_not_learn_whether_it_was_heard_agrees_anew_as_well(tmp_path: Path) -> None:
+    """Its coordinators are away again when it says that it went on, and the others have heard that."""
+    room = Room(2)
+    trainers, went_on, word = parted(room, tmp_path)
+    cut_off = trainers[0]
+    barrier = cut_off.peers.barrier
+    said: list[str] = []
+
+    def unheard(name: str, *arguments: Any, **more: Any) -> Any:
+        outcome = barrier(name, *arguments, **more)
+        if name.startswith(SAVE_BARRIER) and not said:
+            said.append(name)
+            raise Unavailable("no outcome came in time")
+        return outcome
+
+    cut_off.peers.barrier = unheard  # type: ignore[method-assign]  # its coordinators are away
+    for trainer in trainers:
+        trainer.start()
+    room.notice(STOP_ACTION_RESHAPE)
+    assert went_on.wait(LIMIT_S)
+    cut_off.stopper._word_s = LIMIT_S
+    word.set()
+    assert saved_together(room)
+    room.next_world()
+    assert len({trainer.run_.step for trainer in joined(trainers)}) == 1
+    for trainer in trainers:
+        assert isinstance(trainer.ended_by, StaleGeneration)
+        assert trainer.saved() == [trainer.run_.step]
+    assert said
 
 
 def test_who_is_told_just_as_it_gives_up_its_hold_stops_like_the_others(tmp_path: Path) -> None:
