@@ -266,13 +266,6 @@ class Stopper:
         if not told:
             log.warning("no other world has followed: training goes on from step %d", step)
 
-    def _train_on(self, step: int) -> None:
-        """Wait for no other world any longer: the leader ends this one if it likes."""
-        with self._changed:
-            self._agreement = self._agreement.forget()
-            self._changed.notify_all()
-        log.warning("no other world has followed: training goes on from step %d", step)
-
     def _agree_anew(self, step: int) -> None:
         """Do not stop at this step, since not all do; all learn that where they meet, and agree on another."""
         with self._changed:
@@ -318,7 +311,7 @@ class Stopper:
         self._say_that_it_is_saved(step)
         if self._has_to_leave(step):
             self._leave(step)
-        self._train_on(step)
+        log.warning("no other world has followed: training goes on from step %d", step)
 
     def _leave(self, step: int) -> NoReturn:
         notice = self._notice
@@ -346,7 +339,8 @@ class Stopper:
     def _has_to_leave(self, step: int) -> bool:
         """Tell whether this process leaves, once it is asked to; a newer world without the others is raised.
 
-        False when no other world follows, though nobody was to leave.
+        False when no other world follows, though nobody was to leave: the leader ends this one if it likes.
+        What was agreed on is forgotten in one act with that, so whatever is asked from then on is agreed on anew.
         """
         told: StopNotice | None = None
         since_s = self._clock()
@@ -356,8 +350,10 @@ class Stopper:
                 assert notice is not None, "a step is agreed only after a notice"
                 if self._means_us(notice):
                     return True
-            if self._heard_nothing(since_s):
-                return False
+                if self._heard_nothing(since_s):
+                    self._agreement = self._agreement.forget()
+                    self._changed.notify_all()
+                    return False
             if told is None or told.worker_ids != notice.worker_ids:
                 told, others = notice, ", ".join(notice.worker_ids)
                 log.warning("waiting for the world %s", f"without {others}" if others else "that follows")

@@ -74,6 +74,25 @@ def test_who_gave_up_waiting_is_asked_to_leave_all_the_same(tmp_path: Path) -> N
         assert trainer.saved()[-1:] == [trainer.run_.step]
 
 
+def test_who_is_asked_to_leave_just_as_it_gives_up_waiting_does_so(tmp_path: Path) -> None:
+    room = Room(1)
+    trainer = Trainer(room, 0, tmp_path, word_s=0.1)
+    has_to_leave = trainer.stopper._has_to_leave
+
+    def asked_then(step: int) -> bool:
+        leaves = has_to_leave(step)
+        if not leaves:
+            room.notice(STOP_ACTION_PREEMPT)
+        return leaves
+
+    trainer.stopper._has_to_leave = asked_then  # type: ignore[method-assign]  # to know when it gives up
+    room.notice(STOP_ACTION_RESHAPE)
+    trainer.start()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, Preempted)
+    assert trainer.saved()[-1:] == [trainer.run_.step]
+
+
 def test_ranks_that_do_not_come_to_the_save_in_time_are_waited_for_no_longer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
