@@ -1,6 +1,9 @@
 """A load by DCP that finds damage: the coordinators are told, and the error names what to load instead.
 
 DCP fills the state while it reads, on all ranks, so no other step is taken by itself in the middle of a load.
+
+What one host found counts once a second one has read it, too. So a process that has loaded by DCP looks at what
+others find, as one with a `CheckpointManager` does.
 """
 
 from __future__ import annotations
@@ -8,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_config import CheckpointManagerConfig
-from strata.client.checkpoint_keeping import Keeping
+from strata.client.checkpoint_keeping import Keeping, keeping_of
+from strata.client.checkpoint_port import SessionPort
 from strata.client.surroundings import random_id
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
@@ -25,6 +31,23 @@ from strata.integrations.dcp.room import Room
 _HINT: Final = "put the damaged file back from a copy"
 
 log: Final = logging.getLogger("strata.checkpoint")
+
+
+_LOOKING: Final[weakref.WeakValueDictionary[object, Keeping]] = weakref.WeakValueDictionary()
+"""Who looks, by its session and root. The session, which it observes, holds it: nobody is told when a load ends."""
+
+
+def look(room: Room, port: SessionPort | None, config: CheckpointManagerConfig) -> None:
+    """Read, from now on and as long as the session lasts, what other hosts find damaged in this root.
+
+    Once for each session and root, however many loads there are, and by one process of each host.
+    """
+    if port is None or not isinstance(room.catalog, CoordinatedCatalog):
+        return
+    place = port.uid, port.job, port.worker_id, port.incarnation, port.generation, room.storage.uri
+    if place not in _LOOKING:
+        # what stays is not a reader's matter
+        _LOOKING[place] = keeping_of(room.catalog, room.storage, replace(config, keep_count=None))
 
 
 def told(

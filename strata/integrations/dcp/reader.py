@@ -47,7 +47,7 @@ from strata.checkpoint.tensors import DTYPES
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_port import SessionPort
 from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, StrataError
-from strata.integrations.dcp.damage import told, untold
+from strata.integrations.dcp.damage import look, told, untold
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 _T = TypeVar("_T")
@@ -94,6 +94,7 @@ class StrataReader(StorageReader):
         """Return what the checkpoint holds; its manifests are proven."""
         room = open_room(self._config, self._port, ranks=1, writing=False)
         try:
+            look(room, self._port, self._config)
             checkpoint = room.find(self._step)
             folder = room.catalog.folder(checkpoint)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from strata.integrations.dcp.planners import from_json, to_json
 from strata.integrations.dcp.room import open_room
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
+
+LIMIT_S = 20
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -143,6 +146,31 @@ def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp
         load(tmp_path, a_state(0), client=port, corrupt_wait_s=0.1)
     assert [(r.step, r.generation) for r in reports] == [(2, port.generation)]
     assert reports[0].objects[0].endswith("/rank-00000.safetensors")
+
+
+def test_a_host_that_loaded_by_dcp_confirms_what_another_one_finds_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(a=1, b=1)
+    with (
+        CheckpointManager(tmp_path, client=cluster.port(0), capture_rng=False) as one,
+        CheckpointManager(tmp_path, client=cluster.port(1), capture_rng=False) as other,
+    ):
+        for info in [m.save_state(a_state(2.5), 10) for m in (one, other)]:
+            info.wait(LIMIT_S)
+    monkeypatch.setattr("socket.gethostname", lambda: "host-b")
+    for _ in range(2):  # each of which has a reader, and a client of the session, of its own
+        load(tmp_path, a_state(0), step=10, client=cluster.port(1))
+    assert len(cluster.observers) == 1, "a process looks once, however often it loads"
+    corrupt = threading.Event()
+    cluster.observers.append(lambda c: corrupt.set() if c.state == pb.CHECKPOINT_STATE_CORRUPT else None)
+    (image,) = tmp_path.glob("**/rank-00000.safetensors")
+    image.write_bytes(image.read_bytes()[:-1] + b"?")
+    monkeypatch.setattr("socket.gethostname", lambda: "host-a")
+    with pytest.raises(CheckpointException, match="step 10 is corrupt"):
+        load(tmp_path, a_state(0), step=10, client=cluster.port(0))
+    assert corrupt.wait(LIMIT_S), "host-b looks after its load, too"
+    assert "host-a, host-b" in cluster.records()[0].reason
 
 
 def test_what_reads_right_the_second_time_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
