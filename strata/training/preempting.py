@@ -3,7 +3,8 @@
 A signal to any rank asks the coordinators, and their notice asks all ranks, this one too: so all
 of them stop alike, however many were signalled. A training without coordinators stops by itself.
 When the generation ends before that, a supervisor knows what to do; a lone member leaves (`Ending`).
-While a lone member tells its end, to coordinators that may be away, a signal has it wait no longer.
+While a lone member tells its end, to coordinators that may be away, a signal has it wait no longer; so does
+one that came before, and found the training at its end.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Preemption:
         """Give the signals back, unless they are why the process ends, or it has to say yet how it ended."""
         self._stopper.closed()
         if self._signals is not None and getattr(self._peers, "is_lone", False):
-            self._signals.hand_next(self._peers.hurry)
+            # one that is why this process ends has given it the time to say so
+            self._signals.hand_next(self._peers.hurry, came_before=not self._stopper.leaving)
         else:
             self.left()
 

@@ -190,6 +190,12 @@ class Lone(Asking):
     def __init__(self, room: Room, number: int) -> None:
         super().__init__(room, number)
         self.hurried = threading.Event()
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    def call(self, request: Message, *, timeout_s: float = 30.0) -> Any:
+        self.asked.set()
+        assert self.may_answer.wait(LIMIT_S)
+        return super().call(request, timeout_s=timeout_s)
 
     def hurry(self) -> None:
         self.hurried.set()
@@ -215,6 +221,53 @@ def test_a_signal_to_a_lone_member_that_tells_its_end_has_it_hurry(
     assert peers.requests == [], "nobody is asked to stop any more"
     it.left()
     assert signal.getsignal(signal.SIGUSR1) is mine
+
+
+def test_a_signal_that_came_just_before_a_lone_member_tells_its_end_has_it_hurry_too(
+    room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom it asks is away: it is not obeyed later, when that is known, for it was heeded."""
+    peers = Lone(room, 0)
+    peers.answer = Refused("the client was closed")
+    it = preemption(peers, signals=(signal.SIGUSR1,))
+    assert it._signals is not None
+    obeyed: list[int] = []
+    monkeypatch.setattr(it._signals, "_obey", obeyed.append)
+    answered, ask = threading.Event(), it._signals._ask
+
+    def asking(number: int) -> None:
+        ask(number)
+        answered.set()
+
+    monkeypatch.setattr(it._signals, "_ask", asking)
+    usr1()
+    assert peers.asked.wait(LIMIT_S)
+    it.closed()
+    assert peers.hurried.is_set()
+    peers.may_answer.set()
+    assert answered.wait(LIMIT_S)
+    assert obeyed == []
+    it.left()
+
+
+def test_a_signal_that_made_a_lone_member_leave_does_not_have_it_hurry(
+    room: Room, usr1: Callable[[], None]
+) -> None:
+    """It says that it leaves, and has a minute for that as long as nobody is impatient."""
+    peers = Lone(room, 0)
+    peers.answer = notice()
+    peers.may_answer.set()
+    it = preemption(peers, signals=(signal.SIGUSR1,))
+    usr1()
+    assert peers.asked.wait(LIMIT_S)
+    it._stopper.leaving = True
+    it.closed()
+    assert not peers.hurried.is_set()
+    usr1()
+    assert peers.hurried.wait(LIMIT_S)
+    it.left()
+    it._stopper.leaving = False
+    it.left()
 
 
 def test_a_lone_member_that_does_not_begin_gives_the_signals_back(
