@@ -21,13 +21,13 @@ THREADS = 3
 
 
 class Pages:
-    """Warm memory in huge pages; `view` begins at a page."""
+    """Memory in huge pages, warm unless it is to be fresh; `view` begins at a page."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, warm: bool = True) -> None:
         self.map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self.map)
-        for at in range(0, size_bytes, PAGE_BYTES):
+        for at in range(0, size_bytes if warm else 0, PAGE_BYTES):
             self.map[at] = 1
 
 
