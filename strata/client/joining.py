@@ -81,7 +81,7 @@ def connect(
 
     `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
     coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
-    this name; `JobFailed` when the job has ended.
+    this name; `JobDone` or `JobFailed` when the job has ended.
     """
     environment = os.environ
     timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)

@@ -7,18 +7,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
-from strata.errors import BarrierBroken, Refused, StaleGeneration
+from strata.errors import BarrierBroken, JobDone, Refused, StaleGeneration
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
 from strata.training.beginning import Beginning, begin
@@ -121,12 +122,14 @@ class TrainingOrchestrator:
         DistributedDataParallel and the state of their optimizers; else these paths of the state
         ("model", "optim.state"), True for everything, False for nothing.
 
-        `ConfigError` when several processes train together without a coordinator; else what
-        `strata.connect` and `CheckpointManager.restore` raise.
+        A member of its own whose job was done before ends its program here, with exit code 0. `ConfigError`
+        when several processes train together without a coordinator; else what `strata.connect` and
+        `CheckpointManager.restore` raise.
         """
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
         ledger = Ledger(since_s=self._clock.monotonic_s())
-        peers = self._peers = self._join()
+        with _nothing_to_do_where_done():
+            peers = self._peers = self._join()
         ending = self._ending = self._ending_of(peers)
         try:
             run = self._begin(
@@ -221,7 +224,8 @@ class TrainingOrchestrator:
                     if ending.armed:
                         raise
                     log.info("adopting a newer world: %s", error.message)
-                    peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
+                    with _nothing_to_do_where_done():
+                        peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
 
         def hooked(run: Run) -> None:
             run.hooks.append(
@@ -301,6 +305,16 @@ class TrainingOrchestrator:
         elif self._peers is not None:
             self._peers.close(code=code, reason=reason)
         self._run = self._peers = self._ending = None
+
+
+@contextlib.contextmanager
+def _nothing_to_do_where_done() -> Iterator[None]:
+    """End the program with 0, and a warning, where the job was done without it, as `strata run` does."""
+    try:
+        yield
+    except JobDone as error:
+        log.warning("nothing is left to do: %s; another one needs another name (`job`)", error.message)
+        raise SystemExit(0) from error
 
 
 def refuse_in_process() -> None:

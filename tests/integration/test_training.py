@@ -139,6 +139,9 @@ def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
     assert begun["a"]["pid"] == first["a"]["pid"], "the same process, with its program run anew"
     assert_common_step(begun.values())
     assert (a.join(), b.join()) == (0, 0)
+    late = start_lone(nodes, cluster, tmp_path, "a")
+    assert late.join() == 0, "the job is done: who is begun again has nothing to do"
+    assert late.child.pid not in {e["pid"] for e in record.of("begun")}
     check_samples(record, epochs=2)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import Refused, StaleGeneration
+from strata.errors import JobDone, Refused, StaleGeneration
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.starting import init
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
@@ -131,6 +131,35 @@ def test_a_newer_world_is_adopted_before_the_first_batch_and_not_after(
     assert lone.rejoined == 2
     run.abandon("the test ends it")
     assert lone.ended == "the test ends it"
+
+
+@pytest.mark.parametrize("when", ["it joins", "it joins anew", "it begins anew"])
+def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
+    when: str,
+    orchestrator: TrainingOrchestrator,
+    lone: Lone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was preempted before anybody heard that it was done, say, and is begun again."""
+
+    def done() -> None:
+        raise JobDone("job j is done: every rank ended with 0")
+
+    def program() -> None:
+        with orchestrator.init(state={"w": np.zeros(1)}) as run:
+            lone.cluster.next_world()
+            run.steps([1])
+
+    monkeypatch.setattr(lone, "rejoin", done)
+    if when == "it joins":
+        monkeypatch.setattr(orchestrator, "_join", done)
+    elif when == "it joins anew":
+        lone.cluster.next_world()
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 0
+    assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
 
 
 def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:
