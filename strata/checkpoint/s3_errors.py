@@ -83,7 +83,7 @@ def as_storage_error(verb: str, what: str) -> Iterator[None]:
         ) from error
     except BotoCoreError as error:
         raise S3Error(f"cannot {verb} {what}: {_first_line(error)}", reason=type(error).__name__) from error
-    except (FileNotFoundError, obstore.exceptions.BaseError) as error:
+    except (OSError, obstore.exceptions.BaseError) as error:  # obstore's file-like writer raises the former
         raise _of_obstore(verb, what, error) from error
 
 

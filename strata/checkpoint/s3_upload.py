@@ -5,8 +5,9 @@ The parts go straight from the caller's memory: a read-only chunk is borrowed un
 of the object, as soon as the next one is there; the last one only with `finish`, so that nothing
 appears before.
 
-A thread sends them. Where none can be started, because the process is ending, say, all chunks are kept
-until `finish`, which then sends them itself: no more memory is taken, for they are borrowed.
+A thread sends them. Where none can be started, because the process is ending, say, whoever writes sends
+them, a few parts at a time: a far copy reads each chunk into memory of its own, and an image kept until
+`finish` would be all of it.
 
 A completed upload whose answer was lost looks like one that failed; the object's mark tells.
 """
@@ -32,6 +33,8 @@ PARTS_AIMED_AT: Final = 1_000
 """S3 takes 10,000 parts; fewer and larger ones cost fewer requests."""
 MAX_OBJECT_BYTES: Final = 5 << 40
 PARTS_AT_ONCE: Final = 16
+_PARTS_AT_ONCE_HERE: Final = 4
+"""How many parts are under way, and their chunks kept, where no thread sends them."""
 _AHEAD_BYTES: Final = 4 * CHUNK_BYTES
 """How much may wait to be sent before the writer does."""
 
@@ -67,6 +70,8 @@ class S3Sink:
         self._done = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._writer: Any = None
+        """What sends the parts where there is no thread."""
 
     @property
     def _what(self) -> str:
@@ -90,7 +95,7 @@ class S3Sink:
         self._refuse_a_taken_name()
         self._large = True
         thread = threading.Thread(target=self._run, name="strata-s3-upload", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread to be had: `finish` sends it all
+        with contextlib.suppress(RuntimeError):  # no thread to be had: whoever writes sends it
             thread.start()
             self._thread = thread
 
@@ -112,6 +117,7 @@ class S3Sink:
                 self._written_bytes += count
             self._changed.notify_all()
             if self._thread is None:
+                self._send_here()
                 return
             # whoever brings what is sent next is never held up, whatever waits behind it
             self._changed.wait_for(
@@ -129,12 +135,12 @@ class S3Sink:
             with self._changed:
                 self._finishing = True
                 self._changed.notify_all()
-            if self._thread is not None:
-                self._thread.join()
+            if self._thread is None:
+                self._finish_here()
             else:
-                self._run()
-            with self._changed:
-                self._raise_failure()
+                self._thread.join()
+                with self._changed:
+                    self._raise_failure()
         self._on_step(f"completed {self._leaf}")
 
     def abort(self) -> None:
@@ -142,6 +148,7 @@ class S3Sink:
             finished = self._done and self._error is None
             self._aborted = True
             self._chunks.clear()
+            self._writer = None  # and what is under way with it
             self._changed.notify_all()
         if self._large and not finished:
             if self._thread is not None:
@@ -163,7 +170,35 @@ class S3Sink:
         if self._control.find(self._key) is not None:
             raise StorageError(f"{self._what} exists already", hint="two processes write as the same rank")
 
-    # -- large objects: the thread, or what `finish` does without one
+    # -- large objects without a thread
+
+    def _send_here(self) -> None:
+        """Send what is next as far as it is there, the last chunk only when all is to appear."""
+        with as_storage_error("write", self._what):
+            while self._is_sending():
+                if self._writer is None:
+                    self._writer = obstore.open_writer(
+                        self._open_store(),
+                        self._key,
+                        attributes={MARK: self._mark},
+                        buffer_size=part_bytes(self._size_bytes),
+                        max_concurrency=_PARTS_AT_ONCE_HERE,
+                    )
+                self._writer.write(self._take())
+
+    def _finish_here(self) -> None:
+        with self._changed:
+            try:
+                self._send_here()
+                with as_storage_error("write", self._what):
+                    self._writer.close()
+                self._check_there()
+            except StrataError as error:
+                if self._unless_complete(error) is not None:
+                    raise
+            self._done = True
+
+    # -- large objects: the thread
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -188,6 +223,9 @@ class S3Sink:
                 chunk_size=part_bytes(self._size_bytes),
                 max_concurrency=PARTS_AT_ONCE,
             )
+        self._check_there()
+
+    def _check_there(self) -> None:
         found = self._control.find(self._key)
         if found is None or found.size_bytes != self._size_bytes:
             has = "is not there" if found is None else f"has {found.size_bytes} bytes"
@@ -211,11 +249,15 @@ class S3Sink:
             self._changed.wait_for(lambda: self._aborted or self._is_sending())
             if self._aborted:
                 raise StorageError(f"{self._what} was given up")
-            piece = self._chunks.pop(offset)
-            self._sent_to = offset + len(piece)
-            self._ahead_bytes -= len(piece)
-            self._changed.notify_all()
-            return piece
+            return self._take()
+
+    def _take(self) -> Bytes:
+        """Return the chunk that is next, which is there."""
+        piece = self._chunks.pop(self._sent_to)
+        self._sent_to += len(piece)
+        self._ahead_bytes -= len(piece)
+        self._changed.notify_all()
+        return piece
 
     def _unless_complete(self, error: BaseException) -> BaseException | None:
         """Return the error, or None when the object is there after all and is this writer's."""

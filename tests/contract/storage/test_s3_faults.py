@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -305,18 +306,60 @@ def threadless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("threadless")
-def test_an_upload_that_no_thread_can_be_had_for_is_sent_at_its_end(storage: S3Storage, stub: StubS3) -> None:
+def test_an_upload_that_no_thread_can_be_had_for_is_sent_by_who_writes(
+    storage: S3Storage, stub: StubS3
+) -> None:
     sink = storage.sink("f/x")
     sink.begin(len(LARGE))
     mine = bytearray(LARGE[CHUNK_BYTES:])
     sink.write_at(CHUNK_BYTES, mine)
     mine[:] = bytes(len(mine))  # what is writable was copied
     sink.write_at(0, LARGE[:CHUNK_BYTES])
-    assert (stub.objects, stub.uploads) == ({}, {})
+    assert stub.objects == {}
     sink.finish()
     sink.abort()
     assert stored(stub, "f/x") == LARGE
     assert stub.uploads == {}
+
+
+class Chunk(bytearray):
+    """Memory of which it can be seen when it is let go."""
+
+
+@pytest.mark.usefixtures("threadless")
+def test_such_an_upload_keeps_no_chunk_whose_turn_has_come(storage: S3Storage, stub: StubS3) -> None:
+    """A copy to the far storage reads each chunk into memory of its own: kept, they were the whole image."""
+    count = 16
+    sink = storage.sink("f/x")
+    sink.begin(count * CHUNK_BYTES)
+    kept: list[weakref.ref[Chunk]] = []
+    most = 0
+    for number in (0, 2, 1, *range(3, count)):
+        chunk = Chunk(bytes([number]) * CHUNK_BYTES)
+        kept.append(weakref.ref(chunk))
+        sink.write_at(number * CHUNK_BYTES, memoryview(chunk).toreadonly())
+        del chunk
+        most = max(most, sum(each() is not None for each in kept))
+    assert most <= 8, "a few are under way"
+    sink.finish()
+    assert stored(stub, "f/x") == b"".join(bytes([number]) * CHUNK_BYTES for number in range(count))
+
+
+@pytest.mark.usefixtures("threadless")
+def test_who_interrupts_such_an_upload_is_told_of_no_storage(
+    storage: S3Storage, stub: StubS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = storage.sink("f/x")
+    sink.begin(len(LARGE))
+    sink.write_at(0, LARGE)
+
+    def interrupted(key: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage._control, "find", interrupted)  # Ctrl-C while a request is under way
+    with pytest.raises(KeyboardInterrupt):
+        sink.finish()
+    sink.abort()
 
 
 @pytest.mark.usefixtures("threadless")
