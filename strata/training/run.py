@@ -402,6 +402,10 @@ class Run:
                 within(limit_s, self.checkpoints.close, what="saves in flight")
         except StrataError as error:
             log.error("a save was lost as well: %s", error)  # noqa: TRY400  # the training's own error is told
+        except (
+            Exception
+        ):  # nor does one that is not ours take the place of that error, or of the code to leave with
+            log.exception("a save was lost as well")
         finally:
             self._leave(code, reason)
 

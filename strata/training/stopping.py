@@ -382,6 +382,9 @@ class Stopper:
             why = choice.reason
         except StrataError as error:
             why = str(error)
+        except Exception as error:  # whatever it is, the others stop here, and who is to leave does
+            log.exception("the save of step %d failed", step)
+            why = f"{type(error).__name__}: {error}"
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)
         return stop
 

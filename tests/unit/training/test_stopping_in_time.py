@@ -146,6 +146,30 @@ def test_a_storage_that_hangs_holds_nobody_up(
     assert trainer.peers.left == (75, "a test asks")
 
 
+@pytest.mark.parametrize("act", ["save_state", "close"])
+def test_whatever_a_save_fails_of_who_is_to_leave_leaves_with_75(
+    act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of memory, say: the scheduler is to hear of the preemption all the same."""
+    room = Room(1)
+    trainer = Trainer(room, 0, tmp_path)
+
+    def fails(*arguments: Any, **more: Any) -> None:
+        raise MemoryError("out of pinned memory")
+
+    monkeypatch.setattr(trainer.run_.checkpoints, act, fails)
+    room.notice(STOP_ACTION_PREEMPT)
+    trainer.start()
+    joined([trainer])
+    assert isinstance(trainer.ended_by, Preempted)
+    assert trainer.peers.left == (75, "a test asks")
+    lost = (
+        f"the save of step {trainer.run_.step} failed" if act == "save_state" else "a save was lost as well"
+    )
+    assert [record.message for record in caplog.records if record.exc_info] == [lost]
+    assert (f"THE SAVE OF STEP {trainer.run_.step} IS SKIPPED" in caplog.text) == (act == "save_state")
+
+
 def test_that_a_run_ends_is_said_before_its_session_ends(tmp_path: Path) -> None:
     """Its process may evaluate after `close()`, and its supervisor hears of nothing until that is over."""
     room = Room(1)
