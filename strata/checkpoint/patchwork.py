@@ -47,9 +47,12 @@ def proven(storage: Storage, read: Callable[[Storage], _T]) -> _T:
             missing = missing or error
         except StorageError as error:
             unread = unread or error
-    found = unread or damage or missing
-    assert found is not None, "each copy returned or raised"
-    raise found
+    try:
+        found = unread or damage or missing
+        assert found is not None, "each copy returned or raised"
+        raise found
+    finally:
+        unread = damage = missing = found = None  # they lead to this frame, and the frame to what was read
 
 
 def copies(storage: Storage) -> list[Storage]:

@@ -76,8 +76,24 @@ def load(
 
     Of the tensors that ranks have saved parts of, what `state` wants is read, whoever wrote it; all
     of each when no state is given. `CheckpointCorrupt`, naming the file and the tensor, when a byte
-    differs from what was saved.
+    differs from what was saved: it holds nothing of what was read, so another copy takes no more memory.
     """
+    try:
+        return _load(storage, folder, manifest_digest, rank, threads, state, lend)
+    except CheckpointCorrupt as error:
+        complaint, hint = error.message, error.hint
+    raise CheckpointCorrupt(complaint, hint=hint)
+
+
+def _load(
+    storage: Storage,
+    folder: str,
+    manifest_digest: str,
+    rank: int,
+    threads: int,
+    state: Mapping[Any, Any] | None,
+    lend: Lend | None,
+) -> Loaded:
     manifest = read_manifest(storage, folder, manifest_digest)
     manifests = read_rank_manifests(storage, folder, manifest)
     own = rank < len(manifests)

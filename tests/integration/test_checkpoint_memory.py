@@ -1,7 +1,8 @@
-"""How much memory a save takes beside the state: at most two copies of it, and next to none with little memory.
+"""How much memory a save and a restore take beside the state: at most two copies of it, a save next to none with
+little memory.
 
 A child makes the state, saves a small one first (so that imports and stacks of threads count for nothing),
-has the kernel forget the peak of its resident memory, saves, and says how far that rose.
+has the kernel forget the peak of its resident memory, saves or restores, and says how far that rose.
 """
 
 from __future__ import annotations
@@ -67,6 +68,50 @@ assert ckpt.all_steps() == list(range(1, len(kinds) + 1))
 ckpt.close()
 """
 
+RESTORES = """
+import gc, pathlib
+from tests.unit.checkpoint.ports import Cluster
+root, damage, coordinated = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), "coordinated" in sys.argv
+cluster = Cluster(a=1)
+def manager(name, **more):
+    if coordinated:
+        more |= {"client": cluster.port(0, restore=cluster.restore_point()), "corrupt_wait_s": 0.1}
+    return strata.CheckpointManager(root / name / "near", replica_path=root / name / "far", **more)
+def saved(name, state, steps):
+    with manager(name) as ckpt:
+        for step in steps:
+            ckpt.save_state(state, step)
+            ckpt.wait_until_finished()
+        ckpt.wait_until_replicated(60)
+        return ckpt.all_steps()
+def flip(file, chunk):
+    with open(file, "r+b") as image:
+        image.seek(chunk * (8 << 20) + 99)
+        byte = image.read(1)
+        image.seek(-1, 1)
+        image.write(bytes([byte[0] ^ 1]))
+if not coordinated:
+    small = {"w": np.ones(4 << 20, np.uint8)}
+    saved("small", small, [1])
+    with manager("small") as ckpt:
+        ckpt.restore(small)
+saved("run", state, [1, 2])
+for where, steps, chunk in damage:
+    for step in steps:
+        (image,) = (root / "run" / where).glob(f"**/step-{step:012d}-*/*.safetensors")
+        flip(image, chunk)
+with manager("run") as ckpt:
+    def restore():
+        try:
+            found = ckpt.restore(state)
+        except strata.StrataError as error:
+            print(json.dumps({"event": "restored", "error": str(error)}))
+        else:
+            print(json.dumps({"event": "restored", "step": found and found.step}))
+    gc.disable()  # what only it would find counts
+    measured(restore)
+"""
+
 
 def peak_bytes(program: str, *arguments: str) -> int:
     """Return by how much the resident memory of a program rose at most while it did what it measures."""
@@ -120,3 +165,18 @@ def test_with_little_memory_a_save_takes_what_its_threads_work_in(tmp_path: Path
 def test_with_little_memory_what_does_not_lie_as_it_is_written_is_copied_once(tmp_path: Path) -> None:
     found = saved(tmp_path, "full", low_memory=True, strided=True)
     assert found <= 1.1 * STATE_BYTES + ROUNDING_BYTES
+
+
+NEAR, FAR = ["near", [2], 31], ["far", [2], 31]
+ELSEWHERE = ["far", [2], 30]
+
+
+@pytest.mark.parametrize("catalog", ["alone", "coordinated"])
+@pytest.mark.parametrize(
+    "damage",
+    [[], [NEAR], [NEAR, ELSEWHERE], [NEAR, FAR], [["near", [1, 2], 31], ["far", [1, 2], 31]]],
+    ids=["whole", "near", "patched", "step before", "lost"],
+)
+def test_a_restore_takes_no_more_for_what_is_damaged(tmp_path: Path, damage: object, catalog: str) -> None:
+    found = peak_bytes(RESTORES, str(tmp_path), json.dumps(damage), catalog)
+    assert found <= STATE_BYTES + ROOMS_BYTES + ROUNDING_BYTES
