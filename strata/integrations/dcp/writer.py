@@ -42,6 +42,7 @@ from strata.errors import CheckpointAborted, ConfigError, StrataError
 from strata.integrations.dcp.image import Staging, write_part
 from strata.integrations.dcp.relay import Address, BorrowedPort, Lender
 from strata.integrations.dcp.room import Room, configured, open_room, session_of, step_of
+from strata.integrations.dcp.tidying import Tidying
 
 _MAX_STEP: Final = 10**12
 
@@ -100,15 +101,22 @@ class StrataWriter(StorageWriter):
         self._begun: CheckpointMetadata | None = None
         self._staging = Staging()
         self._failed: dict[int, str] = {}
+        self._tidying = Tidying()
 
     def close(self) -> None:
-        """End what the writer holds of its session; what is saved stays."""
-        room, self._room = self._room, None
-        if room is not None:
-            room.close()
-        lender, self._lender = self._lender, None
-        if lender is not None:
-            lender.close()
+        """End what the writer holds of its session; what is saved stays.
+
+        Waits for the old checkpoints that are being removed; `StorageError` where one cannot be.
+        """
+        try:
+            self._tidying.wait()
+        finally:
+            room, self._room = self._room, None
+            if room is not None:
+                room.close()
+            lender, self._lender = self._lender, None
+            if lender is not None:
+                lender.close()
 
     def __reduce__(self) -> Any:
         address = self._address
@@ -151,6 +159,7 @@ class StrataWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin the save, and tell every rank where to."""
         assert self.step is not None, "checked by set_up_storage_writer"
+        self._tidying.wait()
         room = self._enter(len(plans))
         record = self._begin(room, self.step)
         folder = room.catalog.folder(record)
@@ -178,7 +187,10 @@ class StrataWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Return once the checkpoint of all ranks is committed, and marked in storage."""
+        """Return once the checkpoint of all ranks is committed, and marked in storage.
+
+        Old ones are removed meanwhile: the next save waits for that, and raises what went wrong.
+        """
         room, record = self._room, self._begun
         assert room is not None, "the ranks wrote what was begun here"
         assert record is not None, "as above"
@@ -189,7 +201,9 @@ class StrataWriter(StorageWriter):
             raise
         self._begun = None
         self._failed.pop(record.step, None)
-        retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
+        self._tidying.begin(
+            lambda: retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
+        )
 
     # -- inside
 

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.checkpoint.assembling import Assembler
+from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import read_manifest
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_fork import decide_rewind
@@ -88,6 +89,55 @@ def test_old_ones_go_and_a_step_is_chosen(tmp_path: Path) -> None:
     assert flat(load(tmp_path, a_state(0), step=2)) == flat(a_state(2))
     with pytest.raises(CheckpointException, match="no checkpoint of step 1"):
         load(tmp_path, a_state(0), step=1)
+
+
+def test_a_save_does_not_wait_for_an_old_one_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go, goes = threading.Event(), threading.Event()
+    delete = LocalStorage.delete
+
+    def slowly(self: LocalStorage, path: str) -> None:
+        goes.set()
+        assert may_go.wait(LIMIT_S)
+        delete(self, path)
+
+    monkeypatch.setattr(LocalStorage, "delete", slowly)
+    writer = StrataWriter(tmp_path, keep_count=1)
+    for step in (1, 2):
+        dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
+    assert goes.wait(LIMIT_S)
+    assert len(list(tmp_path.glob("step-*"))) == 2
+    may_go.set()
+    writer.close()
+    assert [path.name[:17] for path in tmp_path.glob("step-*")] == ["step-000000000002"]
+
+
+@pytest.mark.parametrize("then", ["saves", "closes"])
+def test_that_an_old_one_cannot_go_is_heard_once(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: LocalStorage, path: str) -> None:
+        raise StorageError(f"{path} is in the way")
+
+    def save_step(step: int) -> None:
+        dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
+
+    writer = StrataWriter(tmp_path, keep_count=1)
+    save_step(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "delete", refuse)
+        save_step(2)
+        assert writer.last is not None
+        assert writer.last.step == 2, "that it is committed is not in question"
+        if then == "closes":
+            with pytest.raises(StorageError, match="is in the way"):
+                writer.close()
+        else:
+            with pytest.raises(CheckpointException, match="is in the way"):
+                save_step(3)
+    save_step(3)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(3))
+    assert len(list(tmp_path.glob("step-*"))) == 1
 
 
 def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
