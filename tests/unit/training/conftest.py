@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from strata.training.group import ensure_group
+from strata.training.group import end_group, ensure_group
 from strata.training.peers import Peers
 
 
@@ -16,6 +16,11 @@ def _no_group_of_several(peers: Peers, *, arm: Callable[[], None]) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Initialise no process group of several ranks, though some test before may have imported torch."""
+def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Initialise no process group of several ranks, though some test before may have imported torch.
+
+    One of a single rank is taken down: a rank that was preempted leaves that to the end of its process.
+    """
     monkeypatch.setattr("strata.training.beginning.ensure_group", _no_group_of_several)
+    yield
+    end_group()
