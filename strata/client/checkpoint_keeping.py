@@ -154,9 +154,10 @@ class Keeping:
         """Return what `load` proved to be what was saved; what is not is read again before it counts.
 
         `load` reads one copy after the other by what it is given. Each that was read twice and is damaged is
-        reported for itself, also where another one was good. Only two that make one whole together are not, or
-        may, as far as they could be read: with both condemned no later generation could begin there. `begins`: this rank has not trained yet, so if
-        the checkpoint is the restore point, none can.
+        reported for itself, also where another one was good. Two are not that make one whole together, or may, as
+        far as they could be read: with both condemned no later generation could begin there.
+
+        `begins`: this rank has not trained yet, so if the checkpoint is the restore point, none can.
         """
         damaged: dict[str, str] = {}
 

@@ -181,8 +181,8 @@ class TrainingOrchestrator:
     def _ending_of(self, peers: Peers) -> Ending:
         if isinstance(peers, Alone):
             return NeverEnds()
-        if getattr(peers, "is_lone", False):
-            return LoneEnding(peers, detect_s=getattr(peers, "detect_s", 0.0))
+        if peers.is_lone:
+            return LoneEnding(peers, detect_s=peers.detect_s)
         return InProcessEnding(peers) if self._in_process else SupervisedEnding()
 
     def _begin(
@@ -283,7 +283,7 @@ class TrainingOrchestrator:
         ending, peers = self._ending, self._peers
         if not isinstance(ending, InProcessEnding) or peers is None:
             return False
-        if not ending.wait_over(getattr(peers, "detect_s", 0.0) + OVER_S):
+        if not ending.wait_over(peers.detect_s + OVER_S):
             self._abandon(f"{type(error).__name__}: {error}", code=1)
             return False
         log.warning("generation %d has ended (%s); waiting for the next", peers.generation, error)

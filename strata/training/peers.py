@@ -33,6 +33,16 @@ class Peers(Protocol):
     @property
     def world_size(self) -> int: ...
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether this process is a member of its own: nobody else starts it anew, or says how it ended."""
+        ...
+
+    @property
+    def detect_s(self) -> float:
+        """Within how many seconds a frozen process is noticed; 0 where nobody looks."""
+        ...
+
     def barrier(
         self,
         name: str,
@@ -88,6 +98,8 @@ class Alone:
     generation = 0
     rank = 0
     world_size = 1
+    is_lone = False
+    detect_s = 0.0
 
     def __init__(self, *, world_size: int) -> None:
         """Refuse to be one of several: they could not agree on anything."""

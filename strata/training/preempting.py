@@ -91,7 +91,7 @@ class Preemption:
     def closed(self) -> None:
         """Give the signals back, unless they are why the process ends, or it has to say yet how it ended."""
         self._stopper.closed()
-        if self._signals is not None and getattr(self._peers, "is_lone", False):
+        if self._signals is not None and self._peers.is_lone:
             # one that is why this process ends has given it the time to say so
             self._signals.hand_next(self._peers.hurry, came_before=not self._stopper.leaving)
         else:

@@ -16,9 +16,9 @@ whether it is asked to leave as well.
 
 Nobody waits for ever. Where nobody is to leave, for another world is to follow, a rank that hears no
 word for a while (coordinators are lost, a rank is done) gives that up and trains on: the leader goes
-by what has become of the ranks. Others may have been told to stop where it went on: it says so at their
-meeting before the save, so all go on from there and agree anew, as they do when one comes to that meeting
-too late to say so. One that is to leave does so when its time is over, saved or not.
+by what has become of the ranks. Others may have been told to stop where it went on. It says so at their
+meeting before the save, and all go on from there and agree anew, as they do when somebody comes to that
+meeting too late. One that is to leave does so when its time is over, saved or not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 AGREE_BARRIER: Final = "strata.stop"
 SAVE_BARRIER: Final = "strata.stop.save"
-"""Where all meet who were told a step; with the number of the attempt behind it, or an old meeting were taken for a new."""
+"""Where all meet who were told a step. The number of the attempt goes behind it: an old meeting is not a new one."""
 STOP: Final = "stop"
 """The phase of a rank that waits for the others' word, or for the world without it."""
 MEET_S: Final = 5.0
@@ -202,7 +202,7 @@ class Stopper:
     def _say_that_it_went_on(self, attempt: int) -> None:
         """Let those who stop where this rank does not learn that, instead of waiting for it there."""
         log.warning("all ranks would have stopped before step %d, which has begun here", self._run.begun)
-        # they were there and are not any more, or it cannot be learned: the next round is met by all either way
+        # they were there and are not any more, or that cannot be learned: all come to the next round either way
         with contextlib.suppress(BarrierTimeout, Unavailable):
             on = TimeLeft(went_on=True).encode()
             self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", on, timeout_s=self._word_s)
@@ -267,7 +267,7 @@ class Stopper:
             log.warning("no other world has followed: training goes on from step %d", step)
 
     def _agree_anew(self, step: int) -> None:
-        """Do not stop at this step, since not all do; all learn that where they meet, and agree on another."""
+        """Do not stop at this step, since not all do: all learn that where they meet, and agree on another."""
         with self._changed:
             self._agreement = self._agreement.forget()
             begin, self._agreeing = not self._agreeing, True
@@ -277,11 +277,13 @@ class Stopper:
             threading.Thread(target=self._agree, name="strata-stop", daemon=True).start()
 
     def closing(self) -> None:
-        """Say that no other world need follow, now or later: others, or this process, may evaluate for long."""
+        """Say that no other world need follow, now or later.
+
+        Others, or this process, may evaluate for long.
+        """
         saying = threading.Thread(target=self._say_that_it_closes, name="strata-closing", daemon=True)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the process ends, which says the same, and has no new threads
+        # a process that ends has no new threads, and says the same by that
+        with contextlib.suppress(RuntimeError):
             saying.start()
             self._saying = saying
 
@@ -291,7 +293,7 @@ class Stopper:
             self._peers.barrier(CLOSING_BARRIER, ranks=[self._peers.rank])
 
     def closed(self) -> None:
-        """The run has ended by itself, and what it said is heard: with its session nothing is said any more."""
+        """The run has ended by itself; return once it is heard, for with its session nothing is said any more."""
         if self._saying is not None:
             self._saying.join(SAID_S)
         self._forget()
@@ -340,7 +342,7 @@ class Stopper:
         """Tell whether this process leaves, once it is asked to; a newer world without the others is raised.
 
         False when no other world follows, though nobody was to leave: the leader ends this one if it likes.
-        What was agreed on is forgotten in one act with that, so whatever is asked from then on is agreed on anew.
+        What was agreed on is forgotten in one act with that: what is asked from then on is agreed on anew.
         """
         told: StopNotice | None = None
         since_s = self._clock()

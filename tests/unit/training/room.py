@@ -75,6 +75,8 @@ class RoomRank:
     """One rank."""
 
     job = "j"
+    is_lone = False
+    detect_s = 0.0
 
     def __init__(self, room: Room, number: int) -> None:
         self._room = room
