@@ -2,9 +2,10 @@
 
     pins/<attempt>  who pinned it, and why        tags/<name>  the attempt that has this name
 
-What has either is not deleted. A tag that names an attempt which is gone counts for nothing. One that
+What has either is not deleted. A tag that names an attempt which is gone counts for nothing; so that none
+does by a flipped bit, it holds a digest of itself, unless an older release wrote it. One that
 cannot be read may name any of them, so nothing is deleted until it is taken away or set anew; it keeps
-no checkpoint from being listed or restored.
+no checkpoint from being listed or restored. What no tag can be called, and a folder, is none.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.digest import digest
 from strata.checkpoint.manifest import as_corrupt
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.core.ids import checked_id
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, Conflict, Refused
+from strata.errors import CheckpointCorrupt, Conflict, InvalidArgument, Refused
 
 _PINS: Final = "pins"
 _TAGS: Final = "tags"
@@ -48,7 +50,7 @@ def tag(storage: Storage, checkpoint: CheckpointMetadata, name: str) -> None:
     """Give a checkpoint a name, or move the name to it."""
     _check_markable(checkpoint)
     path = f"{_TAGS}/{checked_id('tag', name)}"
-    body = json.dumps({"attempt": checkpoint.id}).encode()
+    body = _to_bytes(checkpoint.id)
     while not storage.create_once(path, body) and storage.read(path) != body:
         storage.delete(path)
 
@@ -77,16 +79,32 @@ def tags(storage: Storage) -> Tags:
     broken: dict[str, str] = {}
     for name in storage.list(_TAGS):
         try:
-            data = storage.read(f"{_TAGS}/{name}")
-            with as_corrupt(f"{_TAGS}/{name}"):
-                attempt = str(json.loads(data)["attempt"])
-        except ObjectMissing:  # taken away just now
+            checked_id("tag", name)
+            attempt = _attempt_of(storage.read(f"{_TAGS}/{name}"), what=f"{_TAGS}/{name}")
+        except (ObjectMissing, InvalidArgument, NotAnObject):  # taken away just now, or somebody else's
             continue
-        except (CheckpointCorrupt, NotAnObject) as error:
+        except CheckpointCorrupt as error:
             broken[name] = error.message
             continue
         found[attempt] = (*found.get(attempt, ()), name)
     return Tags(found, broken)
+
+
+def _to_bytes(attempt: str) -> bytes:
+    body = {"attempt": attempt}
+    return json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode()
+
+
+def _attempt_of(data: bytes, *, what: str) -> str:
+    """Return what a tag names; `CheckpointCorrupt` when it is not as it was written."""
+    with as_corrupt(what):
+        body = dict(json.loads(data))
+        told = body.pop("self", None)
+        if told is None and body.keys() == {"attempt"}:
+            return str(body["attempt"])  # of before there was a digest
+        if told != digest(json.dumps(body).encode()):
+            raise ValueError("it differs from its own digest")
+        return str(body["attempt"])
 
 
 def forget(storage: Storage, checkpoint: CheckpointMetadata) -> None:

@@ -244,6 +244,48 @@ def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
     catalog.delete(first)
 
 
+def test_a_tag_whose_bits_were_flipped_is_broken_wherever_it_was() -> None:
+    """Also in the name of the attempt: it would name none, and the checkpoint that somebody named would go."""
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    for step in (20, 40):
+        save(storage, catalog, {"a": step}, step)
+    first, _ = catalog.all()
+    marks.tag(storage, first, "best")
+    whole = storage.objects["tags/best"]
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        storage.objects["tags/best"] = bytes(flipped)
+        assert marks.tags(storage).broken.keys() == {"best"}, (bit, flipped)
+    with pytest.raises(Refused, match="may be what the tag best names"):
+        catalog.delete(first)
+
+
+def test_a_tag_of_an_older_release_is_read_and_set_anew_with_its_digest() -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    save(storage, catalog, {"a": 1}, 20)
+    (only,) = catalog.all()
+    storage.objects["tags/best"] = f'{{"attempt": "{only.id}"}}'.encode()
+    assert catalog.all()[0].tags == ("best",)
+    marks.tag(storage, only, "best")
+    assert b'"self"' in storage.objects["tags/best"]
+    assert catalog.all()[0].tags == ("best",)
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "best~", "a note.txt"])
+def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: Path, name: str) -> None:
+    storage = LocalStorage(tmp_path, nonce=lambda: "n")
+    catalog = local_catalog(storage)
+    for step in (20, 40):
+        save(storage, catalog, {"a": step}, step)
+    (tmp_path / "tags" / "folder").mkdir(parents=True)
+    (tmp_path / "tags" / name).write_bytes(b"x")
+    assert marks.tags(storage) == marks.Tags({}, {})
+    catalog.delete(catalog.all()[0])
+
+
 def test_what_somebody_put_among_the_generations_is_no_generation() -> None:
     storage = MemoryStorage()
     storage.create_once("generations/notes.txt", b"x")
