@@ -30,8 +30,6 @@ from strata.errors import (
     CheckpointNotFound,
     InvalidArgument,
     Refused,
-    StaleGeneration,
-    StaleIncarnation,
     StorageError,
     Unavailable,
 )
@@ -95,7 +93,8 @@ class Keeping:
     def _tell(self) -> None:
         """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now.
 
-        Those of a generation that is over are refused, which is no error here: the next one hands over its own.
+        That they are refused is no error here: of a generation that is over the next one hands over its own, and
+        of one that the catalog does not know (yet) they are handed over with a later pass.
         """
         if self._keep is not None and not self._told:
             request = SetRetentionRequest(
@@ -105,7 +104,7 @@ class Keeping:
             )
             try:
                 self._ask_soon(request)
-            except (StaleGeneration, StaleIncarnation) as error:
+            except Refused as error:
                 log.info("these rules of what stays are not handed over: %s", error.message)
             else:
                 self._told = True

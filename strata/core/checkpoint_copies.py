@@ -46,9 +46,9 @@ class CopyRequest:
 def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     """Record that a part is copied, once; with the last one the tier is in the record.
 
-    The digest must be the acked one; of a checkpoint that was adopted, whose acks are gone, that of its manifest
-    alone is known. `Conflict` for another; `Refused` once the tier, or the checkpoint,
-    is to be deleted: what was copied is removed with the rest.
+    The digest must be the acked one. Of a checkpoint that was adopted the acks are gone, and that of its manifest
+    alone is known: there each part has the digest that is reported first. `Conflict` for another. `Refused` once
+    the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest.
     """
     held = find(job, request.step, request.attempt) if request.attempt else None
     if held is None:
@@ -74,7 +74,10 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
     elif (wanted := _digest_of(job, record, request)) != request.digest or not wanted:
         there, acked = request.digest or "none", wanted or "none"
         return refuse(Conflict(f"what lies on {name} has digest {there}, and {acked} was acked"))
-    if job.view.get(key) is not None:
+    if (copied := job.view.record(key, Copy)) is not None:
+        if not request.begun and copied.digest != request.digest:
+            differing = f"has digest {copied.digest}, and {request.digest} is reported"
+            return refuse(Conflict(f"the part on {name} {differing}"))
         return decide_tier(job, held, name)
     if (wrong := check_root(request.root)) is not None:
         return refuse(wrong)

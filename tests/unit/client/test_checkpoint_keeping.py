@@ -15,7 +15,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.core.retention_plan import retention
-from strata.errors import ConfigError, Unavailable
+from strata.errors import ConfigError, Refused, StrataError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import SetRetentionRequest
 from tests.unit.checkpoint.ports import Cluster, state_of
@@ -68,10 +68,17 @@ def test_a_policy_holds_from_the_start_and_no_limit_takes_an_older_one_away(
         assert ckpt.all_steps() == [10, 20, 30]
 
 
-def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "why", [Unavailable("nobody is there"), Refused("generation 2 does not exist yet; 1 is current")]
+)
+def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
+    cluster: Cluster, tmp_path: Path, why: StrataError
+) -> None:
+    """It is no error of the saves; the second one comes about with an etcd that was put back from a backup."""
+
     def no_policy(request: object) -> None:
         if isinstance(request, SetRetentionRequest):
-            raise Unavailable("nobody is there")
+            raise why
 
     cluster.on_call = no_policy
     with manager(cluster, tmp_path, keep_count=1) as ckpt:

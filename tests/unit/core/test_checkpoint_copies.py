@@ -202,6 +202,9 @@ def test_an_adopted_checkpoint_whose_acks_are_gone_is_copied() -> None:
     for rank, digest in ((None, "other"), (None, ""), (2, "d2"), (1, "")):
         with pytest.raises(Conflict):
             report(job, rank=rank, digest=digest)
+    report(job, rank=0, digest="d0")
+    with pytest.raises(Conflict, match="has digest d0, and d1 is reported"):
+        report(job, rank=0, digest="d1")  # only one of them is what its manifest names
     for part, named in ((0, "d0"), (1, "d1"), (None, "m")):
         report(job, rank=part, digest=named)
     report(job, rank=0, digest="d0")
