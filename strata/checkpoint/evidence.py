@@ -1,8 +1,8 @@
 """What storage alone proves of an attempt's folder: a checkpoint, a corrupt one, or none.
 
-Of two storages the nearest copy that proves whole speaks for both, else what of both proves whole together. One that has a marker and does
-not prove whole never makes a checkpoint disappear: either another copy stands for it, and that is
-said, or it is CORRUPT.
+Of two storages the nearest copy that proves whole speaks for both; else both do that prove whole together.
+A copy that has a marker and does not prove whole never makes a checkpoint disappear: either another
+one stands for it, and that is said, or it is CORRUPT.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two damaged copies of a checkpoint that make one whole: each part is taken from whichever proves it.
 
-A part is a document, or a chunk of 8 MiB. It is asked for here only where neither copy is whole by itself: a
-single storage, and two of which one is whole, are read as they are. Nothing is mended in storage.
+A part is a document, or a chunk of 8 MiB. Only where neither copy is whole by itself are parts asked for
+here. Nothing is mended in storage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class Patchwork(TieredStorage):
 def proven(storage: Storage, read: Callable[[Storage], _T]) -> _T:
     """Return what `read` finds: of a patchwork in the near storage, or in the far one if it proves nothing there.
 
-    `read` raises `CheckpointCorrupt` for what is not as it was saved. Where nothing is proven, what cannot be
-    read counts first, for it may be good; then the damage that was found first; then what is missing.
+    `read` raises `CheckpointCorrupt` for what is not as it was saved. Where neither proves anything, the error
+    is that of what cannot be read, for it may be good; else of the damage that was found first; else of what
+    is missing.
     """
     if not isinstance(storage, Patchwork):
         return read(storage)

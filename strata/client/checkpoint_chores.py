@@ -211,11 +211,9 @@ class Chores:
     def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
         try:
             complaint = complaint_of(storage, folder, chore.manifest_digest, chore.objects)
-        except (
-            StorageError,
-            CheckpointError,
-        ) as error:  # whoever waits for this host's word learns why none comes
-            # what was not read confirms no damage: `sound` is what a replica sees that knows no `unread`
+        except (StorageError, CheckpointError) as error:
+            # Whoever waits for this host's word learns why none comes. What was not read confirms no damage:
+            # `sound` is what a replica sees that knows no `unread`.
             self._report(chore, reason=error.message, sound=True, unread=True)
             raise
         log.log(

@@ -184,16 +184,33 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
 
-def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def saved_twice(cluster: Cluster, tmp_path: Path) -> tuple[Path, Path]:
+    """Save step 10 near and far; return where."""
     near, far = tmp_path / "near", tmp_path / "far"
     with manager(cluster, near, replica_path=far) as ckpt:
         save(ckpt, 10)
         ckpt.wait_until_replicated(LIMIT_S)
-    damage(near, 10)
+    return near, far
+
+
+def damage_document(root: Path) -> None:
+    (document,) = root.glob("job/step-*/rank-00000.json")
+    document.write_bytes(document.read_bytes() + b" ")
+
+
+def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
+    """Return what is reported from now on, as it comes."""
     reports: list[pb.ReportDamageRequest] = []
     cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    return reports
+
+
+def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    near, far = saved_twice(cluster, tmp_path)
+    damage(near, 10)
+    reports = reports_to(cluster)
     with manager(cluster, near, restores=True, replica_path=far) as ckpt:
         assert ckpt.restore({"w": np.zeros(4)}) is not None
     assert [(r.tier, r.generation) for r in reports] == [("primary", 0)]
@@ -212,15 +229,10 @@ def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
 def test_two_damaged_copies_that_make_a_whole_one_are_not_both_condemned(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    near, far = tmp_path / "near", tmp_path / "far"
-    with manager(cluster, near, replica_path=far) as ckpt:
-        save(ckpt, 10)
-        ckpt.wait_until_replicated(LIMIT_S)
+    near, far = saved_twice(cluster, tmp_path)
     damage(near, 10)
-    (document,) = far.glob("job/step-*/rank-00000.json")
-    document.write_bytes(document.read_bytes() + b" ")
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    damage_document(far)
+    reports = reports_to(cluster)
     with manager(cluster, near, restores=True, replica_path=far) as ckpt:
         found = {"w": np.zeros(4)}
         assert ckpt.restore(found) is not None
@@ -233,20 +245,15 @@ def test_two_damaged_copies_are_not_both_condemned_while_one_cannot_be_read_to_t
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may make a whole one yet (ADR 0033): one error of the server between two reads condemns nothing."""
-    near, far = tmp_path / "near", tmp_path / "far"
-    with manager(cluster, near, replica_path=far) as ckpt:
-        save(ckpt, 10)
-        ckpt.wait_until_replicated(LIMIT_S)
+    near, far = saved_twice(cluster, tmp_path)
     damage(near, 10)
-    (document,) = far.glob("job/step-*/rank-00000.json")
-    document.write_bytes(document.read_bytes() + b" ")
+    damage_document(far)
 
     def fails() -> Any:
         raise StorageError("503")
 
     monkeypatch.setattr("strata.checkpoint.patchwork.from_afar", fails)
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    reports = reports_to(cluster)
     with (
         manager(cluster, near, restores=True, replica_path=far) as ckpt,
         pytest.raises(FarAway, match="503"),
@@ -259,14 +266,10 @@ def test_two_damaged_copies_are_not_both_condemned_while_one_cannot_be_read_to_t
 def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_copy(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    near, far = tmp_path / "near", tmp_path / "far"
-    with manager(cluster, near, replica_path=far) as ckpt:
-        save(ckpt, 10)
-        ckpt.wait_until_replicated(LIMIT_S)
+    near, far = saved_twice(cluster, tmp_path)
     near.rename(tmp_path / "on the host that saved")  # disks of their own at the same path
     damage(far, 10)
-    reports: list[pb.ReportDamageRequest] = []
-    cluster.on_call = lambda r: reports.append(r) if isinstance(r, pb.ReportDamageRequest) else None
+    reports = reports_to(cluster)
     with (
         manager(cluster, near, restores=True, replica_path=far, corrupt_wait_s=0.1) as ckpt,
         pytest.raises(CheckpointCorrupt),
