@@ -49,6 +49,7 @@ class CheckpointInfo:
         self._changed = threading.Condition()
         self._record: CheckpointMetadata | None = None
         self._committed = False
+        self._on_commit: list[Callable[[], None]] = []
         self._error: BaseException | None = None
         self._reported = False
 
@@ -97,6 +98,17 @@ class CheckpointInfo:
         self.raise_error()
         return self
 
+    def on_commit(self, heard: Callable[[], None]) -> None:
+        """Have `heard` called before `committed` is seen by anybody; at once where it is.
+
+        By the thread that writes, which it must not hold up.
+        """
+        with self._changed:
+            if not self._committed:
+                self._on_commit.append(heard)
+                return
+        heard()
+
     def cancel(self) -> bool:
         """Ask for the save to be given up, for all ranks; False when it is done already.
 
@@ -137,6 +149,8 @@ class CheckpointInfo:
     def succeed(self, record: CheckpointMetadata) -> None:
         with self._changed:
             self._record = record
+            for heard in self._on_commit:
+                heard()
             self._committed = True
             self._changed.notify_all()
 

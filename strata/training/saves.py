@@ -66,8 +66,10 @@ class Saves:
         self._ledger = ledger
         self.failure_s = failure_s
         self._made = 0
-        self._last: tuple[CheckpointInfo, float] | None = None
-        self._save_s = self._commit_s = 0.0
+        self._last: tuple[CheckpointInfo, float, list[float]] | None = None
+        """The newest save, when its copy began, and when it was committed, once it is."""
+        self._save_s = self._copy_s = self._commit_s = 0.0
+        """`_save_s` is with the wait for the other ranks, which is no part of the copy."""
         self._since = position.step, self._stepping_s()
         self.saved_step = position.step
         self.plan: Plan = next_save(rule, step=position.step, before=0, pace=pace_of(saved))
@@ -78,9 +80,12 @@ class Saves:
         return step >= self.plan.step
 
     def expected_s(self) -> float:
-        """Return how long a save takes until it is committed, as far as one was measured; else 0."""
+        """Return how long a save takes until it is committed, as far as one was measured; else 0.
+
+        That is from the moment on in which all ranks are there.
+        """
         self._watch()
-        return self._save_s + self._commit_s
+        return self._copy_s + self._commit_s
 
     def save(
         self,
@@ -98,6 +103,7 @@ class Saves:
         self._watch()
         begun_s = self._clock.monotonic_s()
         told = self._meet(self._payload(position.step), patient=patient, limit_s=limit_s)
+        met_s = self._clock.monotonic_s()
         pace = agreed(told)
         account = json.loads(told[0]).get("account", {}) if 0 in told else {}
         self.plan = next_save(
@@ -123,8 +129,11 @@ class Saves:
         self._made += 1
         self.saved_step = position.step
         self._since = position.step, self._stepping_s()
-        self._save_s = self._clock.monotonic_s() - begun_s
-        self._last = info, begun_s
+        copied_s = self._clock.monotonic_s()
+        self._save_s, self._copy_s = copied_s - begun_s, copied_s - met_s
+        committed_s: list[float] = []
+        info.on_commit(lambda: committed_s.append(self._clock.monotonic_s()))
+        self._last = info, met_s, committed_s
         log.info(
             "saving step %d; the next after step %d: %s", position.step, self.plan.step, self.plan.reason
         )
@@ -177,8 +186,8 @@ class Saves:
     def _watch(self) -> None:
         """Take note of how long the last save took, once it is committed."""
         if self._last is not None and self._last[0].committed:
-            info, begun_s = self._last
-            self._commit_s = max(self._clock.monotonic_s() - begun_s, self._save_s) - self._save_s
+            info, met_s, (committed_s,) = self._last
+            self._commit_s = max(0.0, committed_s - met_s - self._copy_s)
             self._last = None
             log.debug("step %d is committed", info.step)
 

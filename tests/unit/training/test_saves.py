@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointType
 from strata.errors import BarrierTimeout, Unavailable
@@ -95,19 +97,31 @@ def test_the_next_one_is_planned_by_the_slowest_rank(manager: CheckpointManager)
     manager.close()
 
 
-def test_what_a_save_costs_is_told_at_the_next(manager: CheckpointManager) -> None:
-    time, state = Time(), dict[str, Any]()
+def test_what_a_save_costs_is_told_at_the_next_however_late_one_looks(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer may evaluate for long meanwhile: such a save would be held for one that no grace is enough for."""
+    time, state, copied = Time(), dict[str, Any](), threading.Event()
 
     def arrive() -> None:
         time.now_s += 0.25  # waiting for the other
 
+    def written(info: CheckpointInfo) -> None:
+        assert copied.wait(20)
+        time.now_s = 4.25
+
+    save_state = manager.save_state
+    monkeypatch.setattr(
+        manager, "save_state", lambda state, **more: save_state(state, progress=written, **more)
+    )
     peers = Pair(other=payload_of(Pace()), arrive=arrive)
     made, ledger = saves(peers, manager, time)
     ledger.enter(STEP, 0.0)
-    info = made.save(state, Position(step=1), {}, patient=True).wait(20)
-    assert info.committed
-    time.now_s += 4.0
-    assert made.expected_s() == pytest.approx(4.25), "the copy and the commit, as far as it was looked at"
+    info = made.save(state, Position(step=1), {}, patient=True)
+    copied.set()
+    assert info.wait(20).committed
+    time.now_s += 600.0
+    assert made.expected_s() == pytest.approx(4.0), "the copy and the commit, once all are there"
     made.save(state, Position(step=2), {}, patient=True)
     told = json.loads(peers.told[1])
     assert (told["save_s"], told["commit_s"]) == (0.25, 4.0)
