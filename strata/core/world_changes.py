@@ -191,7 +191,21 @@ class Situation:
             return Change(why=f"all {spec.max_workers} members are here{late}")
         if count >= spec.min_workers and settled:
             return Change(why=f"{count} members, at least {spec.min_workers}, have settled{late}")
+        short = self._short()
+        if short is not None and self._runs_on():
+            return Change(why=f"the job was resumed; {short}", forming=True)
         return None
+
+    def _runs_on(self) -> bool:
+        """Tell whether ranks may still run of a world that a pause should have ended.
+
+        The job was paused and resumed before a leader saw it. Of that world nobody is asked or counted
+        any more, so it must not outlast the wait for another one.
+        """
+        world = self.world
+        if not self.resumed or world is None or len(self.job.done(self.generation)) >= world.head.size:
+            return False
+        return any(map(self.alive, world.members))
 
     def _next(self, world: World, *, settled: bool) -> Change | None:
         spec, generation = self.spec, self.generation

@@ -359,6 +359,44 @@ def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew() -> 
     assert (job.head.generation, job.head.members) == (2, 3)
 
 
+def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause() -> None:
+    """Else all train on, and nobody can be asked anything, until the request is forgotten."""
+    job = Job()
+    job.stop(PREEMPT)
+    job.stop(PAUSE, now=True)
+    resume(job)
+    assert "the job was resumed; 0 of at least 2 members are left" in job.go()
+    assert (job.head.generation, job.head.forming) == (2, True)
+    assert [one.notice.action for one in job.head.asked] == [PREEMPT]
+    job.leaves("w0", "w1", "w2")
+    job.join("w3")
+    job.go(settled=True)
+    assert job.head.generation == 2
+    job.join("w4")
+    job.go(settled=True)
+    assert (job.head.generation, job.head.members) == (3, 2)
+
+
+def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death() -> None:
+    job = Job()
+    job.stop(PAUSE, now=True)
+    resume(job)
+    job.leaves("w1", "w2")
+    assert "the job was resumed; 1 of at least 2 members are left" in job.go()
+    assert (job.head.generation, job.head.forming) == (2, True)
+
+
+def test_a_finished_world_of_a_job_that_is_taken_up_again_is_left_as_it_is() -> None:
+    job = Job()
+    job.ends(*range(6), code=0)
+    job.go()
+    assert job.store.live.phase() is Phase.DONE
+    job.leaves("w1", "w2")
+    job.store.put(JOB.phase, JobPhase(phase=Phase.RUNNING, reason="resumed", attempt=2))
+    job.go(settled=True)
+    assert (job.head.generation, job.head.forming) == (1, False)
+
+
 def test_a_job_without_ranks_is_paused_at_once() -> None:
     job = Job(1)
     job.stop(PAUSE)
