@@ -153,8 +153,9 @@ class Keeping:
         """Return what `load` proved to be what was saved; what is not is read again before it counts.
 
         `load` reads one copy after the other by what it is given. Each that was read twice and is damaged is
-        reported for itself, also where another one was good. Two are not that make one whole together, or may, as
-        far as they could be read: with both condemned no later generation could begin there.
+        reported for itself, also where another one was good. Two that make a whole one together are not
+        reported, nor two that may, as far as they could be read: with both condemned no later generation
+        could begin there.
 
         `begins`: this rank has not trained yet, so if the checkpoint is the restore point, none can.
         """
@@ -200,10 +201,10 @@ class Keeping:
     ) -> list[str]:
         """Say which copies of a checkpoint were read twice and are not what was saved.
 
-        With `begins` this generation cannot go on without it: then wait for what the others find. Once
-        it is confirmed the leader ends the generation, and the next call of this rank, here or later, is
-        `StaleGeneration`; or its supervisor ends the process. When nobody confirms it in time, return what
-        the others said: one that cannot read it confirms nothing.
+        With `begins` this generation cannot go on without it: then wait for what the others find. Once it is
+        confirmed the leader ends the generation. The next call of this rank is `StaleGeneration` then, unless
+        its supervisor ends the process first. When nobody confirms it in time, return what the others said:
+        one that cannot read it confirms nothing.
         """
         told = [
             self._report(checkpoint, tier, complaint, generation=self._catalog.generation if begins else 0)

@@ -83,9 +83,10 @@ class Tiers:
     ) -> Loaded:
         """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
-        Where neither copy is whole, what both hold together is read. `prove` is told which copy is read, and how it is read again. `state` is what is wanted of the
-        tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong
-        with each copy; `FarAway` when the near one is corrupt and the far one is out of reach.
+        Where neither copy is whole, what both hold together is read. `prove` is told which copy is read, and
+        how it is read again. `state` is what is wanted of the tensors that ranks have saved parts of.
+        `CheckpointCorrupt` names what is wrong with each copy; `FarAway` when the near one is corrupt and the
+        far one is out of reach.
         """
         read = partial(
             load,
