@@ -210,6 +210,9 @@ class Chores:
 
     def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
         try:
+            # not mounted, perhaps, or a disk of this host's own at the same path: that confirms nothing
+            if not storage.exists(folder):
+                raise StorageError(f"{storage.uri} has nothing of it on this host")
             complaint = complaint_of(storage, folder, chore.manifest_digest, chore.objects)
         except (StorageError, CheckpointError) as error:
             # Whoever waits for this host's word learns why none comes. What was not read confirms no damage:

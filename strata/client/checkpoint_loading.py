@@ -128,12 +128,7 @@ class Loading:
         self, checkpoint: CheckpointMetadata, state: Mapping[str, Any] | None, *, begins: bool
     ) -> Loaded:
         folder = self._catalog.folder(checkpoint)
-        if not self._storage.exists(folder):
-            raise CheckpointNotFound(
-                f"step {checkpoint.step} was saved to {checkpoint.path}, and {self._storage.uri} has nothing"
-                " of it",
-                hint="give every rank, on every host, the storage path it was saved to",
-            )
+        check_there(self._storage, checkpoint, folder)
         read = partial(
             self._tiers.load, checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend
         )
@@ -154,6 +149,15 @@ class Loading:
 
     def _corrupt_hint(self) -> str:
         return _COORDINATED_HINT if self._keeping is not None else _STANDALONE_HINT
+
+
+def check_there(storage: Storage, checkpoint: CheckpointMetadata, folder: str) -> None:
+    """Raise `CheckpointNotFound` where a storage has nothing of a checkpoint: what is not mounted is not damaged."""
+    if not storage.exists(folder):
+        raise CheckpointNotFound(
+            f"step {checkpoint.step} was saved to {checkpoint.path}, and {storage.uri} has nothing of it",
+            hint="give every rank, on every host, the storage path it was saved to",
+        )
 
 
 def steps_of(checkpoints: Sequence[CheckpointMetadata]) -> list[int]:

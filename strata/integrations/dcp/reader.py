@@ -45,6 +45,7 @@ from strata.checkpoint.sink import Storage
 from strata.checkpoint.state import Json, children
 from strata.checkpoint.tensors import DTYPES
 from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_loading import check_there
 from strata.client.checkpoint_port import SessionPort
 from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, StrataError
 from strata.integrations.dcp.damage import look, told, untold
@@ -132,6 +133,7 @@ class StrataReader(StorageReader):
         """Prove the manifests of a checkpoint, and make it what is loaded."""
         assert self._storage is not None, "read_metadata comes first"
         folder = chosen.folder
+        check_there(self._storage, chosen.checkpoint, folder)
         manifest = read_manifest(self._storage, folder, chosen.checkpoint.manifest_digest)
         manifests = read_rank_manifests(self._storage, folder, manifest)
         rank = distributed.get_rank() if distributed.is_initialized() else 0

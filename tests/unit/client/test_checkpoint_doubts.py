@@ -137,6 +137,30 @@ def test_a_host_that_found_one_image_sound_looks_at_another_one(tmp_path: Path) 
         each.close()
 
 
+def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Path) -> None:
+    """Its file system is not mounted, or it has a disk of its own at this path: what is missing there says nothing."""
+    cluster = Cluster(a=1, b=1)
+    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
+    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
+        info.wait(LIMIT_S)
+    for each in managers:
+        each.close()
+    (tmp_path / "job").rename(tmp_path / "elsewhere")
+    (record,) = cluster.records()
+    cluster.call(pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit"))
+    chores = Chores(
+        cluster.port(1).call,
+        job="job",
+        host="host-b",
+        storages=[LocalStorage(tmp_path, nonce=lambda: "n")],
+    )
+    with pytest.raises(StorageError, match="has nothing of it"):
+        chores.tidy()
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED
+    answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
+    assert [said for said in answer.checkpoint.doubts if said.startswith("host-b on primary: could not read")]
+
+
 class Away(LocalStorage):
     """Cannot be read."""
 

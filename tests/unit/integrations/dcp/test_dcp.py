@@ -18,6 +18,7 @@ from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import read_manifest
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_fork import decide_rewind
+from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, InvalidArgument, StorageError
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
 from strata.integrations.dcp.planners import from_json, to_json
@@ -196,6 +197,17 @@ def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp
         load(tmp_path, a_state(0), client=port, corrupt_wait_s=0.1)
     assert [(r.step, r.generation) for r in reports] == [(2, port.generation)]
     assert reports[0].objects[0].endswith("/rank-00000.safetensors")
+
+
+def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path: Path) -> None:
+    """As where a file system is not mounted: a world of one host would condemn what lies there whole."""
+    cluster = Cluster(n1=1)
+    save(tmp_path, a_state(2.5), 7, client=cluster.port(0))
+    (tmp_path / "job").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointException, match="has nothing of it"):
+        load(tmp_path, a_state(0), step=7, client=cluster.port(0), corrupt_wait_s=0.1)
+    assert pb.ReportDamageRequest not in cluster.answers
+    assert state_of(cluster, 7) is CheckpointState.COMMITTED
 
 
 def test_a_host_that_loaded_by_dcp_confirms_what_another_one_finds_damaged(
