@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save, margin
 from strata.errors import InvalidArgument, Refused
+from tests.unit.core.agreement_models import Rounds, reachable, with_arrival, with_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,7 @@ class Rank:
 @dataclass(frozen=True, slots=True)
 class Model:
     ranks: tuple[Rank, ...]
-    rounds: tuple[tuple[tuple[int, bytes], ...], ...] = ()
-    """What was brought to each round so far."""
+    rounds: Rounds = ()
     broken: int = 0
     """The number of the round that was broken, from 1; 0: none."""
 
@@ -53,13 +53,11 @@ class Rules:
 
 
 def put(model: Model, index: int, rank: Rank) -> Model:
-    return replace(model, ranks=(*model.ranks[:index], rank, *model.ranks[index + 1 :]))
+    return replace(model, ranks=with_rank(model.ranks, index, rank))
 
 
 def arrive(model: Model, index: int, number: int, payload: bytes) -> Model:
-    rounds = list(model.rounds) + [()] * (number - len(model.rounds))
-    rounds[number - 1] = tuple(sorted((*rounds[number - 1], (index, payload))))
-    return replace(model, rounds=tuple(rounds))
+    return replace(model, rounds=with_arrival(model.rounds, number, index, payload))
 
 
 def moves(model: Model, rules: Rules) -> Iterator[tuple[str, Model]]:
@@ -135,19 +133,14 @@ def check_end(model: Model, rules: Rules) -> str:
 
 def search(size: int, rules: Rules) -> tuple[set[str], int]:
     """Visit every state that can be reached; return how it can end, and how many states there are."""
+    ends, states = set(), 0
     begin = Model(tuple(Rank() for _ in range(size)))
-    seen, todo, ends = {begin}, [begin], set()
-    while todo:
-        model = todo.pop()
+    for model, is_end in reachable(begin, lambda model: (after for _, after in moves(model, rules))):
         check(model)
-        following = [after for _, after in moves(model, rules)]
-        if not following:
+        states += 1
+        if is_end:
             ends.add(check_end(model, rules))
-        for after in following:
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-    return ends, len(seen)
+    return ends, states
 
 
 @pytest.mark.parametrize(("coupled", "last"), [(True, 6), (False, 5)])

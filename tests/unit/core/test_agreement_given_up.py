@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
+from tests.unit.core.agreement_models import Rounds, reachable, with_arrival, with_rank
 
 HERE, WENT_ON = TimeLeft(left_ms=1000).encode(), TimeLeft(went_on=True).encode()
 
@@ -40,8 +41,8 @@ class Rank:
 @dataclass(frozen=True, slots=True)
 class Model:
     ranks: tuple[Rank, ...]
-    rounds: tuple[tuple[tuple[int, bytes], ...], ...] = ()
-    meetings: tuple[tuple[tuple[int, bytes], ...], ...] = ()
+    rounds: Rounds = ()
+    meetings: Rounds = ()
     late: frozenset[int] = frozenset()
     """The meetings to which not all came in time."""
     broken: frozenset[int] = frozenset()
@@ -56,15 +57,7 @@ class Rules:
 
 
 def put(model: Model, index: int, rank: Rank) -> Model:
-    return replace(model, ranks=(*model.ranks[:index], rank, *model.ranks[index + 1 :]))
-
-
-def arrived(
-    lists: tuple[tuple[tuple[int, bytes], ...], ...], number: int, index: int, payload: bytes
-) -> tuple[tuple[tuple[int, bytes], ...], ...]:
-    every = [*lists, *([()] * (number - len(lists)))]
-    every[number - 1] = tuple(sorted((*every[number - 1], (index, payload))))
-    return tuple(every)
+    return replace(model, ranks=with_rank(model.ranks, index, rank))
 
 
 def moves(model: Model, rules: Rules) -> Iterator[Model]:
@@ -91,7 +84,7 @@ def trains(model: Model, index: int, rank: Rank, rules: Rules) -> Iterator[Model
     if gate is Gate.GO:
         yield put(model, index, replace(rank, agreement=agreement))
     elif gate is Gate.STOP:
-        met = arrived(model.meetings, agreement.attempt, index, HERE)
+        met = with_arrival(model.meetings, agreement.attempt, index, HERE)
         yield replace(put(model, index, replace(rank, meets=agreement.attempt)), meetings=met)
     elif not rank.gave_up:
         yield put(model, index, replace(rank, agreement=agreement.give_up(), gave_up=True))
@@ -131,7 +124,7 @@ def agrees(model: Model, index: int, rank: Rank) -> Iterator[Model]:
     if rank.heard == rank.told:
         agreement, payload = agreement.propose()
         moved = put(model, index, replace(rank, agreement=agreement, heard=rank.heard + 1))
-        yield replace(moved, rounds=arrived(model.rounds, rank.heard + 1, index, payload))
+        yield replace(moved, rounds=with_arrival(model.rounds, rank.heard + 1, index, payload))
         return
     brought = dict(model.rounds[rank.heard - 1])
     if len(brought) < size:
@@ -141,12 +134,12 @@ def agrees(model: Model, index: int, rank: Rank) -> Iterator[Model]:
     if rank.heard % 2:
         agreement, payload = agreement.confirm(brought, ranks=size)
         moved = put(model, index, replace(rank, agreement=agreement, told=rank.heard, heard=rank.heard + 1))
-        yield replace(moved, rounds=arrived(model.rounds, rank.heard + 1, index, payload))
+        yield replace(moved, rounds=with_arrival(model.rounds, rank.heard + 1, index, payload))
         return
     agreement = agreement.conclude(brought, ranks=size)
     concluded = replace(rank, agreement=agreement, told=rank.heard)
     if agreement.went_on:
-        met = arrived(model.meetings, agreement.attempt, index, WENT_ON)
+        met = with_arrival(model.meetings, agreement.attempt, index, WENT_ON)
         yield replace(put(model, index, replace(concluded, says=agreement.attempt)), meetings=met)
     else:
         yield put(model, index, replace(concluded, agreeing=agreement.agreed is None))
@@ -163,22 +156,18 @@ def check(model: Model) -> None:
 
 
 def search(size: int, rules: Rules) -> tuple[set[str], int]:
+    """Visit every state that can be reached; return how it can end, and how many states there are."""
+    ends, states = set(), 0
     begin = Model(tuple(Rank() for _ in range(size)))
-    seen, todo, ends = {begin}, [begin], set()
-    while todo:
-        model = todo.pop()
+    for model, is_end in reachable(begin, lambda model: moves(model, rules)):
         check(model)
-        following = list(moves(model, rules))
-        if not following:
+        states += 1
+        if is_end:
             end = {rank.end for rank in model.ranks}
             assert end in ({"stopped"}, {"done"}), f"stuck: {model}"
             went_on = any(rank.gave_up for rank in model.ranks)
             ends.add(f"{end.pop()}{' after all' if went_on else ''}")
-        for after in following:
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-    return ends, len(seen)
+    return ends, states
 
 
 ALL = {"done", "done after all", "stopped", "stopped after all"}
