@@ -32,7 +32,7 @@ from tests.sim.run import Result, run_seed
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
 JOBS = 2
-BUDGET_S = float(os.environ.get("SIM_BUDGET_S", "1800"))
+BUDGET_S = float(os.environ.get("SIM_BUDGET_S", "1500"))
 """For all seeds together, from the start of the session on."""
 SEED_S = 300.0
 """For one: it takes seconds, of processes that give way to all others."""
