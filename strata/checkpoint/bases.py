@@ -22,6 +22,7 @@ from strata.checkpoint.marker import read_manifest, read_rank_manifest
 from strata.checkpoint.pipeline import DEFAULT_THREADS, digests
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.snapshot import Snapshot
+from strata.checkpoint.tiers import tiers_of
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointError, StorageError
 
@@ -155,10 +156,12 @@ def _digests_of(snapshot: Snapshot, threads: int) -> Digests:
 def _check_images(storage: Storage, folder: str, delta: Delta) -> None:
     """Raise `StorageError` unless every image is there that the delta would use, as long as it was.
 
-    Their bytes are not read again: a restore proves them.
+    There is where the save goes, of two storages the near one: what is committed there needs no other. Their bytes
+    are not read again: a restore proves them.
     """
+    written = tiers_of(storage)[0]
     for image in sorted(delta.images, key=lambda image: (image.folder, image.image)):
         name = object_name(folder, image)
-        found = storage.size(name)
+        found = written.size(name)
         if found != image.size_bytes:
             raise StorageError(f"{name} has {found} bytes instead of {image.size_bytes}")

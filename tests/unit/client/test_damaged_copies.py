@@ -219,6 +219,20 @@ def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_ane
             assert np.array_equal(found["weights"], state(2)["weights"])  # type: ignore[arg-type]  # an array
 
 
+def test_nothing_is_built_on_what_only_the_far_storage_has(tmp_path: Path) -> None:
+    """As on a new host: what is committed in the near storage can be restored without the far one."""
+    save(tmp_path, 2)
+    (image,) = (tmp_path / "near").glob("step-*/*.safetensors")
+    image.unlink()
+    assert saved_after(tmp_path, 3) == WHOLE_ONCE
+    with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
+        found = state(0)
+        checkpoint = manager.restore(found)
+        assert checkpoint is not None
+        assert checkpoint.step == 4
+        assert np.array_equal(found["weights"], state(2)["weights"])  # type: ignore[arg-type]  # an array
+
+
 def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> None:
     """Its manifests are good, so it is the newest there is; what it holds of a tensor that stays is not."""
     with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
