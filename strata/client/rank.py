@@ -22,7 +22,7 @@ from strata.client.loop import BackgroundLoop
 from strata.client.seat import Seat, placed
 from strata.client.session import LEAVE_S
 from strata.client.terms import UNTOLD_S
-from strata.core.exit_codes import PREEMPTED
+from strata.core.exit_codes import PREEMPTED, is_success
 from strata.errors import JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -308,10 +308,11 @@ class RankClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if error is None:
+        if is_success(error):
             self.close()
         else:
-            self.close(code=1, reason=f"{type(error).__name__}: {error}")
+            code = PREEMPTED if isinstance(error, Preempted) else 1
+            self.close(code=code, reason=f"{type(error).__name__}: {error}")
 
     def close(self, *, code: int = 0, reason: str = "") -> None:
         """End this client; the last one of its rank in this process ends the session. Idempotent.

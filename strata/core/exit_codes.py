@@ -9,3 +9,8 @@ PREEMPTED: Final = 75
 
 DO_NOT_REQUEUE: Final = 78
 """It failed for a reason that another try will meet again (sysexits.h: EX_CONFIG)."""
+
+
+def is_success(error: BaseException | None) -> bool:
+    """Tell whether a program that ends by `error` is done: without one it is, and by `sys.exit()` or `sys.exit(0)`."""
+    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))

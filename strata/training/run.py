@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
+from strata.core.exit_codes import is_success
 from strata.errors import InvalidArgument, StaleGeneration, StrataError
 from strata.training.beginning import Beginning
 from strata.training.bounded import within
@@ -439,8 +440,10 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if error is None:
-            self.close()
+        if is_success(error):
+            # by sys.exit(0) it may be that only this rank ends, as at the end of a program
+            self.close(patient=error is None)
         else:
+            assert error is not None
             self.failed(error)
             self.abandon(f"{type(error).__name__}: {error}")

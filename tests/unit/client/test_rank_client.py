@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -253,6 +254,34 @@ async def closing(code: int) -> None:
         exits = [(x.generation, x.rank, x.code) for x in r.serving.all("rank_exit")]
         assert exits == ([(1, 0, code)] if code in {0, 75} else [])
         assert [leave.reason for leave in r.serving.all("leave")] == ["why"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (SystemExit(), 0),
+        (SystemExit(0), 0),
+        (SystemExit(3), 1),
+        (SystemExit("no"), 1),
+        (errors.Preempted("stopped after step 3"), 75),
+        (KeyboardInterrupt(), 1),
+        (ValueError("no"), 1),
+    ],
+    ids=repr,
+)
+def test_what_leaves_the_block_says_how_the_rank_ended(
+    error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = RankPlace(job="j", worker_id="w", generation=1, rank=0, world_size=1)
+    seat = Seat(session=cast("Any", None), watcher=Watcher(), place=place, owns_member=True)
+    client = RankClient(seat, cast("BackgroundLoop", NoThread()))
+    closed: list[int] = []
+    monkeypatch.setattr(client, "close", lambda *, code=0, reason="": closed.append(code))
+    with contextlib.suppress(BaseException), client:
+        if error is not None:
+            raise error
+    assert closed == [code]
 
 
 def test_closing_says_that_the_rank_is_done_or_has_stopped_or_only_leaves() -> None:

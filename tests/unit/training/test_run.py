@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import strata
+from strata.client.checkpoints import CheckpointManager
 from strata.errors import BarrierTimeout, CheckpointError, ConfigError, InvalidArgument
 from strata.training.peers import Alone
 from strata.training.state import Position
@@ -67,6 +69,26 @@ def test_a_step_is_complete_once_the_body_has_returned(tmp_path: Path) -> None:
     told = [("begins", 1), ("completed", 1), ("begins", 2), ("completed", 2)]
     assert recorder.told == [*told, ("begins", 3), ("completed", 3), ("closed", 0), ("left", 0)]
     assert run.position == Position(step=3, epoch_samples=6, epoch_batches=3, samples=6)
+
+
+@pytest.mark.parametrize(
+    ("status", "saved", "left"), [(0, [1], 0), (None, [1], 0), (3, [], 1), ("it is broken", [], 1)]
+)
+def test_a_program_that_exits_in_the_block_is_done_unless_it_says_that_it_failed(
+    status: Any, saved: list[int], left: int, tmp_path: Path
+) -> None:
+    peers = Room(1).rank(0)
+
+    def program() -> None:
+        with make_run(peers, tmp_path, state={}, wait_s=LIMIT_S) as run:
+            run.step_done()
+            sys.exit(status)
+
+    with pytest.raises(SystemExit):
+        program()
+    assert CheckpointManager(tmp_path).all_steps() == saved
+    assert peers.left is not None
+    assert peers.left[0] == left
 
 
 def test_several_batches_may_make_one_step(tmp_path: Path) -> None:
