@@ -246,10 +246,19 @@ class FarCopy:
                 raise CheckpointCorrupt(f"{name} in {self._far.uri} differs from the one here", hint=_HINT)
 
     def _is_there(self, name: str, size_bytes: int) -> bool:
-        """Tell whether the far storage has it; a torn upload is no object, so the size tells."""
-        with contextlib.suppress(ObjectMissing):
-            return self._far.size(name) == size_bytes
-        return False
+        """Tell whether the far storage has it; `CheckpointCorrupt` when it has less, or more.
+
+        A torn upload is no object: what has another size was whole once, and nothing there is replaced.
+        """
+        try:
+            found = self._far.size(name)
+        except ObjectMissing:
+            return False
+        if found != size_bytes:
+            raise CheckpointCorrupt(
+                f"{name} in {self._far.uri} has {found} bytes instead of {size_bytes}", hint=_HINT
+            )
+        return True
 
     # -- all ranks together
 

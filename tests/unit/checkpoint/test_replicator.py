@@ -264,6 +264,22 @@ def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: s
     assert not pair.far.exists(f"{replica.folder}/manifest.json")
 
 
+@pytest.mark.parametrize("which", ["base", "own"])
+def test_what_was_cut_there_is_an_error_of_the_copy_and_not_tried_for_ever(pair: Pair, which: str) -> None:
+    """A name that is taken is never replaced, and no upload leaves a part of an object under its name."""
+    base, replica = with_incremental(pair)
+    name = image_of(pair.near, base if which == "base" else replica)
+    put(pair.far, name, pair.near.objects[name][:-1])
+    pair.replicator.add(replica)
+    size_bytes = len(pair.near.objects[name])
+    with pytest.raises(
+        CheckpointCorrupt, match=rf"memory.* has {size_bytes - 1} bytes instead of {size_bytes}"
+    ) as told:
+        pair.replicator.wait(LIMIT_S)
+    assert "remove the damaged object there" in told.value.hint
+    assert not pair.far.exists(f"{replica.folder}/{MARKER}")
+
+
 def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
     base, replica = with_incremental(pair)
     opened, sources = pair.far.source, list[str]()
