@@ -36,6 +36,8 @@ _P = ParamSpec("_P")
 EPOCH_S: Final = 1_000.0
 """What the clock shows at the start. Not 0, which code may take for "never"."""
 TIE_BREAK_S: Final = 1e-6
+MAX_TURNS: Final = 200_000
+"""So often the loop may turn at one moment: what takes more waits for nothing, again and again."""
 
 
 class DeadlockError(RuntimeError):
@@ -44,6 +46,10 @@ class DeadlockError(RuntimeError):
 
 class VirtualTimeOverError(RuntimeError):
     """The program went on beyond the time it was given."""
+
+
+class StandstillError(RuntimeError):
+    """The program is always ready to go on, so that the clock never moves."""
 
 
 class _Gated(asyncio.Handle):
@@ -171,10 +177,16 @@ class _Jump:
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
+        self._turns = 0
 
     def select(self, timeout: float | None) -> tuple[()]:
+        self._turns += 1
         if timeout is None or timeout > 0:
             self._loop.advance()
+            self._turns = 0
+        elif self._turns > MAX_TURNS:
+            self._turns = 0  # for the clearing up
+            raise StandstillError(f"{MAX_TURNS} turns, and the clock has not moved; {_who_waits(self._loop)}")
         return ()
 
 
@@ -190,8 +202,9 @@ def _who_waits(loop: VirtualTimeLoop) -> str:
 def run(main: Coroutine[Any, Any, _T], *, seed: int = 0, limit_s: float = 86_400.0) -> _T:
     """Run `main` to its end in a fresh virtual loop and return its result.
 
-    Raises `DeadlockError` when it would wait for ever, `VirtualTimeOverError` when it is not done
-    after `limit_s` of virtual time; both name every task and where it waits.
+    Raises `DeadlockError` when it would wait for ever, `StandstillError` when it never waits, and
+    `VirtualTimeOverError` when it is not done after `limit_s` of virtual time; all name every task
+    and where it waits.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed=seed, limit_s=limit_s)) as runner:
         return runner.run(main)

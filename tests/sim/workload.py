@@ -134,6 +134,7 @@ class Trainer:
         judge.trace.count("ranks that saved first")
         while True:
             self.client.check()
+            self._news.clear()  # what other saves come to is nothing to wake for
             await self._wait()
 
     # -- barriers

@@ -6,6 +6,7 @@ import pytest
 from strata.testing.virtual_time import (
     EPOCH_S,
     DeadlockError,
+    StandstillError,
     VirtualTimeLoop,
     VirtualTimeOverError,
     in_virtual_time,
@@ -95,6 +96,23 @@ def test_waiting_for_ever_is_found_and_the_waiter_named() -> None:
             group.create_task(waits_for_nobody(), name="the-waiter")
 
     with pytest.raises(DeadlockError, match=r"(?s)tasks:.*the-waiter at .*test_virtual_time.py:\d+"):
+        run(main())
+
+
+def test_a_program_that_never_waits_is_named() -> None:
+    """Timers are never due then: the seed of a simulation would take for ever."""
+
+    async def main() -> None:
+        ready = asyncio.Event()
+        ready.set()
+        asyncio.get_running_loop().call_later(1, ready.clear)
+        while True:
+            await ready.wait()
+            await asyncio.sleep(0)
+
+    with pytest.raises(
+        StandstillError, match=r"(?s)the clock has not moved; tasks:.*test_virtual_time.py:\d+"
+    ):
         run(main())
 
 
