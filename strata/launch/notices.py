@@ -137,10 +137,10 @@ class Stopping:
         elif notice.grace_ms > 0:
             grace_s = min(self._stop_grace_s, notice.grace_ms / 1000 + LATE_S)
             log.info("run.stopping", reason=notice.reason)
-        late, generation = ranks.alive(), ranks.place.generation
         await self._slots.end(grace_s, urgent=self._urgent)
-        for rank in late:
-            self._reports.report(generation, rank, PREEMPTED, f"ended without a common step: {notice.reason}")
+        for rank in sorted(ranks.put_down):
+            reason = f"ended without a common step: {notice.reason}"
+            self._reports.report(ranks.place.generation, rank, PREEMPTED, reason)
         return True
 
 

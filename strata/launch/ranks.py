@@ -72,6 +72,8 @@ class RankGroup:
         self._finished: set[int] = set()
         self._all_heed = asyncio.Event()
         self._stopping = False
+        self.put_down: set[int] = set()
+        """The ranks that ran when they were ended from here: their exits say nothing of themselves."""
         self._watchers: dict[int, asyncio.Task[None]] = {}
 
     def start(self, adopted: Mapping[int, RankProcess] = MappingProxyType({})) -> None:
@@ -211,17 +213,21 @@ class RankGroup:
 
     def kill(self) -> None:
         """Send SIGKILL to every rank and all it started; does not wait."""
-        self._stopping = True
+        self._puts_down()
         for process in self._processes.values():
             process.child.kill()
 
     async def stop(self, grace_s: float) -> None:
-        """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL; none is reported."""
-        self._stopping = True
+        """End every rank: SIGTERM, at most `grace_s` to comply, then SIGKILL; none that ran is reported."""
+        self._puts_down()
         async with asyncio.TaskGroup() as group:
             for process in self._processes.values():
                 group.create_task(process.child.stop_async(grace_s))
         await asyncio.gather(*self._watchers.values())
+
+    def _puts_down(self) -> None:
+        self._stopping = True
+        self.put_down.update(self.alive())
 
     async def join(self) -> None:
         """Return once every rank has ended; to cancel this changes nothing for them."""
@@ -235,7 +241,7 @@ class RankGroup:
         child = process.child
         code = await child.join_async()
         process.stacks.unlink(missing_ok=True)
-        if self._stopping:
+        if rank in self.put_down or (self._stopping and rank in self._awaited):
             return
         if rank in self._awaited:
             self._awaited.discard(rank)

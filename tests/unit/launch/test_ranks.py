@@ -102,6 +102,21 @@ async def test_stop_ends_all_and_tells_nothing() -> None:
         assert ended.empty()
 
 
+@pytest.mark.parametrize("code", [0, 7])
+async def test_who_ended_by_itself_just_before_a_stop_is_told_all_the_same(code: int) -> None:
+    """Nobody had the time to look at it yet."""
+    async with started(2, "sh", "-c", f'if [ "$RANK" = 2 ]; then exit {code}; fi; sleep 1000') as (
+        group,
+        ended,
+    ):
+        pid = group.pid(2)
+        assert pid is not None
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the loop is to learn nothing
+        await group.stop(LIMIT_S)
+        assert ended.get_nowait() == (3, 2, code, f"exited with {code}")
+        assert ended.empty(), "the other was ended"
+
+
 async def test_stop_insists_after_its_grace() -> None:
     async with started(2, *STUBBORN) as (group, ended):
         await group.stop(0.05)
