@@ -1,7 +1,8 @@
 """A run that nobody closed ends with its program: as a success, unless the program fails.
 
 Python tells those who are called at exit neither of the exception nor of the status that ends it. So
-both are noted when they come: in `sys.excepthook`, and in `sys.exit`.
+both are noted when they come: in `sys.excepthook`, and in `sys.exit`. Nor does it take an error from
+them for one of the program: where the last step cannot be saved the process is ended from here, with 1.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from typing import Any, NoReturn
 
 from strata.errors import Preempted
-from strata.training.ending import exit_preempted
+from strata.training.ending import exit_preempted, exit_with
 from strata.training.run import Run
 
 
@@ -45,6 +46,9 @@ def close_at_exit(run: Run) -> None:
                 run.close(patient=False)
             except Preempted:  # at exit Python takes no other code
                 exit_preempted()
+            except BaseException:  # noqa: BLE001  # nor this: the job would be done, and its last step is lost
+                sys.excepthook(*sys.exc_info())
+                exit_with(1)
 
     def forget() -> None:
         atexit.unregister(end)

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from strata import STARTED_IN
 from strata.core.exit_codes import PREEMPTED
@@ -314,10 +314,15 @@ class LoneEnding:
 
 def exit_preempted() -> None:
     """End this process with 75, whatever its main thread does: it may hang in a collective."""
+    exit_with(PREEMPTED)
+
+
+def exit_with(code: int) -> NoReturn:
+    """End this process at once, with what it has written; nothing else that is to be done at its end is."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(PREEMPTED)
+    os._exit(code)
 
 
 def execute_again() -> None:

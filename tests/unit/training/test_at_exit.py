@@ -41,3 +41,26 @@ def test_the_last_step_is_saved_unless_the_program_fails(
     assert ended.returncode == status, ended.stderr
     steps = sorted(int(path.name.split("-")[1]) for path in tmp_path.glob("step-*"))
     assert steps == saved
+
+
+LOST = """
+import sys
+import strata
+from strata.errors import StorageError
+run = strata.init(state={}, storage_path=sys.argv[1], preempt_signals=())
+run.step_done()
+
+def fails(*arguments, **more):
+    raise StorageError("the disk is full")
+
+run.checkpoints.save_state = fails
+print("trained")
+"""
+
+
+def test_a_program_whose_last_step_cannot_be_saved_has_failed(tmp_path: Path) -> None:
+    """It ended well, and its job would count as done."""
+    argv = [sys.executable, "-c", LOST, str(tmp_path)]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "trained\n")
+    assert "the disk is full" in ended.stderr
