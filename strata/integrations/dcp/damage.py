@@ -13,10 +13,11 @@ import logging
 import socket
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_config import CheckpointManagerConfig
@@ -33,21 +34,46 @@ _HINT: Final = "put the damaged file back from a copy"
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-_LOOKING: Final[weakref.WeakValueDictionary[object, Keeping]] = weakref.WeakValueDictionary()
-"""Who looks, by its session and root. The session, which it observes, holds it: nobody is told when a load ends."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looking:
+    """Who looks, and for which session and generation. The session, which it observes, holds it."""
+
+    keeping: weakref.ref[Keeping]
+    port: weakref.ref[SessionPort]
+    generation: int
+
+
+_LOOKING: Final[dict[object, _Looking]] = {}
+"""By member and root: nobody is told when a load ends."""
 
 
 def look(room: Room, port: SessionPort | None, config: CheckpointManagerConfig) -> None:
     """Read, from now on and as long as the session lasts, what other hosts find damaged in this root.
 
-    Once for each session and root, however many loads there are, and by one process of each host.
+    Once for each session, generation and root, however many loads there are, and by one process of each host.
     """
     if port is None or not isinstance(room.catalog, CoordinatedCatalog):
         return
-    place = port.uid, port.job, port.worker_id, port.incarnation, port.generation, room.storage.uri
-    if place not in _LOOKING:
-        # what stays is not a reader's matter
-        _LOOKING[place] = keeping_of(room.catalog, room.storage, replace(config, keep_count=None))
+    place = port.uid, port.job, port.worker_id, room.storage.uri
+    before = _LOOKING.get(place)
+    keeping = before.keeping() if before is not None else None
+    if before is not None and keeping is not None:
+        if before.port() is port and before.generation == port.generation:
+            return
+        keeping.close()
+    # what stays is not a reader's matter
+    keeping = keeping_of(room.catalog, room.storage, replace(config, keep_count=None))
+    _LOOKING[place] = _Looking(
+        keeping=weakref.ref(keeping), port=weakref.ref(port), generation=port.generation
+    )
+
+
+def removed(checkpoint: CheckpointMetadata, room: Room) -> bool:
+    """Tell whether a checkpoint that reads as damaged is merely one that was removed meanwhile."""
+    if isinstance(room.catalog, CoordinatedCatalog):
+        here = [one for one in room.catalog.all() if one.id == checkpoint.id]
+        return not here or here[0].state is CheckpointState.DELETING
+    return not room.storage.exists(f"{room.catalog.folder(checkpoint)}/{MARKER}")
 
 
 def told(

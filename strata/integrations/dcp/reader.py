@@ -47,8 +47,8 @@ from strata.checkpoint.tensors import DTYPES
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_loading import check_there
 from strata.client.checkpoint_port import SessionPort
-from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, StrataError
-from strata.integrations.dcp.damage import look, told, untold
+from strata.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ConfigError, StrataError
+from strata.integrations.dcp.damage import look, removed, told, untold
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 _T = TypeVar("_T")
@@ -117,14 +117,23 @@ class StrataReader(StorageReader):
         except CheckpointCorrupt as error:
             raise self._told(error, chosen.checkpoint) from error
 
-    def _told(self, error: CheckpointCorrupt, checkpoint: CheckpointMetadata) -> CheckpointCorrupt:
-        """Return what to raise for damage: whatever else fails now, it is the damage."""
+    def _told(self, error: CheckpointCorrupt, checkpoint: CheckpointMetadata) -> StrataError:
+        """Return what to raise for damage: whatever else fails now, it is the damage.
+
+        `CheckpointNotFound` for a checkpoint that was removed while it was read.
+        """
         try:
             room = open_room(self._config, self._port, ranks=1, writing=False)
         except StrataError as other:
             log.warning("step %d is damaged, which nobody was told: %s", checkpoint.step, other.message)
             return untold(error, checkpoint)
         try:
+            with contextlib.suppress(StrataError):  # who cannot be asked does not change what was read
+                if removed(checkpoint, room):
+                    return CheckpointNotFound(
+                        f"step {checkpoint.step} was removed while it was read",
+                        hint="load again, or keep more of them: keep_count=",
+                    )
             return told(error, checkpoint, room, self._config)
         finally:
             room.close()

@@ -102,6 +102,7 @@ class StrataWriter(StorageWriter):
         self._staging = Staging()
         self._failed: dict[int, str] = {}
         self._tidying = Tidying()
+        self._revived = False
 
     def close(self) -> None:
         """End what the writer holds of its session; what is saved stays.
@@ -110,6 +111,7 @@ class StrataWriter(StorageWriter):
         """
         try:
             self._tidying.wait()
+            self._tidying.check()
         finally:
             room, self._room = self._room, None
             if room is not None:
@@ -189,7 +191,8 @@ class StrataWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Return once the checkpoint of all ranks is committed, and marked in storage.
 
-        Old ones are removed meanwhile: the next save waits for that, and raises what went wrong.
+        Old ones are removed after that: the next save waits for it, and raises what went wrong once it is
+        committed itself. In DCP's own process, where no trainer waits, they are removed before this returns.
         """
         room, record = self._room, self._begun
         assert room is not None, "the ranks wrote what was begun here"
@@ -201,9 +204,15 @@ class StrataWriter(StorageWriter):
             raise
         self._begun = None
         self._failed.pop(record.step, None)
-        self._tidying.begin(
-            lambda: retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
-        )
+        try:
+            self._tidying.check()
+        finally:
+            self._tidying.begin(
+                lambda: retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
+            )
+        if self._revived:
+            self._tidying.wait()
+            self._tidying.check()
 
     # -- inside
 
@@ -310,6 +319,7 @@ def _revived(
     if writer is None:
         writer = _REVIVED[key] = StrataWriter.__new__(StrataWriter)
         writer._set_up(config, BorrowedPort(address) if address is not None else None, address)
+        writer._revived = True
     writer._say(step, epoch, metadata)
     return writer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import warnings
 from pathlib import Path
@@ -23,6 +24,7 @@ from strata.errors import CheckpointCorrupt, CheckpointError, ConfigError, Inval
 from strata.integrations.dcp import JsonLoadPlanner, JsonSavePlanner, StrataReader, StrataWriter
 from strata.integrations.dcp.planners import from_json, to_json
 from strata.integrations.dcp.room import open_room
+from strata.integrations.dcp.tidying import Tidying
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 
@@ -113,32 +115,92 @@ def test_a_save_does_not_wait_for_an_old_one_to_go(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("then", ["saves", "closes"])
-def test_that_an_old_one_cannot_go_is_heard_once(
+def test_that_an_old_one_cannot_go_is_heard_once_and_costs_no_save(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: LocalStorage, path: str) -> None:
         raise StorageError(f"{path} is in the way")
 
-    def save_step(step: int) -> None:
+    def save_step(step: int) -> int:
         dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
+        return last_step()
+
+    def last_step() -> int:
+        return writer.last.step if writer.last is not None else 0
 
     writer = StrataWriter(tmp_path, keep_count=1)
     save_step(1)
     with monkeypatch.context() as patched:
         patched.setattr(LocalStorage, "delete", refuse)
-        save_step(2)
-        assert writer.last is not None
-        assert writer.last.step == 2, "that it is committed is not in question"
+        assert save_step(2) == 2
         if then == "closes":
             with pytest.raises(StorageError, match="is in the way"):
                 writer.close()
         else:
             with pytest.raises(CheckpointException, match="is in the way"):
                 save_step(3)
-    save_step(3)
+            assert last_step() == 3, "it is committed before the trouble with an old one is raised"
+            writer._tidying.wait()
+    writer._tidying._error = None
+    assert save_step(4) == 4
     writer.close()
-    assert flat(load(tmp_path, a_state(0))) == flat(a_state(3))
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(4))
     assert len(list(tmp_path.glob("step-*"))) == 1
+
+
+def test_dcps_own_process_removes_old_ones_before_it_says_that_it_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with the trainer, who waits for that word only."""
+    by: list[threading.Thread] = []
+    delete = LocalStorage.delete
+
+    def noted(self: LocalStorage, path: str) -> None:
+        if not (writer._tidying._thread is None and revived._tidying._thread is None):
+            by.append(threading.current_thread())
+        delete(self, path)
+
+    writer = StrataWriter(tmp_path, keep_count=1)
+    revived = pickle.loads(pickle.dumps(writer))
+    monkeypatch.setattr(LocalStorage, "delete", noted)
+    for step in (1, 2):
+        dcp_save(a_state(step), checkpoint_id=str(step), storage_writer=revived, planner=JsonSavePlanner())
+        assert not any(thread.is_alive() for thread in by)
+    assert by
+    assert [path.name[:17] for path in tmp_path.glob("step-*")] == ["step-000000000002"]
+    revived.close()
+
+
+def test_a_wait_for_old_ones_that_is_interrupted_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, tidying = threading.Event(), Tidying()
+    tidying.begin(lambda: assert_set(may_end))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tidying.wait()
+    assert tidying._thread is not None
+    may_end.set()
+    tidying.wait()
+    tidying.check()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(LIMIT_S)
+
+
+def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_is_removed_while_it_is_loaded_is_not_called_damaged(tmp_path: Path) -> None:
+    class Slow(StrataReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            save(tmp_path, a_state(2), 2, keep_count=1)
+            return super().read_data(plan, planner)
+
+    save(tmp_path, a_state(1), 1)
+    with pytest.raises(CheckpointException, match="step 1 was removed while it was read"):
+        dcp_load(a_state(0), storage_reader=Slow(tmp_path, step=1), planner=JsonLoadPlanner())
 
 
 def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
@@ -233,6 +295,24 @@ def test_a_host_that_loaded_by_dcp_confirms_what_another_one_finds_damaged(
         load(tmp_path, a_state(0), step=10, client=cluster.port(0))
     assert corrupt.wait(LIMIT_S), "host-b looks after its load, too"
     assert "host-a, host-b" in cluster.records()[0].reason
+
+
+def test_who_looks_does_so_for_one_session_and_one_generation(tmp_path: Path) -> None:
+    cluster = Cluster(a=1, b=1)
+    with (
+        CheckpointManager(tmp_path, client=cluster.port(0), capture_rng=False) as one,
+        CheckpointManager(tmp_path, client=cluster.port(1), capture_rng=False) as other,
+    ):
+        for info in [m.save_state(a_state(2.5), 10) for m in (one, other)]:
+            info.wait(LIMIT_S)
+    load(tmp_path, a_state(0), step=10, client=cluster.port(1))
+    (before,) = cluster.observers
+    for _ in range(2):
+        cluster.next_world()
+        load(tmp_path, a_state(0), step=10, client=cluster.port(1))
+        (now,) = cluster.observers
+        assert now != before
+        before = now
 
 
 def test_what_reads_right_the_second_time_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
