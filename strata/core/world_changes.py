@@ -192,11 +192,11 @@ class Situation:
         if count >= spec.min_workers and settled:
             return Change(why=f"{count} members, at least {spec.min_workers}, have settled{late}")
         short = self._short()
-        if short is not None and self._runs_on():
+        if short is not None and self.runs_on():
             return Change(why=f"the job was resumed; {short}", forming=True)
         return None
 
-    def _runs_on(self) -> bool:
+    def runs_on(self) -> bool:
         """Tell whether ranks may still run of a world that a pause should have ended.
 
         The job was paused and resumed before a leader saw it. Of that world nobody is asked or counted

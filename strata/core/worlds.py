@@ -166,7 +166,7 @@ class _Planner:
         restore = None if change.forming else restore_point(self.job, self._hosts(members))
         if not change.forming and restore is None and (lost := newest(self.job)) is not None:
             where = f"step {lost.record.step} lies on the disks of other hosts"
-            if situation.active is None:
+            if situation.active is None and not situation.runs_on():
                 return self._keep(f"no world begins, for {where}")
             return self._begin(replace(change, why=f"{change.why}; {where}", forming=True))
         if not change.forming and restore is None and situation.latest is not None:

@@ -20,7 +20,8 @@ from strata.core.stopping import (
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
-from tests.unit.core.rig import JOB, Observer, plan, world_of
+from tests.unit.core.keeping_job import KeptJob
+from tests.unit.core.rig import JOB, Observer, carry_out, plan, register, world_of
 from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
 
 # -- asking -----------------------------------------------------------------------------------
@@ -375,6 +376,21 @@ def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leade
     job.join("w4")
     job.go(settled=True)
     assert (job.head.generation, job.head.members) == (3, 2)
+
+
+def test_they_do_so_as_well_when_only_they_have_the_checkpoint_that_a_world_would_begin_from() -> None:
+    job = KeptJob()
+    job.save(20, tier="disk", shared=False)
+    register(job.store, "b")
+    job.store.settle(lambda view: decide_stop(view, StopRequest(action=PREEMPT)))
+    register(job.store, "c")  # enough for a world, and none of them has step 20
+    job.store.settle(lambda view: decide_stop(view, StopRequest(action=PAUSE, now=True)))
+    job.store.settle(decide_resume)
+    assert "lies on the disks of other hosts" in carry_out(job.store, job.epoch, settled=True)
+    head = job.store.live.head()
+    assert head is not None
+    assert (head.record.generation, head.record.forming) == (2, True)
+    assert "no world begins" in carry_out(job.store, job.epoch, settled=True)
 
 
 def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death() -> None:
