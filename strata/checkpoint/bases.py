@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata, SaveRequest
-from strata.checkpoint.chunk_map import known_places, object_name
+from strata.checkpoint.chunk_map import known_places, object_name, objects_in
 from strata.checkpoint.digest import chunks
 from strata.checkpoint.incremental import Delta, Digests, compare
 from strata.checkpoint.manifest import RankManifest
@@ -62,16 +63,19 @@ class Doubted:
     """The attempts of which this process found a copy damaged: nothing that it saves refers to their chunks.
 
     What a restore made whole in memory, from another copy or from an older checkpoint, would else be saved as
-    a reference to the damaged bytes. It ends by itself: a Full takes their place as what is built on. Noted by
-    the trainer's thread, asked by the one that saves.
+    a reference to the damaged bytes. Those may lie in an earlier attempt than the one that was read. It ends by
+    itself: a Full takes their place as what is built on. May be used from any thread.
     """
 
     def __init__(self) -> None:
+        self._noting = threading.Lock()
         self._folders: frozenset[str] = frozenset()
 
-    def note(self, folder: str) -> None:
-        """Build on the attempt in `folder` no more."""
-        self._folders |= {_attempt(folder)}
+    def note(self, folder: str, complaint: str) -> None:
+        """Build no more on the attempt in `folder`, nor on those whose objects the `complaint` of it names."""
+        holds = {name.partition("/")[0] for name in objects_in(complaint)}
+        with self._noting:
+            self._folders |= {_attempt(folder), *holds}
 
     def among(self, folders: Iterable[str]) -> str:
         """Return the first of these that is doubted, or ""."""

@@ -7,12 +7,17 @@ lie side by side in one folder, so an image is named by its attempt's folder and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from strata.checkpoint.entries import ImageRef, TensorEntry
 from strata.checkpoint.manifest import RankManifest
 from strata.errors import CheckpointCorrupt
+
+_OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
+"""How complaints name what differs; of one that reads otherwise nothing is known but the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,11 @@ def object_name(folder: str, image: ImageRef) -> str:
     """Return the name in the storage of an image that a checkpoint in `folder` has chunks in."""
     above = folder.rpartition("/")[0]
     return f"{above}/{image.folder}/{image.image}" if above else f"{image.folder}/{image.image}"
+
+
+def objects_in(complaint: str) -> list[str]:
+    """Return the objects that a complaint names, as "folder/file"; none where it names none."""
+    return sorted(set(_OBJECT.findall(complaint)))
 
 
 def known_places(folder: str, manifest: RankManifest) -> dict[str, dict[int, ChunkPlace]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from strata.checkpoint.chunk_map import objects_in
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.removal import remove_objects
@@ -42,8 +42,6 @@ from strata.v1.checkpoints_pb2 import (
     ReportDamageRequest,
 )
 
-_OBJECT: Final = re.compile(r"step-[^/\s]+/(?:rank-\d+\.(?:safetensors|json)|manifest\.json)")
-"""How complaints name what differs; one that reads otherwise has the whole checkpoint looked at."""
 LOOK_S: Final = 0.05
 """How often whoever waits for the leader's marks looks whether they are there."""
 
@@ -251,8 +249,3 @@ def complaint_of(storage: Storage, folder: str, manifest_digest: str, only: Coll
     In the memory of one chunk, and once, for however many ranks this host has.
     """
     return next(iter(complaints(storage, folder, manifest_digest=manifest_digest, only=only)), "")
-
-
-def objects_in(complaint: str) -> list[str]:
-    """Return the objects that a complaint names, as "folder/file"; none where it names none."""
-    return sorted(set(_OBJECT.findall(complaint)))

@@ -13,11 +13,12 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.chunk_map import objects_in
 from strata.checkpoint.reader import Loaded
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import tiers_of
 from strata.client.checkpoint_catalog import CoordinatedCatalog
-from strata.client.checkpoint_chores import Chores, objects_in
+from strata.client.checkpoint_chores import Chores
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_readers import reading
 from strata.client.checkpoint_tiers import Prove

@@ -124,7 +124,7 @@ class Tiers:
                 found = read(storage)
             except CheckpointCorrupt as error:
                 damage.append(error)
-                self.doubted.note(folder)
+                self.doubted.note(folder, error.message)
             except StorageError as error:
                 if not damage:
                     raise

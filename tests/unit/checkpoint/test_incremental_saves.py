@@ -170,7 +170,7 @@ def test_a_rank_that_doubts_the_base_writes_its_part_whole_whoever_comes_first(
 ) -> None:
     """One rank's restore met damage. It asks for a Full; the other's Incremental may have been begun before."""
     full, _ = world.save(1, states(1))
-    world.doubted[1].note(world.catalogs[1].folder(full))
+    world.doubted[1].note(world.catalogs[1].folder(full), "")
     begun, begin = threading.Event(), CoordinatedCatalog.begin
 
     for rank, catalog in enumerate(world.catalogs):

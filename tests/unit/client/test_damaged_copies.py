@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -219,6 +220,37 @@ def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_ane
             assert np.array_equal(found["weights"], state(2)["weights"])  # type: ignore[arg-type]  # an array
 
 
+@pytest.mark.parametrize("far", [True, False])
+def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
+    tmp_path: Path, far: bool
+) -> None:
+    """Step 3 has the weights from step 1, as step 2 has, which is the one that was read."""
+    settings: dict[str, Any] = {"replica_path": tmp_path / "far"} if far else {}
+    with CheckpointManager(tmp_path / "near", capture_rng=False, **settings) as manager:
+        for step, kind in ((1, "full"), (2, "incremental"), (3, "incremental")):
+            manager.save_state(state(7) | {"hot": step}, step, checkpoint_type=kind).wait(20)
+    damaged(tmp_path / "near", 1, "*.safetensors", flip)
+    with CheckpointManager(tmp_path / "near", capture_rng=False, **settings) as manager:
+        with contextlib.nullcontext() if far else pytest.raises(CheckpointCorrupt):
+            manager.restore(state(0), step=2)
+        types = []
+        for step in (4, 5):
+            info = manager.save_state(state(7) | {"hot": step}, step, checkpoint_type="incremental")
+            types.append(info.wait(20).checkpoint_type)
+    assert types == WHOLE_ONCE
+    assert_whole(tmp_path / "near", 5)
+
+
+def assert_whole(root: Path, step: int) -> None:
+    """The newest checkpoint of one copy is that of `step`, with the weights of `state(7)`."""
+    with CheckpointManager(root, capture_rng=False) as manager:
+        found = state(0)
+        checkpoint = manager.restore(found)
+        assert checkpoint is not None
+        assert checkpoint.step == step
+        assert np.array_equal(found["weights"], state(7)["weights"])  # type: ignore[arg-type]  # an array
+
+
 def test_nothing_is_built_on_what_only_the_far_storage_has(tmp_path: Path) -> None:
     """As on a new host: what is committed in the near storage can be restored without the far one."""
     save(tmp_path, 2)
@@ -240,12 +272,7 @@ def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> 
             manager.save_state(state(7) | {"hot": step}, step)
     damaged(tmp_path / "near", 2, "*.safetensors", flip)
     assert saved_after(tmp_path, 3, far=False) == WHOLE_ONCE
-    with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
-        found = state(0)
-        checkpoint = manager.restore(found)
-        assert checkpoint is not None
-        assert checkpoint.step == 4
-        assert np.array_equal(found["weights"], state(7)["weights"])  # type: ignore[arg-type]  # an array
+    assert_whole(tmp_path / "near", 4)
 
 
 def test_what_cannot_be_read_in_one_copy_is_not_lost_for_being_damaged_in_the_other(tmp_path: Path) -> None:
