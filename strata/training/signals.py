@@ -143,9 +143,9 @@ class PreemptSignals:
             self._obey(number)
 
     def obey_heard(self) -> None:
-        """Nobody stops this world any more: obey a signal that was heard, if there was one."""
+        """Nobody stops this world any more: obey a signal that was heard, if there was one, and not handed over."""
         for number, told in self._told.items():
-            if any(told):
+            if any(told) and not self._served:
                 self._obey(number)
 
     def _obey(self, number: int) -> None:

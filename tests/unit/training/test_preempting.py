@@ -250,6 +250,25 @@ def test_a_signal_that_came_just_before_a_lone_member_tells_its_end_has_it_hurry
     it.left()
 
 
+def test_a_heeded_signal_is_not_obeyed_by_news_that_is_being_heard_as_the_run_ends(
+    room: Room, usr1: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That its world has ended reaches it in the session's thread, which is slower than the run."""
+    peers = Lone(room, 0)
+    it = preemption(peers, signals=(signal.SIGUSR1,))
+    assert it._signals is not None
+    obeyed: list[int] = []
+    monkeypatch.setattr(it._signals, "_obey", obeyed.append)
+    usr1()
+    assert peers.asked.wait(LIMIT_S)
+    it.closed()
+    assert peers.hurried.is_set()
+    it._world_ended()  # it was on its way when nobody wanted it any more
+    assert obeyed == []
+    peers.may_answer.set()
+    it.left()
+
+
 def test_a_signal_that_made_a_lone_member_leave_does_not_have_it_hurry(
     room: Room, usr1: Callable[[], None]
 ) -> None:
