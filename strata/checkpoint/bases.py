@@ -1,7 +1,7 @@
 """Choosing what an Incremental builds on: the newest checkpoint, as this rank saved it.
 
 An Incremental is asked for, and a Full comes of it where it must or where it pays: there is no
-checkpoint yet, its manifest or an image that would be used is damaged, a restore found it damaged,
+checkpoint yet, its manifest or an image that would be used is damaged, a restore or a copy found it damaged,
 most has changed, or the chunks lie in too many attempts already. The log says why.
 """
 
@@ -62,7 +62,7 @@ class Plan:
 class Doubted:
     """The attempts of which this process found a copy damaged: nothing that it saves refers to their chunks.
 
-    What a restore made whole in memory, from another copy or from an older checkpoint, would else be saved as
+    What is good in memory, as a restore made it from another copy or an older checkpoint, would else be saved as
     a reference to the damaged bytes. Those may lie in an earlier attempt than the one that was read. It ends by
     itself: a Full takes their place as what is built on. May be used from any thread.
     """

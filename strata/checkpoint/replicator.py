@@ -7,7 +7,8 @@ message passes between them but the note of one that cannot.
 
 A far storage that is away is tried again and again; nothing of a training waits for it. What cannot be
 copied, because it is corrupt here or for a reason that nobody foresaw, is told, and the next one is
-copied. What an earlier process left behind is carried on with the first save.
+copied, and nothing is built on what is corrupt. What an earlier process left behind is carried on with the
+first save.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from strata.checkpoint.bases import Doubted
 from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Reports
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.last_words import tell_on_stderr
@@ -54,7 +56,7 @@ class Replicator:
 
     `missing` is asked once, in the thread, what earlier processes left to be copied; `afterwards` is called
     there after each turn: what else has to ask the far storage, so that no save waits for it. `world`
-    names these ranks.
+    names these ranks. What it finds damaged is `doubted`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Replicator:
         ranks: int,
         world: str = "",
         reports: Reports | None = None,
+        doubted: Doubted | None = None,
         missing: Callable[[], list[Replica]] = list,
         afterwards: Callable[[], None] = lambda: None,
         retry_s: tuple[float, ...] = RETRY_S,
@@ -78,6 +81,7 @@ class Replicator:
         self._copy = FarCopy(
             near, far, rank=rank, ranks=ranks, world=world, reports=reports, closed=lambda: self._closed
         )
+        self._doubted = doubted if doubted is not None else Doubted()
         self._missing = missing
         self._afterwards = afterwards
         self._retry_s = retry_s
@@ -308,6 +312,7 @@ class Replicator:
             return False
         except (CheckpointCorrupt, ObjectMissing) as error:
             if self._near.exists(f"{replica.folder}/{MARKER}"):  # else retention was faster
+                self._doubted.note(replica.folder, error.message)  # first: whoever is told may save at once
                 self._lose(error)
                 self._copy.give_up(replica, error.message)
             return False

@@ -47,7 +47,7 @@ class Prove(Protocol):
 class Tiers:
     """Opened as `config` says; nothing is written yet. `storage` is all of them as one.
 
-    `doubted` are the checkpoints of which a copy was read that is damaged.
+    `doubted` are the checkpoints of which a copy was found damaged, by who restores or by who copies.
     """
 
     def __init__(self, config: CheckpointManagerConfig, *, nonce: Callable[[], str]) -> None:
@@ -194,6 +194,7 @@ class Tiers:
             world="" if isinstance(catalog, LocalCatalog) else str(catalog.generation),
             others_s=self._others_s,
             reports=reports,
+            doubted=self.doubted,
             missing=missing,
             afterwards=afterwards,
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext as nothing
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +231,7 @@ def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
             manager.save_state(state(7) | {"hot": step}, step, checkpoint_type=kind).wait(20)
     damaged(tmp_path / "near", 1, "*.safetensors", flip)
     with CheckpointManager(tmp_path / "near", capture_rng=False, **settings) as manager:
-        with contextlib.nullcontext() if far else pytest.raises(CheckpointCorrupt):
+        with nothing() if far else pytest.raises(CheckpointCorrupt):
             manager.restore(state(0), step=2)
         types = []
         for step in (4, 5):
@@ -239,6 +239,23 @@ def test_nothing_is_built_on_an_image_that_was_found_damaged_by_an_older_step(
             types.append(info.wait(20).checkpoint_type)
     assert types == WHOLE_ONCE
     assert_whole(tmp_path / "near", 5)
+
+
+def test_nothing_is_built_on_an_image_that_the_copier_found_damaged(tmp_path: Path) -> None:
+    """Nothing was read here but by the copy, which fails; what is in memory is good, and is saved whole."""
+    with CheckpointManager(tmp_path / "near", capture_rng=False) as manager:
+        manager.save_state(state(7) | {"hot": 1}, 1).wait(20)
+    damaged(tmp_path / "near", 1, "*.safetensors", flip)
+    types = []
+    with two(tmp_path) as manager:
+        for step in (2, 3, 4):
+            info = manager.save_state(state(7) | {"hot": step}, step, checkpoint_type="incremental")
+            types.append(info.wait(20).checkpoint_type)
+            with pytest.raises(CheckpointCorrupt, match="step-000000000001") if step == 2 else nothing():
+                manager.wait_until_replicated(20)
+    assert types == [CheckpointType.INCREMENTAL, *WHOLE_ONCE]
+    for copy in ("near", "far"):
+        assert_whole(tmp_path / copy, 4)
 
 
 def assert_whole(root: Path, step: int) -> None:
