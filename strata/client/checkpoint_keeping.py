@@ -30,8 +30,10 @@ from strata.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
     InvalidArgument,
+    PermissionDenied,
     Refused,
     StorageError,
+    Unauthenticated,
     Unavailable,
 )
 from strata.v1.checkpoints_pb2 import Checkpoint, ReportDamageRequest
@@ -95,7 +97,8 @@ class Keeping:
         """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now.
 
         That they are refused is no error here: of a generation that is over the next one hands over its own, and
-        of one that the catalog does not know (yet) they are handed over with a later pass.
+        of one that the catalog does not know (yet) they are handed over with a later pass. That this caller may not
+        set them is: `PermissionDenied` or `Unauthenticated`, for without them everything stays.
         """
         if self._keep is not None and not self._told:
             request = SetRetentionRequest(
@@ -105,6 +108,8 @@ class Keeping:
             )
             try:
                 self._ask_soon(request)
+            except (PermissionDenied, Unauthenticated):
+                raise
             except Refused as error:
                 log.info("these rules of what stays are not handed over: %s", error.message)
             else:

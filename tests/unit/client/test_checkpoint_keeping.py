@@ -15,7 +15,7 @@ from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
 from strata.core.retention_plan import retention
-from strata.errors import ConfigError, Refused, StrataError, Unavailable
+from strata.errors import ConfigError, PermissionDenied, Refused, StrataError, Unauthenticated, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import SetRetentionRequest
 from tests.unit.checkpoint.ports import Cluster, state_of
@@ -86,6 +86,30 @@ def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
         cluster.on_call = lambda request: None
         save(ckpt, 20)
         assert ckpt.all_steps() == [20]
+
+
+@pytest.mark.parametrize(
+    "why", [PermissionDenied("role trainer may not SetRetention"), Unauthenticated("who is it?")]
+)
+def test_a_policy_that_this_caller_may_not_set_is_an_error_of_who_asked_for_it(
+    cluster: Cluster, tmp_path: Path, why: StrataError
+) -> None:
+    """No later pass can hand it over, and without it every checkpoint stays."""
+
+    def no_policy(request: object) -> None:
+        if isinstance(request, SetRetentionRequest):
+            raise why
+
+    cluster.on_call = no_policy
+    ckpt = manager(cluster, tmp_path, keep_count=1)
+    info = ckpt.save_state({"w": np.ones(3)}, 10)
+    with pytest.raises(type(why), match=why.message):
+        ckpt.wait_until_finished(LIMIT_S)
+    assert info.committed
+    cluster.on_call = lambda request: None
+    save(ckpt, 20)
+    assert ckpt.all_steps() == [20], "once it may be set it is"
+    ckpt.close()
 
 
 def test_rank_0_of_a_generation_that_is_over_does_not_hand_its_rules_over(
