@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.core.records import CheckpointType
 from strata.core.spans import timeout
 from strata.errors import CheckpointError, StrataError, Unavailable
+
+log: Final = logging.getLogger("strata.checkpoint")
 
 Progress = Callable[["CheckpointInfo"], None]
 """Called after each block by a thread that writes, one at a time; what it raises ends the save."""
@@ -101,7 +105,7 @@ class CheckpointInfo:
     def on_commit(self, heard: Callable[[], None]) -> None:
         """Have `heard` called before `committed` is seen by anybody; at once where it is.
 
-        By the thread that writes, which it must not hold up.
+        By the thread that writes, which it must not hold up; what it raises there is logged.
         """
         with self._changed:
             if not self._committed:
@@ -150,7 +154,10 @@ class CheckpointInfo:
         with self._changed:
             self._record = record
             for heard in self._on_commit:
-                heard()
+                try:
+                    heard()
+                except Exception:  # it is committed all the same, and whoever waits has to learn it
+                    log.exception("what was to hear that step %d is committed failed", self.step)
             self._committed = True
             self._changed.notify_all()
 
