@@ -18,7 +18,7 @@ Nobody waits for ever. Where nobody is to leave, for another world is to follow,
 word for a while (coordinators are lost, a rank is done) gives that up and trains on: the leader goes
 by what has become of the ranks. Others may have been told to stop where it went on. It says so at their
 meeting before the save, and all go on from there and agree anew, as they do when somebody comes to that
-meeting too late. One that is to leave does so when its time is over, saved or not.
+meeting too late, or hears nothing of it. One that is to leave does so when its time is over, saved or not.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from strata.client.rank import LOCAL_SLACK_S
 from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
 from strata.core.reshaping import CLOSING_BARRIER, SAVED_BARRIER
 from strata.errors import BarrierTimeout, Preempted, StrataError, Unavailable
@@ -372,7 +373,8 @@ class Stopper:
         try:
             try:
                 brought = self._meet()
-            except BarrierTimeout:  # for all alike, also for who comes later: nobody is left waiting here
+            except (BarrierTimeout, Unavailable):
+                # over for all alike, also for who comes later; who hears nothing of it goes by that
                 stop = not nobody_leaves
                 raise
             choice = choose_save(brought, ranks=self._peers.world_size)
@@ -405,13 +407,16 @@ class Stopper:
     def _meet(self) -> dict[int, bytes]:
         left_ms, cost_ms = round(1000 * self._left_s()), round(1000 * self._save_cost_s())
         mine = TimeLeft(left_ms=left_ms, cost_ms=cost_ms).encode()
-        limit_s = max(MEET_S, left_ms / 1000)
+        limit_s, more_s = max(MEET_S, left_ms / 1000), SLACK_S
         with self._changed:
             attempt = self._agreement.attempt
             if self._notice is not None and _is_reshape(self._notice):
                 limit_s = min(limit_s, self._word_s)
+                more_s += (
+                    LOCAL_SLACK_S  # the outcome is the same for all, however late a lost coordinator makes it
+                )
         return within(
-            limit_s + SLACK_S,
+            limit_s + more_s,
             lambda: self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", mine, timeout_s=limit_s),
             what="meeting at the common step",
         )

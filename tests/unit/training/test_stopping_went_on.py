@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strata.client.rank import LOCAL_SLACK_S
 from strata.core.agreement import TimeLeft
 from strata.errors import BarrierTimeout, Preempted, StaleGeneration, Unavailable
+from strata.training import stopping
 from strata.training.alike import LOADER_BARRIER
+from strata.training.saves import SLACK_S
 from strata.training.stopping import AGREE_BARRIER, SAVE_BARRIER
 from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, STOP_ACTION_RESHAPE
 from tests.unit.training.room import LIMIT_S, Room
@@ -81,11 +85,12 @@ def test_all_go_on_and_stop_together_later(leave: bool, tmp_path: Path) -> None:
         assert trainer.saved() == [trainer.run_.step]
 
 
+@pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("leave", [False, True])
 def test_all_agree_anew_when_the_meeting_is_over_before_one_says_that_it_went_on(
-    leave: bool, tmp_path: Path
+    leave: bool, heard: bool, tmp_path: Path
 ) -> None:
-    """They wait as long for the word as for each other."""
+    """They wait as long for the word as for each other; who came first may not even hear that it is over."""
     room = Room(2)
     trainers, went_on, word = parted(room, tmp_path)
     told = trainers[1]
@@ -97,6 +102,8 @@ def test_all_agree_anew_when_the_meeting_is_over_before_one_says_that_it_went_on
         except BarrierTimeout:
             if name.startswith(SAVE_BARRIER):
                 over.set()
+                if not heard:
+                    raise Unavailable("no outcome came in time") from None
             raise
 
     told.peers.barrier = timed_out  # type: ignore[method-assign]  # to know when it is
@@ -150,6 +157,33 @@ def test_who_does_not_learn_whether_it_was_heard_agrees_anew_as_well(tmp_path: P
         assert isinstance(trainer.ended_by, StaleGeneration)
         assert trainer.saved() == [trainer.run_.step]
     assert said
+
+
+@pytest.mark.parametrize("action", [STOP_ACTION_RESHAPE, STOP_ACTION_PREEMPT])
+def test_where_nobody_leaves_an_outcome_may_be_as_late_as_the_client_waits_for_it(
+    action: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else ranks would part: one hears it after its coordinator was lost, another one no longer listens."""
+    room = Room(1)
+    trainer = Trainer(room, 0, tmp_path)
+    barrier = trainer.peers.barrier
+    times_s: list[float] = []
+    limits_s: list[float] = []
+
+    def noted(*arguments: Any, **more: Any) -> Any:
+        times_s.append(more["timeout_s"])
+        return barrier(*arguments, **more)
+
+    def unbounded(limit_s: float, act: Callable[[], Any], *, what: str) -> Any:
+        limits_s.append(limit_s)
+        return act()
+
+    trainer.peers.barrier = noted  # type: ignore[method-assign]  # to know how long it waits
+    monkeypatch.setattr(stopping, "within", unbounded)
+    room.notice(action, grace_s=10.0)
+    trainer.stopper._meet()
+    more_s = limits_s[0] - times_s[0]
+    assert more_s > LOCAL_SLACK_S if action == STOP_ACTION_RESHAPE else more_s == pytest.approx(SLACK_S)
 
 
 def test_who_is_told_just_as_it_gives_up_its_hold_stops_like_the_others(tmp_path: Path) -> None:
