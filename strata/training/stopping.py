@@ -368,14 +368,12 @@ class Stopper:
     def _save(self, step: int) -> bool:
         """Save the common step, unless that cannot be done in time; False when not all ranks stop there."""
         self._met, stop = False, True
-        with self._changed:
-            nobody_leaves = self._notice is not None and _is_reshape(self._notice)
         try:
             try:
                 brought = self._meet()
             except (BarrierTimeout, Unavailable):
                 # over for all alike, also for who comes later; who hears nothing of it goes by that
-                stop = not nobody_leaves
+                stop = not self._may_agree_anew()
                 raise
             choice = choose_save(brought, ranks=self._peers.world_size)
             self._met, stop = True, choice.stop
@@ -391,6 +389,16 @@ class Stopper:
             why = f"{type(error).__name__}: {error}"
         log.error("THE SAVE OF STEP %d IS SKIPPED: %s; training goes on from an earlier one", step, why)
         return stop
+
+    def _may_agree_anew(self) -> bool:
+        """Tell whether there is another step to agree on: nobody is to leave, or not yet.
+
+        The time decides, not what each was asked when it came: one may have heard of a wider notice since.
+        Ranks hear of one a moment apart, and none of them is to go on for another one's last moment.
+        """
+        with self._changed:
+            notice, left_s = self._notice, self._deadline_s - self._clock()
+        return notice is not None and (_is_reshape(notice) or left_s > SLACK_S)
 
     def _save_in_time(self) -> None:
         """Return once the step is committed; what is not in time is given up, and raised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,53 @@ def test_where_nobody_leaves_an_outcome_may_be_as_late_as_the_client_waits_for_i
         limits_s.append(limit_s)
         return act()
 
+    trainer.stopper._agreement = replace(trainer.stopper._agreement, begun=3, attempt=1, agreed=3)
     trainer.peers.barrier = noted  # type: ignore[method-assign]  # to know how long it waits
     monkeypatch.setattr(stopping, "within", unbounded)
     room.notice(action, grace_s=10.0)
     trainer.stopper._meet()
     more_s = limits_s[0] - times_s[0]
     assert more_s > LOCAL_SLACK_S if action == STOP_ACTION_RESHAPE else more_s == pytest.approx(SLACK_S)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+@pytest.mark.parametrize("hears", ["a timeout", "nothing"])
+def test_who_is_preempted_at_a_meeting_does_as_who_was_before_when_not_all_come(
+    hears: str, in_time: bool, tmp_path: Path
+) -> None:
+    """Rank 0 does not come. While there is time both agree anew, else both leave; never one of them only."""
+    room = Room(3)
+    room.deaf = {0, 2}
+    trainers = [Trainer(room, number, tmp_path, word_s=0.1) for number in (1, 2)]
+    for trainer in trainers:
+        trainer.stopper._agreement = replace(trainer.stopper._agreement, begun=3, attempt=1, agreed=3)
+    room.notice(STOP_ACTION_RESHAPE)
+    here, preempted = threading.Event(), threading.Event()
+    barrier = trainers[0].peers.barrier
+
+    def early(*arguments: Any, **more: Any) -> Any:
+        here.set()
+        assert preempted.wait(LIMIT_S)
+        try:
+            return barrier(*arguments, **more)
+        except BarrierTimeout:
+            if hears == "nothing":
+                raise Unavailable("no outcome came in time") from None
+            raise
+
+    trainers[0].peers.barrier = early  # type: ignore[method-assign]  # it hears of more while it is there
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(trainers[0].stopper._save, 3)
+        assert here.wait(LIMIT_S)
+        room.deaf = {0}
+        room.notice(STOP_ACTION_PREEMPT)
+        if not in_time:
+            for trainer in trainers:
+                trainer.clock_s += 30.0
+        second = threads.submit(trainers[1].stopper._save, 3)
+        preempted.set()
+        stop = [first.result(LIMIT_S), second.result(LIMIT_S)]
+    assert stop == [not in_time, not in_time]
 
 
 def test_who_is_told_just_as_it_gives_up_its_hold_stops_like_the_others(tmp_path: Path) -> None:
