@@ -6,8 +6,8 @@ The model of `test_agreement`, with the moves that a world to follow adds. All h
     meets      a trainer that stops is at the meeting of its attempt; a background thread that learns
                that its trainer is past the step says so there
     parts      the outcome of a meeting reaches one: all save and stop, or all go on and agree anew
-    late       a meeting to which not all have come is over for all: they go on and agree anew; only
-               where one cannot come any more they train on
+    late       a meeting to which not all have come is over for all, whether they hear that or hear
+               nothing: they go on and agree anew; only where one cannot come any more they train on
 """
 
 from __future__ import annotations
@@ -205,3 +205,18 @@ def test_the_search_finds_a_rank_that_drops_what_others_were_told_and_says_nothi
     monkeypatch.setattr(Agreement, "conclude", conclude)
     with pytest.raises(AssertionError, match="stuck"):
         search(2, Rules(last=4))
+
+
+def test_the_search_finds_a_rank_that_stops_where_it_hears_nothing_of_a_meeting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted fault, which this once did: others heard that the meeting was over, and went on."""
+    right = trained_on
+
+    def stops(rank: Rank, *, anew: bool) -> Rank:
+        hears_nothing = anew and rank.meets and not rank.gave_up
+        return replace(rank, meets=0, end="stopped") if hears_nothing else right(rank, anew=anew)
+
+    monkeypatch.setitem(globals(), "trained_on", stops)
+    with pytest.raises(AssertionError, match="one saved where another went on"):
+        search(2, Rules(last=4, late=True))
