@@ -134,8 +134,9 @@ class Replicator:
         Also when the parts of other ranks do not come any more. What cannot be copied is raised once.
         """
         begun = self._now()
-        self._start()
         with self._changed:
+            if self._left():  # who has saved nothing leaves what is left to the next who saves
+                self._start()
             if self._thread is None and self._left():
                 raise StorageError(
                     f"steps {self._left()} are not in {self._far.uri} yet: no thread can be started",
