@@ -42,6 +42,14 @@ def trainers(breakable: LocalCluster, job: str) -> Iterator[Trainers]:
     these.close()
 
 
+@pytest.fixture
+def unhurried(start_cluster: StartCluster, job: str) -> Iterator[Trainers]:
+    """Trainers whom a busy machine cannot make look frozen, for what is not about that."""
+    these = Trainers(start_cluster(coordinators=1, detect_s=20.0), job)
+    yield these
+    these.close()
+
+
 def serving(trainers: Trainers, client: RankClient) -> LocalCoordinator:
     """Return the coordinator that serves this session."""
     welcome = client._session.welcome
@@ -125,15 +133,15 @@ async def noticed(trainers: Trainers, survivor: RankClient, strike: Callable[[],
 
 
 async def test_a_killed_trainer_is_noticed_although_its_forked_child_lives(
-    trainers: Trainers, monkeypatch: pytest.MonkeyPatch
+    unhurried: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with other_member(trainers, monkeypatch, "parent") as (survivor, run):
+    async with other_member(unhurried, monkeypatch, "parent") as (survivor, run):
         for name in ("before", "after"):
             await asyncio.to_thread(survivor.barrier, name)
         child = (await run.says("child"))["child"]
         try:
             await run.says("parent")
-            after_s = await noticed(trainers, survivor, run.process.kill)
+            after_s = await noticed(unhurried, survivor, run.process.kill)
             os.kill(child, 0)
         finally:
             os.kill(child, signal.SIGKILL)
