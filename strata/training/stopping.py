@@ -420,9 +420,8 @@ class Stopper:
             attempt = self._agreement.attempt
             if self._notice is not None and _is_reshape(self._notice):
                 limit_s = min(limit_s, self._word_s)
-                more_s += (
-                    LOCAL_SLACK_S  # the outcome is the same for all, however late a lost coordinator makes it
-                )
+                # the outcome is the same for all, however late a lost coordinator makes it
+                more_s += LOCAL_SLACK_S
         return within(
             limit_s + more_s,
             lambda: self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", mine, timeout_s=limit_s),
