@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_a_policy_holds_from_the_start_and_no_limit_takes_an_older_one_away(
         assert ckpt.all_steps() == [10, 20, 30]
 
 
+def no_policy(why: StrataError) -> Callable[[object], None]:
+    """Have rules of what stays refused."""
+
+    def on_call(request: object) -> None:
+        if isinstance(request, SetRetentionRequest):
+            raise why
+
+    return on_call
+
+
 @pytest.mark.parametrize(
     "why", [Unavailable("nobody is there"), Refused("generation 2 does not exist yet; 1 is current")]
 )
@@ -76,11 +87,7 @@ def test_a_policy_that_nobody_takes_just_now_is_handed_over_later(
 ) -> None:
     """It is no error of the saves; the second one comes about with an etcd that was put back from a backup."""
 
-    def no_policy(request: object) -> None:
-        if isinstance(request, SetRetentionRequest):
-            raise why
-
-    cluster.on_call = no_policy
+    cluster.on_call = no_policy(why)
     with manager(cluster, tmp_path, keep_count=1) as ckpt:
         save(ckpt, 10)
         cluster.on_call = lambda request: None
@@ -96,11 +103,7 @@ def test_a_policy_that_this_caller_may_not_set_is_an_error_of_who_asked_for_it(
 ) -> None:
     """No later pass can hand it over, and without it every checkpoint stays."""
 
-    def no_policy(request: object) -> None:
-        if isinstance(request, SetRetentionRequest):
-            raise why
-
-    cluster.on_call = no_policy
+    cluster.on_call = no_policy(why)
     ckpt = manager(cluster, tmp_path, keep_count=1)
     info = ckpt.save_state({"w": np.ones(3)}, 10)
     with pytest.raises(type(why), match=why.message):

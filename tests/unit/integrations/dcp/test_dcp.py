@@ -272,16 +272,21 @@ def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path:
     assert state_of(cluster, 7) is CheckpointState.COMMITTED
 
 
+def saved_by_both(cluster: Cluster, path: Path) -> None:
+    """Let two ranks save step 10."""
+    with (
+        CheckpointManager(path, client=cluster.port(0), capture_rng=False) as one,
+        CheckpointManager(path, client=cluster.port(1), capture_rng=False) as other,
+    ):
+        for info in [m.save_state(a_state(2.5), 10) for m in (one, other)]:
+            info.wait(LIMIT_S)
+
+
 def test_a_host_that_loaded_by_dcp_confirms_what_another_one_finds_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(a=1, b=1)
-    with (
-        CheckpointManager(tmp_path, client=cluster.port(0), capture_rng=False) as one,
-        CheckpointManager(tmp_path, client=cluster.port(1), capture_rng=False) as other,
-    ):
-        for info in [m.save_state(a_state(2.5), 10) for m in (one, other)]:
-            info.wait(LIMIT_S)
+    saved_by_both(cluster, tmp_path)
     monkeypatch.setattr("socket.gethostname", lambda: "host-b")
     for _ in range(2):  # each of which has a reader, and a client of the session, of its own
         load(tmp_path, a_state(0), step=10, client=cluster.port(1))
@@ -299,12 +304,7 @@ def test_a_host_that_loaded_by_dcp_confirms_what_another_one_finds_damaged(
 
 def test_who_looks_does_so_for_one_session_and_one_generation(tmp_path: Path) -> None:
     cluster = Cluster(a=1, b=1)
-    with (
-        CheckpointManager(tmp_path, client=cluster.port(0), capture_rng=False) as one,
-        CheckpointManager(tmp_path, client=cluster.port(1), capture_rng=False) as other,
-    ):
-        for info in [m.save_state(a_state(2.5), 10) for m in (one, other)]:
-            info.wait(LIMIT_S)
+    saved_by_both(cluster, tmp_path)
     load(tmp_path, a_state(0), step=10, client=cluster.port(1))
     (before,) = cluster.observers
     for _ in range(2):
