@@ -12,7 +12,15 @@ from strata.core.checkpoint_records import Discarded, Reference
 from strata.core.checkpoint_tiers import PRIMARY, present_on, tiers_of
 from strata.core.ids import AttemptId, checked_id
 from strata.core.job import JobView
-from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Latest, Tier, encode
+from strata.core.records import (
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    Latest,
+    Tier,
+    TierState,
+    encode,
+)
 from strata.core.txn import Decision, Operation, Put, Txn, delete_prefix, unchanged
 from strata.core.view import Entry
 from strata.errors import (
@@ -179,7 +187,17 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
         return []
     if request.base_step is None or request.base_attempt is None:
         return InvalidArgument("an Incremental names the step and the attempt it builds on")
-    return bases_of(job, request.base_step, request.base_attempt, {request.tier})
+    bases = bases_of(job, request.base_step, request.base_attempt, {request.tier})
+    if isinstance(bases, StrataError):
+        return bases
+    for entry in bases:
+        for name, tier in tiers_of(entry.record).items():
+            if tier.state is not TierState.PRESENT:  # nor could the new one be copied there
+                return Refused(
+                    f"step {entry.record.step}, which the base needs, is {tier.state.value} on {name}",
+                    hint="save a Full",
+                )
+    return bases
 
 
 def bases_of(

@@ -2,7 +2,8 @@
 
 Each rank, or whoever copies for it, reports its part, with the digest that was acked; one of them reports
 the manifest and the marker. Once every part and that seal are there, the tier is in the record, and may be
-read. A tier that was removed never comes back: its objects may still be on their way out.
+read. A tier that was removed never comes back: its objects may still be on their way out. So are the images
+that an Incremental needs of its base: it is not copied to where that goes from, or is damaged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import refuse
+from strata.core.checkpoint_attempt import refuse, uses
 from strata.core.checkpoint_order import find
 from strata.core.checkpoint_paths import attempt_path, check_root
 from strata.core.checkpoint_records import Copy
@@ -63,6 +64,8 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
         return Decision(reason=f"step {record.step} is on {name}")
     if known is not None:
         return refuse(Refused(f"step {record.step} on {name} is {known.state.value}"))
+    if (lost := _lost_base(job, record, name)) is not None:
+        return refuse(lost)
     where = (record.step, record.generation, record.attempt)
     key = (
         job.keys.copied_seal(*where, name)
@@ -114,6 +117,22 @@ def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> 
     return request.digest if adopted and rank < record.ranks else ""
 
 
+def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> Refused | None:
+    """Return why no copy on this tier could be read: what it needs of its base is not there, for good.
+
+    A base that was not copied is no obstacle: whoever copies takes its images along. No write compares this:
+    while `record` refers to it, a base leaves no tier.
+    """
+    if record.base_attempt is None:
+        return None
+    for entry in job.checkpoints():
+        base = entry.record
+        if name in base.tiers and base.tiers[name].state is not TierState.PRESENT and uses(job, record, base):
+            why = f"step {base.step}, which step {record.step} needs, is {base.tiers[name].state} on {name}"
+            return Refused(why, hint="save a Full")
+    return None
+
+
 def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decision:
     """Take a tier into a committed record once every part and the seal are there.
 
@@ -129,6 +148,8 @@ def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decis
         return Decision(reason=f"step {record.step} is {record.state.value}; {name} has {len(there)} parts")
     if seal is None or len(there) < record.ranks:
         return Decision(reason=f"{name} has {len(there)} of {record.ranks} parts of step {record.step}")
+    if (lost := _lost_base(job, record, name)) is not None:
+        return Decision(reason=lost.message)
     tiers = {**tiers_of(record), name: Tier(path=seal.path, shared=seal.shared)}
     return Decision(
         reason=f"step {record.step} is on {name}",

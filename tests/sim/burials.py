@@ -13,7 +13,6 @@ from strata.core.keys import JobKeys
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType, Tier, TierState
 from strata.core.view import View
 
-GOING = {TierState.DELETING, TierState.REMOVED}
 WHOLE = {CheckpointType.FULL, CheckpointType.INCREMENTAL}
 
 AFTER_THE_COMMIT = {
@@ -79,7 +78,8 @@ def _base(job: JobView, new: CheckpointRecord) -> Iterator[str]:
                 yield f"it builds on step {record.step}, which is {record.state.value}"
             if new.attempt not in refs:
                 yield f"it builds on step {record.step}, and nothing keeps that"
-            gone = [n for n in new.tiers if n not in record.tiers or record.tiers[n].state in GOING]
+            lost = [n for n, tier in record.tiers.items() if tier.state is not TierState.PRESENT]
+            gone = [n for n in new.tiers if n not in record.tiers] + lost
             if gone:
                 yield f"it builds on step {record.step}, which is not on {gone} any more"
 

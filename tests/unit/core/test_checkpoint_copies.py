@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from strata.core.checkpoint_chores import AdoptRequest, decide_adopt
-from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, decide_tier
+from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, decide_tier, next_tier
 from strata.core.checkpoint_order import newest, restore_point
+from strata.core.checkpoint_records import Copy
 from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tiers_of, within_reach
 from strata.core.checkpoints import decide_delete, find
 from strata.core.records import TierState
 from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused
 from tests.unit.core.keeping_job import KeptJob
-from tests.unit.core.rig import carry_out, leave, register
+from tests.unit.core.rig import JOB, carry_out, leave, register
 
 
 def report(job: KeptJob, **more: object) -> None:
@@ -83,6 +87,35 @@ def test_what_is_no_copy_of_this_is_refused(fields: dict[str, object], error: ty
     job.save(20)
     with pytest.raises(error):
         report(job, **fields)
+
+
+@pytest.mark.parametrize("state", [TierState.DELETING, TierState.REMOVED, TierState.CORRUPT])
+def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierState) -> None:
+    """Whoever removes the base's bytes there may be late, and would remove what the copy brought of them.
+
+    One that was given up, and adopted after its base left that tier, can be such.
+    """
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    job.incremental(60, 40)
+    base, where = job.record(40), (60, job.record(60).generation, "x60")
+    tiers = {**base.tiers, "s3": replace(base.tiers["s3"], state=state)}
+    job.store.put(JOB.checkpoint(40, base.generation), replace(base, tiers=tiers))
+    why = f"step 40, which step 60 needs, is {state} on s3"
+    for request in (
+        CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", begun=True),
+        CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", rank=0, digest="d0"),
+        CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", digest="m"),
+    ):
+        with pytest.raises(Refused, match=why):
+            job.store.settle(partial(decide_report_copy, request=request))
+    # what a coordinator of before this rule let in
+    job.store.put(JOB.copy(*where, "s3", 0), Copy(digest="d0", path="s3://b/x"))
+    job.store.put(JOB.copied_seal(*where, "s3"), Copy(digest="m", path="s3://b/x"))
+    assert next_tier(job.store.job()).txn is None
+    job.sound()
 
 
 def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back() -> None:

@@ -106,6 +106,23 @@ def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way
         job.sound()
 
 
+def test_an_incremental_is_not_begun_on_what_leaves_another_tier() -> None:
+    """It could never be copied there: the images that it needs of its base are on their way out, for good."""
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    for finished in (False, True):
+        job.store.settle(partial(decide_delete, step=20, attempt="x20", finished=finished, tier="s3"))
+        with pytest.raises(
+            Refused, match=r"step 20, which the base needs, is (deleting|removed) on s3"
+        ) as told:
+            job.incremental(60, 20)
+        assert told.value.hint == "save a Full"
+    job.incremental(60, 40)
+    job.copy(60)
+
+
 def test_an_incremental_whose_base_goes_from_its_tier_is_no_sound_keyspace() -> None:
     job = KeptJob()
     job.save(20)
