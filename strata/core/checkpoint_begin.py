@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strata.core.checkpoint_attempt import Author, authorised, refuse, uses
+from strata.core.checkpoint_damage import suspected_tiers
 from strata.core.checkpoint_order import asked_back, find
 from strata.core.checkpoint_paths import attempt_path, check_root
 from strata.core.checkpoint_records import Discarded, Reference
@@ -191,6 +192,11 @@ def _bases(job: JobView, request: BeginRequest) -> list[Entry[CheckpointRecord]]
     if isinstance(bases, StrataError):
         return bases
     for entry in bases:
+        for name in suspected_tiers(job, entry.record):
+            return Refused(
+                f"step {entry.record.step}, which the base needs, was found damaged on {name}",
+                hint="save a Full",
+            )
         for name, tier in tiers_of(entry.record).items():
             if tier.state is not TierState.PRESENT:  # nor could the new one be copied there
                 return Refused(

@@ -123,6 +123,21 @@ def test_an_incremental_is_not_begun_on_what_leaves_another_tier() -> None:
     job.copy(60)
 
 
+def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
+    """It would be as damaged as its base, if that is true."""
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    job.incremental(60, 40)
+    job.damage(40, tier="s3")
+    for base in (40, 60):
+        with pytest.raises(Refused, match="step 40, which the base needs, was found damaged on s3") as told:
+            job.incremental(80, base)
+        assert told.value.hint == "save a Full"
+    job.incremental(80, 20)
+
+
 def test_an_incremental_whose_base_goes_from_its_tier_is_no_sound_keyspace() -> None:
     job = KeptJob()
     job.save(20)
