@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from strata.core.checkpoint_chores import AdoptRequest, decide_adopt
+from strata.core.checkpoint_chores import AdoptRequest, chores, decide_adopt
 from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, decide_tier, next_tier
 from strata.core.checkpoint_order import newest, restore_point
 from strata.core.checkpoint_records import Copy
@@ -103,7 +103,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierSta
     base, where = job.record(40), (60, job.record(60).generation, "x60")
     tiers = {**base.tiers, "s3": replace(base.tiers["s3"], state=state)}
     job.store.put(JOB.checkpoint(40, base.generation), replace(base, tiers=tiers))
-    why = f"step 40, which step 60 needs, is {state} on s3"
+    why = f"step 40, which step 60 needs, is {state.value} on s3"
     for request in (
         CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", begun=True),
         CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", rank=0, digest="d0"),
@@ -116,6 +116,54 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierSta
     job.store.put(JOB.copied_seal(*where, "s3"), Copy(digest="m", path="s3://b/x"))
     assert next_tier(job.store.job()).txn is None
     job.sound()
+
+
+def test_what_the_base_of_a_base_lost_keeps_a_copy_away_too() -> None:
+    job = KeptJob()
+    for step in (20, 40):
+        job.save(step)
+        job.copy(step)
+    job.incremental(60, 40)
+    job.incremental(80, 60)
+    base = job.record(40)
+    tiers = {**base.tiers, "s3": replace(base.tiers["s3"], state=TierState.REMOVED)}
+    job.store.put(JOB.checkpoint(40, base.generation), replace(base, tiers=tiers))
+    with pytest.raises(Refused, match="step 40, which step 80 needs, is removed on s3"):
+        report(job, step=80, attempt="x80", digest="", begun=True)
+
+
+def test_what_a_copy_brings_of_its_bases_goes_with_them() -> None:
+    """The base was saved before there was a second storage: its own copy is never begun there."""
+    job = KeptJob()
+    job.save(20)
+    job.incremental(40, 20)
+    job.incremental(60, 40)
+    for _ in range(2):
+        report(job, step=60, attempt="x60", digest="", begun=True)
+    job.copy(60)
+    job.save(80)
+    job.copy(80)
+    assert list(job.record(20).tiers) == [PRIMARY], "a part of it is no copy"
+    for step in (60, 40, 20):
+        job.store.settle(partial(decide_delete, step=step, attempt=f"x{step}", finished=False))
+        going = {each.tier: each.path for each in chores(job.store.job(), "host-a") if each.step == step}
+        assert set(going) == {PRIMARY, "s3"}, step
+        assert going["s3"].rpartition("/")[2] == going[PRIMARY].rpartition("/")[2]
+        for tier in going:
+            job.removed(step, tier=tier)
+    assert job.steps() == [80]
+
+
+def test_a_base_that_is_copied_for_itself_is_copied_as_ever() -> None:
+    job = KeptJob()
+    job.save(20)
+    job.incremental(40, 20)
+    report(job, step=40, attempt="x40", digest="", begun=True)
+    report(job, digest="", begun=True)
+    job.copy(20)
+    assert job.record(20).tiers["s3"].state is TierState.PRESENT
+    job.copy(40)
+    assert job.record(40).tiers["s3"].state is TierState.PRESENT
 
 
 def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back() -> None:
