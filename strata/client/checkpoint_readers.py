@@ -15,37 +15,91 @@ from strata.v1.checkpoints_pb2 import CloseCheckpointRequest, OpenCheckpointRequ
 
 TTL_S: Final = 60
 """How long a reader that died keeps what it was reading."""
+RENEW_S: Final = TTL_S / 3
 JOIN_S: Final = 5.0
 
 log: Final = logging.getLogger("strata.checkpoint")
+
+
+class ReaderKey:
+    """Keeps a checkpoint's bytes from `register` to `close`, by a thread that renews from `start` on.
+
+    Where no coordinator answers any more the reading goes on: then nobody marks anything for deletion
+    either, and what was marked before was refused. `most`: the thread ends by itself after so many renewals,
+    unless somebody has said `stay` by then.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Message], Any],
+        *,
+        job: str,
+        step: int,
+        attempt: str,
+        reader: str,
+        who: str,
+        most: int | None = None,
+    ) -> None:
+        self._ask = ask
+        self._open = OpenCheckpointRequest(
+            job=job, step=step, attempt=attempt, reader=reader, who=who, ttl_s=TTL_S
+        )
+        self._close = CloseCheckpointRequest(job=job, step=step, attempt=attempt, reader=reader)
+        self._most = most
+        self._lock = threading.Lock()
+        self._ended = False
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="strata-reader", daemon=True)
+
+    def register(self) -> None:
+        """Return once the bytes are kept; `Refused` when they are to be deleted already."""
+        self._ask(self._open)
+
+    def start(self) -> None:
+        """Renew it from now on, three times in each lease."""
+        self._thread.start()
+
+    def stay(self) -> bool:
+        """Renew it until `stop` from now on; False when it has ended before."""
+        with self._lock:
+            self._most = None
+            return not self._ended and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Have the thread take the key away, and wait for nothing."""
+        self._done.set()
+
+    def close(self) -> None:
+        """Take the key away; the lease runs out by itself where that takes too long."""
+        self.stop()
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        renewed = 0
+        while not self._done.wait(RENEW_S) and not self._over(renewed):
+            renewed += 1
+            try:
+                self._ask(self._open)
+            except StrataError as error:
+                log.warning("step %d is read without a lease for now: %s", self._open.step, error.message)
+        with contextlib.suppress(StrataError):  # the lease runs out by itself
+            self._ask(self._close)
+
+    def _over(self, renewed: int) -> bool:
+        with self._lock:
+            self._ended = self._most is not None and renewed >= self._most
+            return self._ended
 
 
 @contextlib.contextmanager
 def reading(
     ask: Callable[[Message], Any], *, job: str, step: int, attempt: str, reader: str, who: str
 ) -> Iterator[None]:
-    """Keep a checkpoint's bytes while the body runs; `Refused` when they are to be deleted already.
-
-    Registered anew three times in each lease. Where no coordinator answers any more the body goes on:
-    then nobody marks anything for deletion either, and what was marked before was refused.
-    """
-    request = OpenCheckpointRequest(job=job, step=step, attempt=attempt, reader=reader, who=who, ttl_s=TTL_S)
-    ask(request)
-    done = threading.Event()
-
-    def renew() -> None:
-        while not done.wait(TTL_S / 3):
-            try:
-                ask(request)
-            except StrataError as error:
-                log.warning("step %d is read without a lease for now: %s", step, error.message)
-
-    renewing = threading.Thread(target=renew, name="strata-reader", daemon=True)
-    renewing.start()
+    """Keep a checkpoint's bytes while the body runs; `Refused` when they are to be deleted already."""
+    key = ReaderKey(ask, job=job, step=step, attempt=attempt, reader=reader, who=who)
+    key.register()
+    key.start()
     try:
         yield
     finally:
-        done.set()
-        renewing.join(JOIN_S)
-        with contextlib.suppress(StrataError):  # the lease runs out by itself
-            ask(CloseCheckpointRequest(job=job, step=step, attempt=attempt, reader=reader))
+        key.close()
