@@ -49,6 +49,7 @@ from strata.client.checkpoint_loading import check_there
 from strata.client.checkpoint_port import SessionPort
 from strata.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ConfigError, StrataError
 from strata.integrations.dcp.damage import look, removed, told, untold
+from strata.integrations.dcp.holding import Hold
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 _T = TypeVar("_T")
@@ -79,12 +80,14 @@ class StrataReader(StorageReader):
         """What is loaded, once that is known."""
         self._storage: Storage | None = None
         self._found: _Found | None = None
+        self._hold = Hold()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin anew; `checkpoint_id` is a step as text."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
         self._found = None
+        self._hold.release()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -92,22 +95,26 @@ class StrataReader(StorageReader):
         return False
 
     def read_metadata(self) -> Metadata:
-        """Return what the checkpoint holds; its manifests are proven."""
+        """Return what the checkpoint holds; its manifests are proven. It stays until it is read."""
+        with self._hold.beginning():
+            found = self._found = self._find()
+            return Metadata(
+                state_dict_metadata={fqn: item.metadata for fqn, item in found.items.items()},
+                planner_data={fqn: item.path for fqn, item in found.items.items()},
+            )
+
+    def _find(self) -> _Found:
         room = open_room(self._config, self._port, ranks=1, writing=False)
         try:
             look(room, self._port, self._config)
-            checkpoint = room.find(self._step)
+            checkpoint = self._hold.find(room, self._step)
             folder = room.catalog.folder(checkpoint)
         finally:
             room.close()
         self._storage = room.storage
         chosen = Chosen(checkpoint=checkpoint, folder=folder)
         with self._telling(chosen):
-            self._found = _twice(partial(self._open, chosen))
-        return Metadata(
-            state_dict_metadata={fqn: item.metadata for fqn, item in self._found.items.items()},
-            planner_data={fqn: item.path for fqn, item in self._found.items.items()},
-        )
+            return _twice(partial(self._open, chosen))
 
     @contextlib.contextmanager
     def _telling(self, chosen: Chosen) -> Iterator[None]:
@@ -172,6 +179,14 @@ class StrataReader(StorageReader):
         chosen = plan.storage_data
         if not isinstance(chosen, Chosen):
             raise ConfigError("the plan does not say which checkpoint all ranks load")
+        with self._hold.reading(chosen.checkpoint):
+            self._read(chosen, plan, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, chosen: Chosen, plan: LoadPlan, planner: LoadPlanner) -> None:
+        assert self._found is not None, "read_metadata comes first"
         if chosen.checkpoint.id != self._found.chosen.checkpoint.id:
             log.info(
                 "step %d was found here, and step %d is what all ranks load",
@@ -193,9 +208,6 @@ class StrataReader(StorageReader):
                 data = _twice(partial(found.assembler.read, wishes, arena=arena))
             for number, item in enumerate(batch):
                 _hand_over(planner, item, found.items[item.storage_index.fqn], data.get(number))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

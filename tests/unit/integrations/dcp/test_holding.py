@@ -1,0 +1,282 @@
+"""What a load by DCP keeps from being deleted, from when to when."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from strata.client import checkpoint_readers
+from strata.core.records import CheckpointState
+from strata.errors import CheckpointError, Refused, Unavailable
+from strata.integrations.dcp import JsonLoadPlanner, StrataReader, holding
+from strata.v1 import checkpoints_pb2 as pb
+from tests.unit.checkpoint.ports import Cluster, state_of
+from tests.unit.integrations.dcp.test_dcp import a_state, flat, flip, load, save
+
+LIMIT_S = 20
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def readers(cluster: Cluster) -> list[int]:
+    """Return the steps that are being read, each as often as it has readers."""
+    job = cluster.view()
+    return [
+        record.step
+        for record in cluster.records()
+        for _ in job.view.names(job.keys.readers(record.step, record.generation, record.attempt))
+    ]
+
+
+def renewing() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "strata-reader"]
+
+
+class Watched(StrataReader):
+    """Says what is being read when DCP comes to reading, and after it."""
+
+    def __init__(self, cluster: Cluster, *args: Any, **more: Any) -> None:
+        super().__init__(*args, client=cluster.port(0), **more)
+        self.cluster = cluster
+        self.seen: list[list[int]] = []
+
+    def read_metadata(self) -> Metadata:
+        found = super().read_metadata()
+        self.seen.append(readers(self.cluster))
+        return found
+
+    def _read(self, *args: Any) -> None:
+        self.seen.append(readers(self.cluster))
+        super()._read(*args)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """A job of one rank that has saved steps 1 and 2."""
+    made = Cluster(n1=1)
+    for step in (1, 2):
+        save(tmp_path, a_state(step), step, client=made.port(0))
+    return made
+
+
+def test_retention_waits_for_a_load(cluster: Cluster, tmp_path: Path) -> None:
+    class Slow(StrataReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            save(tmp_path, a_state(3), 3, client=cluster.port(0), keep_count=1)
+            assert state_of(cluster, 1) is CheckpointState.COMMITTED
+            return super().read_data(plan, planner)
+
+    state = a_state(0)
+    reader = Slow(tmp_path, step=1, client=cluster.port(0))
+    dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner())
+    assert flat(state) == flat(a_state(1))
+    save(tmp_path, a_state(4), 4, client=cluster.port(0), keep_count=1)
+    assert [record.step for record in cluster.records()] == [4]
+
+
+def test_each_load_of_a_reader_keeps_what_it_reads_and_no_longer(cluster: Cluster, tmp_path: Path) -> None:
+    reader = Watched(cluster, tmp_path)
+    for step in (1, 2):
+        state = a_state(0)
+        dcp_load(state, checkpoint_id=str(step), storage_reader=reader, planner=JsonLoadPlanner())
+        assert flat(state) == flat(a_state(step))
+        assert (readers(cluster), renewing()) == ([], [])
+    assert reader.seen == [[1], [1], [2], [2]]
+    assert cluster.answers.count(pb.OpenCheckpointRequest) == 2
+
+
+def test_what_all_ranks_load_is_kept_and_not_what_this_one_found(cluster: Cluster, tmp_path: Path) -> None:
+    other = StrataReader(tmp_path, step=1, client=cluster.port(0))
+    other.read_metadata()
+    assert other._found is not None
+    chosen = other._found.chosen
+    other.reset()
+
+    class Told(Watched):
+        def prepare_global_plan(self, plans: Any) -> Any:
+            for plan in super().prepare_global_plan(plans):
+                object.__setattr__(plan, "storage_data", chosen)
+                told.append(plan)
+            return told
+
+    told: list[Any] = []
+    reader, state = Told(cluster, tmp_path, step=2), a_state(0)
+    dcp_load(state, storage_reader=reader, planner=JsonLoadPlanner())
+    assert flat(state) == flat(a_state(1))
+    assert reader.seen == [[2], [1]]
+    assert (readers(cluster), renewing()) == ([], [])
+
+
+def test_a_load_that_fails_keeps_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    class Interrupted(Watched):
+        def _read(self, *args: Any) -> None:
+            super()._read(*args)
+            raise KeyboardInterrupt
+
+    interrupted = Interrupted(cluster, tmp_path, step=1)
+    with pytest.raises(CheckpointException, match="KeyboardInterrupt"):
+        dcp_load(a_state(0), storage_reader=interrupted, planner=JsonLoadPlanner())
+    flip(tmp_path, 2)
+    damaged = Watched(cluster, tmp_path, step=2, corrupt_wait_s=0.1)
+    with pytest.raises(CheckpointException, match="step 2 is corrupt"):
+        dcp_load(a_state(0), storage_reader=damaged, planner=JsonLoadPlanner())
+    (document,) = tmp_path.glob("**/step-000000000001-*/rank-00000.json")
+    document.write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="step 1 is corrupt"):
+        StrataReader(tmp_path, step=1, client=cluster.port(0), corrupt_wait_s=0.1).read_metadata()
+    assert (interrupted.seen, damaged.seen) == ([[1], [1]], [[2], [2]])
+    assert (readers(cluster), renewing()) == ([], [])
+
+
+def test_a_load_without_coordinators_asks_nobody(tmp_path: Path) -> None:
+    save(tmp_path, a_state(1), 1)
+    reader = StrataReader(tmp_path)
+    reader.read_metadata()
+    assert renewing() == []
+
+
+def test_a_load_goes_on_where_no_coordinator_answers(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(holding, "ASK_S", 0.1)
+
+    def away(request: object) -> None:
+        if isinstance(request, pb.OpenCheckpointRequest):
+            raise Unavailable("nobody is there")
+
+    class Left(Watched):
+        def _read(self, *args: Any) -> None:
+            cluster.down = True
+            super()._read(*args)
+
+    cluster.on_call = away
+    assert flat(load(tmp_path, a_state(0), step=2, client=cluster.port(0))) == flat(a_state(2))
+    assert "step 2 is read without a lease for now: nobody is there" in caplog.text
+    cluster.on_call = lambda request: None
+    state = a_state(0)
+    dcp_load(state, storage_reader=Left(cluster, tmp_path, step=2), planner=JsonLoadPlanner())
+    assert flat(state) == flat(a_state(2))
+    assert renewing() == []
+
+
+def test_a_key_is_asked_for_again_until_somebody_answers(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "ASK_S", 0.1)
+    monkeypatch.setattr(checkpoint_readers, "RENEW_S", 0.001)
+    opened = threading.Event()
+
+    class Waiting(StrataReader):
+        def _read(self, *args: Any) -> None:
+            cluster.on_call = hear
+            assert opened.wait(LIMIT_S)
+            super()._read(*args)
+
+    def away(request: object) -> None:
+        if isinstance(request, pb.OpenCheckpointRequest):
+            raise Unavailable("nobody is there")
+
+    def hear(request: object) -> None:
+        if cluster.answers and cluster.answers[-1] is pb.OpenCheckpointRequest:
+            opened.set()
+
+    cluster.on_call = away
+    dcp_load(
+        a_state(0),
+        storage_reader=Waiting(tmp_path, step=2, client=cluster.port(0)),
+        planner=JsonLoadPlanner(),
+    )
+    assert (readers(cluster), renewing()) == ([], [])
+
+
+def marks(cluster: Cluster, step: int) -> None:
+    """Have a step marked for deletion just before the next reader of it is registered."""
+
+    def on_call(request: object) -> None:
+        if isinstance(request, pb.OpenCheckpointRequest):
+            cluster.on_call = lambda request: None
+            cluster.call(pb.DeleteCheckpointRequest(step=step, attempt=request.attempt))
+
+    cluster.on_call = on_call
+
+
+def test_what_is_given_up_as_it_is_found_is_not_begun(cluster: Cluster, tmp_path: Path) -> None:
+    marks(cluster, 1)
+    with pytest.raises(CheckpointException, match="no checkpoint of step 1 is committed"):
+        load(tmp_path, a_state(0), step=1, client=cluster.port(0))
+    point = cluster.restore_point()
+    save(tmp_path, a_state(3), 3, client=cluster.port(0))
+    marks(cluster, 2)
+    with pytest.raises(Refused, match="step 2 is deleting"):
+        StrataReader(tmp_path, client=cluster.port(0, restore=point)).read_metadata()
+    assert (readers(cluster), renewing()) == ([], [])
+
+
+def test_another_attempt_is_taken_for_the_one_that_is_given_up(tmp_path: Path) -> None:
+    cluster = Cluster(b=1)
+    save(tmp_path, a_state(1), 1, client=cluster.port(0))
+    cluster.next_world()
+    save(tmp_path, a_state(10), 1, client=cluster.port(0))
+    save(tmp_path, a_state(2), 2, client=cluster.port(0))
+    marks(cluster, 1)
+    assert flat(load(tmp_path, a_state(0), step=1, client=cluster.port(0))) == flat(a_state(1))
+
+
+def closings(cluster: Cluster) -> threading.Event:
+    closed = threading.Event()
+
+    def hear(request: object) -> None:
+        if isinstance(request, pb.CloseCheckpointRequest):
+            closed.set()
+
+    cluster.on_call = hear
+    return closed
+
+
+def test_what_is_found_and_never_read_is_kept_as_long_as_its_reader(cluster: Cluster, tmp_path: Path) -> None:
+    closed = closings(cluster)
+    reader = StrataReader(tmp_path, step=1, client=cluster.port(0))
+    reader.read_metadata()
+    assert readers(cluster) == [1]
+    del reader
+    gc.collect()
+    assert closed.wait(LIMIT_S)
+
+
+def test_what_is_found_and_never_read_is_let_go_after_a_while(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_readers, "RENEW_S", 0.001)
+    monkeypatch.setattr(holding, "PLANNING", 3)
+    reader, closed = Watched(cluster, tmp_path, step=1), closings(cluster)
+
+    class Late(JsonLoadPlanner):
+        def finish_plan(self, new_plan: Any) -> Any:
+            assert closed.wait(LIMIT_S)
+            return super().finish_plan(new_plan)
+
+    state = a_state(0)
+    dcp_load(state, storage_reader=reader, planner=Late())
+    assert cluster.answers.count(pb.OpenCheckpointRequest) >= 1 + 3 + 1
+    assert reader.seen[-1] == [1], "it is kept anew once it is read"
+    assert flat(state) == flat(a_state(1))
+    assert (readers(cluster), renewing()) == ([], [])
+
+
+def test_a_copy_of_a_reader_keeps_nothing_and_takes_nothing_away(cluster: Cluster, tmp_path: Path) -> None:
+    reader = StrataReader(tmp_path, step=1, client=cluster.port(0))
+    reader.read_metadata()
+    for other in (pickle.loads(pickle.dumps(reader._hold)), copy.copy(reader._hold)):
+        other.release()
+        assert readers(cluster) == [1]
+    reader.reset()
+    assert (readers(cluster), renewing()) == ([], [])
