@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-from strata.errors import Preempted
+from strata.errors import JobDone, Preempted
 from strata.training.ending import exit_preempted, exit_with
 from strata.training.run import Run
 
@@ -26,6 +26,8 @@ def close_at_exit(run: Run) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         failed.append(f"{kind.__name__}: {error}")
+        if isinstance(error, JobDone):  # nothing is wrong then, if it is this run's job
+            run.failed(error)
         show(kind, error, trace)
         run.failed(error)
 

@@ -4,6 +4,7 @@
       --restart=in_process  come back to `TrainingOrchestrator.train`, which begins again in it
     a lone member           leave, and run the program anew in its place (os.execv)
       that is to leave      leave for good, with exit code 75
+      whose job is done     nothing is left to do: the program ends with 0 (`Run.failed`)
 
 A lone member's main thread may hang in a collective whose peer has gone, and nothing ends that from
 inside: gloo's abort does not reach a frozen peer. So its program is replaced from a background
@@ -15,17 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NoReturn, Protocol
 
 from strata import STARTED_IN
 from strata.core.exit_codes import PREEMPTED
-from strata.errors import StaleGeneration, StrataError
+from strata.errors import JobDone, StaleGeneration, StrataError
 from strata.training.group import abort_group
 from strata.training.peers import Peers
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
@@ -42,6 +44,8 @@ PATIENCE_S: Final = 60.0
 OVER_S: Final = 10.0
 """How much longer than `detect_s` the end of a generation may follow what it made fail here."""
 REAP_S: Final = 1.0
+LOOK_S: Final = 0.25
+"""How often who waits for a newer world looks whether the job is done instead."""
 ASK_S: Final = 5.0
 """How long coordinators have to take note that this member leaves."""
 STDERR: Final = 2
@@ -72,11 +76,17 @@ class Ending(Protocol):
         ...
 
     def over(self, error: StaleGeneration) -> None:
-        """In the trainer's thread, which met `error`; returns when that is to be raised."""
+        """In the trainer's thread, which met `error`; returns when that is to be raised.
+
+        `JobDone` when the others have finished the job without this member of its own.
+        """
         ...
 
     def failed(self, error: BaseException) -> None:
-        """In the trainer's thread, which `error` ends; returns when that is this process's own failure."""
+        """In the trainer's thread, which `error` ends; returns when that is this process's own failure.
+
+        `JobDone` as above.
+        """
         ...
 
     def close(self) -> None:
@@ -246,17 +256,43 @@ class LoneEnding:
         self._look()
 
     def over(self, error: StaleGeneration) -> None:
-        if self.armed and not self._closed:
+        if self.armed and not self._closed and self._begins_anew(PATIENCE_S):
             threading.Event().wait(PATIENCE_S)
 
     def failed(self, error: BaseException) -> None:
-        """Wait whether a peer's death was why: then a newer world is on its way."""
-        if self._closed or self._peers.world_size == 1 or not isinstance(error, Exception):
+        """Wait whether a peer's death was why: then a newer world is on its way; or its end: the job is done."""
+        if self._closed or not isinstance(error, Exception):
+            return
+        if isinstance(error, JobDone):
+            self._refuse_done()
+        if self._peers.world_size == 1:
             return
         log.warning("waiting whether another rank was lost: %s: %s", type(error).__name__, error)
         self.arm()
-        if self._started.wait(self._detect_s + OVER_S):
+        if self._begins_anew(self._detect_s + OVER_S):
             threading.Event().wait(PATIENCE_S)
+
+    def _begins_anew(self, limit_s: float) -> bool:
+        """Tell whether the program is run anew, once it is or after `limit_s`; `JobDone` when the job is done."""
+        for _ in range(math.ceil(limit_s / LOOK_S)):
+            if self._started.wait(LOOK_S):
+                return True
+            self._refuse_done()
+        return False
+
+    def _refuse_done(self) -> None:
+        """Raise `JobDone` if the job was done in a world after this member's, or while it was taken for lost."""
+        with self._lock:
+            update = self._update
+        newer = update is not None and update.world.generation > self._peers.generation
+        if update is not None and newer and update.phase == JOB_PHASE_DONE:
+            raise JobDone(f"job {self._peers.job} is done: {update.phase_reason}")
+        try:
+            self._peers.check()
+        except JobDone:
+            raise
+        except StrataError:
+            pass  # something else has ended; that is told by whoever met it
 
     def close(self) -> None:
         with self._lock:
@@ -310,6 +346,21 @@ class LoneEnding:
                 self._peers.call(request, timeout_s=ASK_S)
             self._peers.close(code=PREEMPTED, reason=self._leaves_because)
         self._gone()
+
+
+@contextlib.contextmanager
+def nothing_to_do_where_done(*, lone: bool = True) -> Iterator[None]:
+    """End the program with 0, and a warning, where the job was done without it, as `strata run` does.
+
+    Only of a `lone` member: what is said of another one is its supervisor's.
+    """
+    try:
+        yield
+    except JobDone as error:
+        if not lone:
+            raise
+        log.warning("nothing is left to do: %s; another one needs another name (`job`)", error.message)
+        raise SystemExit(0) from error
 
 
 def exit_preempted() -> None:

@@ -7,24 +7,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
-from strata.errors import BarrierBroken, JobDone, Refused, StaleGeneration
+from strata.errors import BarrierBroken, Refused, StaleGeneration
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
 from strata.training.beginning import Beginning, begin
 from strata.training.clock import Clock
-from strata.training.ending import OVER_S, Ending, InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
+from strata.training.ending import (
+    OVER_S,
+    Ending,
+    InProcessEnding,
+    LoneEnding,
+    NeverEnds,
+    SupervisedEnding,
+    nothing_to_do_where_done,
+)
 from strata.training.feeds import Loader
 from strata.training.goodput import Ledger
 from strata.training.group import end_group
@@ -122,17 +129,19 @@ class TrainingOrchestrator:
         DistributedDataParallel and the state of their optimizers; else these paths of the state
         ("model", "optim.state"), True for everything, False for nothing.
 
-        A member of its own whose job was done before ends its program here, with exit code 0. `ConfigError`
+        A member of its own whose job was done before ends its program here, with exit code 0; so does one
+        whose job the others finish while it trains, where `JobDone` would end the program. `ConfigError`
         when several processes train together without a coordinator; else what `strata.connect` and
         `CheckpointManager.restore` raise.
         """
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
         ledger = Ledger(since_s=self._clock.monotonic_s())
-        with _nothing_to_do_where_done():
+        with nothing_to_do_where_done():
             peers = self._peers = self._join()
         ending = self._ending = self._ending_of(peers)
-        try:
-            run = self._begin(
+
+        def begun() -> Run:
+            return self._begin(
                 peers,
                 ending,
                 saved,
@@ -141,6 +150,16 @@ class TrainingOrchestrator:
                 ledger=ledger,
                 replicated=replicated_in(model=model, optim=optim) if replicated is None else replicated,
             )
+
+        with nothing_to_do_where_done(lone=peers.is_lone):
+            run = self._run = self._begun(begun, peers, ending)
+        close_at_exit(run)
+        return run
+
+    def _begun(self, begun: Callable[[], Run], peers: Peers, ending: Ending) -> Run:
+        """Return the run; what fails instead is raised when nothing else follows from it."""
+        try:
+            return begun()
         except StaleGeneration as error:
             ending.over(error)
             raise
@@ -150,9 +169,6 @@ class TrainingOrchestrator:
             if not self._in_process:  # there, whether it is a failure is not known yet
                 peers.close(code=1, reason=f"{type(error).__name__}: {error}")
             raise
-        self._run = run
-        close_at_exit(run)
-        return run
 
     def _join(self) -> Peers:
         env = os.environ
@@ -224,7 +240,7 @@ class TrainingOrchestrator:
                     if ending.armed:
                         raise
                     log.info("adopting a newer world: %s", error.message)
-                    with _nothing_to_do_where_done():
+                    with nothing_to_do_where_done():
                         peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
 
         def hooked(run: Run) -> None:
@@ -305,16 +321,6 @@ class TrainingOrchestrator:
         elif self._peers is not None:
             self._peers.close(code=code, reason=reason)
         self._run = self._peers = self._ending = None
-
-
-@contextlib.contextmanager
-def _nothing_to_do_where_done() -> Iterator[None]:
-    """End the program with 0, and a warning, where the job was done without it, as `strata run` does."""
-    try:
-        yield
-    except JobDone as error:
-        log.warning("nothing is left to do: %s; another one needs another name (`job`)", error.message)
-        raise SystemExit(0) from error
 
 
 def refuse_in_process() -> None:

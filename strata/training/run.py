@@ -19,12 +19,12 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.core.exit_codes import is_success
-from strata.errors import InvalidArgument, StaleGeneration, StrataError
+from strata.errors import InvalidArgument, JobDone, StaleGeneration, StrataError
 from strata.training.beginning import Beginning
 from strata.training.bounded import within
 from strata.training.clock import Clock
 from strata.training.cursors import Cursors
-from strata.training.ending import Ending
+from strata.training.ending import Ending, nothing_to_do_where_done
 from strata.training.feeds import Feed, Loader
 from strata.training.goodput import START, STEP, Goodput
 from strata.training.group import end_group
@@ -369,10 +369,15 @@ class Run:
 
         Other ranks are waited for: one may still evaluate, say. Unless `patient`, `BarrierTimeout` is
         raised when some do not come within `save_wait_s`; what is in flight is waited for all the same.
+        `SystemExit(0)` where others have finished the job without this member of its own.
         """
         if self._closed:
             return
         self._closed = True
+        with nothing_to_do_where_done(lone=self.peers.is_lone):
+            self._close(patient=patient)
+
+    def _close(self, *, patient: bool) -> None:
         for hook in self.hooks:
             hook.closing()
         try:
@@ -413,10 +418,17 @@ class Run:
     def failed(self, error: BaseException) -> None:
         """Return when `error` is this process's own failure; not when the loss of a peer caused it.
 
-        For a member of its own: its program is then run anew once the newer world is there.
+        For a member of its own: its program is then run anew once the newer world is there. Where the
+        job was done without it, nothing is left to do: `SystemExit(0)`.
         """
-        if not self._closed:
-            self._ending.failed(error)
+        if self._closed:
+            return
+        with nothing_to_do_where_done():
+            try:
+                self._ending.failed(error)
+            except JobDone as done:
+                self.abandon(done.message)
+                raise
 
     def at_end(self, act: Callable[[], None]) -> None:
         """Have `act` called when the run has ended, whichever way."""

@@ -145,6 +145,21 @@ def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
     check_samples(record, epochs=2)
 
 
+def test_a_lone_member_whose_job_is_done_while_it_trains_ends_with_0(
+    cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    """It is frozen, and another one finishes without it."""
+    more = ("--min-workers", "1", "--max-workers", "2")
+    frozen = start_lone(nodes, cluster, tmp_path, "frozen", *more, "--epochs", str(10**6))
+    record.wait("step", step=15, count=1)
+    os.kill(frozen.child.pid, signal.SIGSTOP)
+    other = start_lone(nodes, cluster, tmp_path, "other", *more)
+    assert other.join() == 0
+    os.kill(frozen.child.pid, signal.SIGCONT)
+    assert frozen.join() == 0
+    assert {e["worker"] for e in record.of("begun")} == {"frozen", "other"}
+
+
 def test_lone_members_settle_in_the_world_after_the_one_that_grew(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import StaleGeneration
+from strata.errors import JobDone, StaleGeneration
 from strata.training.ending import InProcessEnding, LoneEnding, NeverEnds, SupervisedEnding
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import (
@@ -172,6 +172,36 @@ def test_a_failure_that_a_lost_peer_caused_is_none_of_its_own() -> None:
     hear(room, 2)
     assert again.ran.wait(LIMIT_S)
     assert waits.is_alive(), "it waits for the new program to take its place"
+
+
+DONE = JobDone("job j is done: all 1 ranks are done")
+
+
+class Told(RoomRank):
+    """A rank that was taken for lost, and whose session ends as it comes back: its job is done."""
+
+    def check(self) -> None:
+        raise DONE
+
+
+@pytest.mark.parametrize("error", [STALE, DONE, RuntimeError("connection closed by peer")])
+def test_a_lone_member_learns_that_its_job_was_done_without_it(error: Exception) -> None:
+    room, again = Room(2), Again()
+    peers = room.rank(0) if error is STALE else Told(room, 0)
+    ending = LoneEnding(peers, detect_s=LIMIT_S, again=again)
+    ending.arm()
+    if error is STALE:
+        hear(room, 2, done=True)
+    with pytest.raises(JobDone, match="job j is done"):
+        ending.over(STALE) if error is STALE else ending.failed(error)
+    assert not again.count
+
+
+@pytest.mark.parametrize("error", [RuntimeError("its own"), JobDone("job other is done")])
+def test_a_failure_of_its_own_is_none_less_because_a_job_is_done(error: Exception) -> None:
+    room = Room(1)
+    peers = room.rank(0) if isinstance(error, JobDone) else Told(room, 0)
+    LoneEnding(peers, detect_s=LIMIT_S, again=Again()).failed(error)
 
 
 def test_a_failure_alone_and_an_interruption_are_its_own() -> None:

@@ -162,6 +162,41 @@ def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
     assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
 
 
+@pytest.mark.parametrize("when", ["it begins", "in a step", "in its own code", "at the last save"])
+def test_a_job_that_is_done_while_it_trains_ends_the_program_with_0(
+    when: str,
+    orchestrator: TrainingOrchestrator,
+    lone: Lone,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was frozen for long, say, and the others have finished without it."""
+
+    def done(*_: object, **__: object) -> None:
+        raise JobDone("job j is done: every rank ended with 0")
+
+    def is_done() -> None:
+        monkeypatch.setattr(lone, "check", done)
+
+    def program() -> None:
+        if when == "it begins":
+            is_done()
+        with orchestrator.init(state={"w": np.zeros(1)}) as run:
+            for batch in run.steps([1, 2, 3]):
+                if (when, batch) == ("in a step", 2):
+                    is_done()
+                elif (when, batch) == ("in its own code", 2):
+                    is_done()
+                    run.peers.barrier("its own")
+            is_done()
+
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 0
+    assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
+    assert lone.ended, "it has left"
+
+
 def test_what_ends_a_run_takes_its_traces_away(orchestrator: TrainingOrchestrator) -> None:
     hook = sys.excepthook
     run = orchestrator.init(state={})
