@@ -50,7 +50,10 @@ class Replica:
 
 
 class Reports(Protocol):
-    """Who is told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more."""
+    """Who is told how far a copy is. `Refused` and `CheckpointNotFound`: it shall not be made any more.
+
+    Another `CheckpointError`: it cannot be, and somebody should know.
+    """
 
     def begun(self, replica: Replica) -> None:
         """Something of it may lie there from now on."""
@@ -128,9 +131,13 @@ class FarCopy:
                     expected = replica.manifest_digest if name == GLOBAL_NAME else ""
                     self._copy_small(folder, name, expected)
 
-    def give_up(self, replica: Replica, reason: str) -> None:
-        """Tell the other ranks that this one's part will not come, as well as it can be done."""
-        if self._ranks == 1:
+    def give_up(self, replica: Replica, reason: str, *, for_all: bool = False) -> None:
+        """Tell the other ranks that this one's part will not come, as well as it can be done.
+
+        `for_all`: nobody's will, and whoever has not begun hears it as this one did. Where nobody has, nothing is
+        written that nobody would remove.
+        """
+        if self._ranks == 1 or (for_all and not self._far.list(replica.folder)):
             return
         name = f"{replica.folder}/{self._note(self._rank)}"
         try:
@@ -265,7 +272,7 @@ class FarCopy:
     def mark(self, replica: Replica) -> str:
         """Mark the far copy if it is whole, and return ""; else return what it lacks.
 
-        `StorageError` when a rank has said that its part will not come.
+        `StorageError` when a rank has said that its part will not come, `CheckpointError` when it counts for nobody.
         """
         try:
             manifest = read_manifest(self._far, replica.folder, replica.manifest_digest)

@@ -28,7 +28,14 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.sink import ObjectMissing, Storage
-from strata.errors import CheckpointCorrupt, CheckpointNotFound, Refused, StorageError, StrataError
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    Refused,
+    StorageError,
+    StrataError,
+)
 
 RETRY_S: Final = (1.0, 5.0, 15.0, 60.0)
 """How long to wait after each failure in a row; the last one from then on."""
@@ -317,6 +324,10 @@ class Replicator:
                 self._lose(error)
                 self._copy.give_up(replica, error.message)
             return False
+        except CheckpointError as error:  # the coordinators will not have it
+            self._lose(error)
+            self._copy.give_up(replica, error.message, for_all=True)
+            return False
         except (StrataError, Closed):
             raise
         except Exception as error:  # noqa: BLE001  # told to whoever asks next
@@ -333,7 +344,7 @@ class Replicator:
             if not self._near.exists(f"{replica.folder}/{MARKER}"):
                 return True  # retention was faster
             lacks = self._copy.mark(replica)
-        except (CheckpointCorrupt, PartLost) as error:
+        except (CheckpointError, PartLost) as error:
             self._lose(error)
             return True
         except (StrataError, Closed):

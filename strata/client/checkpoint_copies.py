@@ -9,6 +9,14 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from strata.checkpoint.far_copy import Replica
+from strata.errors import (
+    CheckpointError,
+    Conflict,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
+    Unavailable,
+)
 
 TIER: Final = "replica"
 """The name of the second storage among the tiers of a record."""
@@ -37,6 +45,14 @@ class CopyReports:
         self._report(replica, sealed=True, digest=replica.manifest_digest)
 
     def _report(self, replica: Replica, **what: Any) -> None:
-        self._catalog.report_copy(
-            step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
-        )
+        """Say it; a plain `Refused` is left to those for whom the copy is not wanted any more."""
+        try:
+            self._catalog.report_copy(
+                step=replica.step, attempt=replica.attempt, tier=TIER, root=self._root, **what
+            )
+        except QuotaExceeded as error:  # by etcd, say: there may be room again
+            raise Unavailable(error.message, hint=error.hint) from error
+        except (Conflict, PermissionDenied, Unauthenticated) as error:
+            raise CheckpointError(
+                f"step {replica.step} is not copied: {error.message}", hint=error.hint
+            ) from error

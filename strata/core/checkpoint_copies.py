@@ -23,7 +23,7 @@ from strata.core.job import JobView
 from strata.core.records import Ack, CheckpointRecord, CheckpointState, Seal, Tier, TierState, encode
 from strata.core.txn import Decision, Put, Txn, absent, present, unchanged
 from strata.core.view import Entry
-from strata.errors import CheckpointNotFound, Conflict, Refused
+from strata.errors import CheckpointError, CheckpointNotFound, Conflict, Refused
 
 _COPIED = frozenset({CheckpointState.OPEN, CheckpointState.COMMITTED})
 
@@ -51,7 +51,8 @@ def decide_report_copy(job: JobView, request: CopyRequest) -> Decision:
 
     The digest must be the acked one. Of a checkpoint that was adopted the acks are gone, and that of its manifest
     alone is known: there each part has the digest that is reported first. `Conflict` for another. `Refused` once
-    the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest.
+    the tier, or the checkpoint, is to be deleted: what was copied is removed with the rest. `CheckpointError`
+    when what it needs of its base is lost there.
     """
     held = find(job, request.step, request.attempt) if request.attempt else None
     if held is None:
@@ -122,8 +123,10 @@ def _digest_of(job: JobView, record: CheckpointRecord, request: CopyRequest) -> 
     return request.digest if adopted and rank < record.ranks else ""
 
 
-def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> Refused | None:
+def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointError | None:
     """Return why no copy on this tier could be read: what it needs of its base is not there, for good.
+
+    It is no `Refused`, which says that nobody wants the copy any more: whoever waits for this one is to be told.
 
     A base that was not copied is no obstacle: whoever copies takes its images along. No write compares this:
     while `record` refers to it, a base leaves no tier.
@@ -132,7 +135,7 @@ def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> Refused | N
         if name in base.tiers and base.tiers[name].state is not TierState.PRESENT:
             state = base.tiers[name].state.value
             why = f"step {base.step}, which step {record.step} needs, is {state} on {name}"
-            return Refused(why, hint="save a Full")
+            return CheckpointError(why, hint="save a Full")
     return None
 
 

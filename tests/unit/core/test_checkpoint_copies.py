@@ -12,7 +12,7 @@ from strata.core.checkpoint_records import Copy
 from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tiers_of, within_reach
 from strata.core.checkpoints import decide_delete, find
 from strata.core.records import TierState
-from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, Refused
+from strata.errors import CheckpointError, CheckpointNotFound, Conflict, InvalidArgument, Refused
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, carry_out, leave, register
 
@@ -109,7 +109,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierSta
         CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", rank=0, digest="d0"),
         CopyRequest(step=60, attempt="x60", tier="s3", root="s3://b", digest="m"),
     ):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(CheckpointError, match=why):
             job.store.settle(partial(decide_report_copy, request=request))
     # what a coordinator of before this rule let in
     job.store.put(JOB.copy(*where, "s3", 0), Copy(digest="d0", path="s3://b/x"))
@@ -128,7 +128,7 @@ def test_what_the_base_of_a_base_lost_keeps_a_copy_away_too() -> None:
     base = job.record(40)
     tiers = {**base.tiers, "s3": replace(base.tiers["s3"], state=TierState.REMOVED)}
     job.store.put(JOB.checkpoint(40, base.generation), replace(base, tiers=tiers))
-    with pytest.raises(Refused, match="step 40, which step 80 needs, is removed on s3"):
+    with pytest.raises(CheckpointError, match="step 40, which step 80 needs, is removed on s3"):
         report(job, step=80, attempt="x80", digest="", begun=True)
 
 
