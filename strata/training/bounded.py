@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Final, TypeVar
 
 from strata.errors import Unavailable
 
 T = TypeVar("T")
 
+LOOK_S: Final = 0.25
+"""How often it is looked at whether a wait is over sooner."""
 
-def within(limit_s: float, act: Callable[[], T], *, what: str) -> T:
+
+def within(limit_s: float, act: Callable[[], T], *, what: str, over: Callable[[], bool] = lambda: False) -> T:
     """Return what `act` returns in a thread of its own, or raise what it raises.
 
-    `Unavailable` after `limit_s`; `act` then goes on by itself, and what becomes of it is nobody's affair.
+    `Unavailable` after `limit_s`, or soon after it is `over`; `act` then goes on by itself, and what becomes
+    of it is nobody's affair.
     """
     done: Future[T] = Future()
 
@@ -26,9 +31,13 @@ def within(limit_s: float, act: Callable[[], T], *, what: str) -> T:
             done.set_exception(error)
 
     threading.Thread(target=run, name=f"strata-{what}", daemon=True).start()
-    try:
-        return done.result(max(0.0, limit_s))
-    except TimeoutError:
+    until_s = time.monotonic() + limit_s
+    while True:
+        left_s = until_s - time.monotonic()
+        wait([done], max(0.0, min(left_s, LOOK_S)))
         if done.done():
-            raise
-        raise Unavailable(f"{what}: not done within {max(0.0, limit_s):g} s", hint="") from None
+            return done.result()
+        if over():
+            raise Unavailable(f"{what}: not done, and there is no more time for it", hint="")
+        if left_s <= LOOK_S:
+            raise Unavailable(f"{what}: not done within {max(0.0, limit_s):g} s", hint="")

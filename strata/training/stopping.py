@@ -337,6 +337,7 @@ class Stopper:
                 limit_s + SLACK_S,
                 lambda: self._peers.barrier(SAVED_BARRIER, timeout_s=limit_s),
                 what="meeting after the save",
+                over=self._leaves,
             )
 
     def _has_to_leave(self, step: int) -> bool:
@@ -406,8 +407,14 @@ class Stopper:
             info = self._run.save_within(max(0.0, self._left_s()))
             if info is None:  # it was due anyhow, and is done
                 return
+            limit_s = max(0.0, self._left_s())
             try:
-                info.wait(max(0.0, self._left_s()))
+                within(
+                    limit_s + SLACK_S,
+                    lambda: info.wait(limit_s),
+                    what="waiting for the save",
+                    over=lambda: self._left_s() <= 0,
+                )
             except Unavailable:
                 info.cancel()
                 raise
@@ -415,7 +422,7 @@ class Stopper:
     def _meet(self) -> dict[int, bytes]:
         left_ms, cost_ms = round(1000 * self._left_s()), round(1000 * self._save_cost_s())
         mine = TimeLeft(left_ms=left_ms, cost_ms=cost_ms).encode()
-        limit_s, more_s = max(MEET_S, left_ms / 1000), SLACK_S
+        limit_s, more_s, since_s = max(MEET_S, left_ms / 1000), SLACK_S, self._clock()
         with self._changed:
             attempt = self._agreement.attempt
             if self._notice is not None and _is_reshape(self._notice):
@@ -426,7 +433,21 @@ class Stopper:
             limit_s + more_s,
             lambda: self._peers.barrier(f"{SAVE_BARRIER}.{attempt}", mine, timeout_s=limit_s),
             what="meeting at the common step",
+            over=lambda: self._has_no_time(since_s),
         )
+
+    def _leaves(self) -> bool:
+        """Tell whether this process is to leave: another world is nothing to it then."""
+        with self._changed:
+            return self._notice is not None and self._means_us(self._notice)
+
+    def _has_no_time(self, since_s: float) -> bool:
+        """Tell whether who meets the others since then has to leave now, for all it was asked when it came.
+
+        With what is left it would not agree anew either (`_may_agree_anew`).
+        """
+        met_s = self._clock() - since_s
+        return self._leaves() and self._left_s() <= SLACK_S and met_s >= MEET_S
 
     def _left_s(self) -> float:
         with self._changed:

@@ -175,7 +175,7 @@ def test_where_nobody_leaves_an_outcome_may_be_as_late_as_the_client_waits_for_i
         times_s.append(more["timeout_s"])
         return barrier(*arguments, **more)
 
-    def unbounded(limit_s: float, act: Callable[[], Any], *, what: str) -> Any:
+    def unbounded(limit_s: float, act: Callable[[], Any], **more: Any) -> Any:
         limits_s.append(limit_s)
         return act()
 
