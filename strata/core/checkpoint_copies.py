@@ -176,11 +176,11 @@ def decide_tier(job: JobView, held: Entry[CheckpointRecord], name: str) -> Decis
     """
     record = held.record
     where = (record.step, record.generation, record.attempt)
+    if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
+        return Decision(reason=f"step {record.step} is {record.state.value}: no part of it is waited for")
     key = job.keys.copied_seal(*where, name)
     seal = job.view.record(key, Copy)
-    there = {e.name for e in job.view.entries(job.keys.copies(*where, name), Copy)} - {"seal", BEGUN}
-    if name in tiers_of(record) or record.state is not CheckpointState.COMMITTED:
-        return Decision(reason=f"step {record.step} is {record.state.value}; {name} has {len(there)} parts")
+    there = set(job.view.names(job.keys.copies(*where, name))) - {"seal", BEGUN}
     if seal is None or len(there) < record.ranks:
         return Decision(reason=f"{name} has {len(there)} of {record.ranks} parts of step {record.step}")
     if (lost := _lost_base(job, record, name)) is not None:
