@@ -11,7 +11,7 @@ import pytest
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import GetJobRequest
-from tests.cluster_fixtures import ROOT, Nodes
+from tests.cluster_fixtures import ROOT, Nodes, StartCluster
 from tests.processes import Record
 from tests.torchrun_agents import agent
 
@@ -20,6 +20,12 @@ pytestmark = pytest.mark.timeout(600)
 """It only ends what hangs: the waits are for progress."""
 SLOW_S = 90.0
 """How long an agent and its worker, which both import torch, may say nothing on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster) -> LocalCluster:
+    """One that takes no rank for frozen which only has to wait for a busy machine: nothing here is about that."""
+    return start_cluster(detect_s=20.0)
 
 
 def saving(folder: Path, *, every: int) -> dict[str, str | None]:
