@@ -103,6 +103,12 @@ class KeptJob(Job):
             assert self.store.execute(decision.txn).succeeded
         self.sound()
 
+    def save_and_copy(self, *steps: int) -> None:
+        """Save these on both tiers."""
+        for step in steps:
+            self.save(step)
+            self.copy(step)
+
     def damage(self, step: int, host: str = "host-a", **more: Any) -> CheckpointRecord:
         report = DamageReport(
             **{"step": step, "attempt": f"x{step}", "host": host, "reason": "a bit", **more}

@@ -96,9 +96,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierSta
     One that was given up, and adopted after its base left that tier, can be such.
     """
     job = KeptJob()
-    for step in (20, 40):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40)
     job.incremental(60, 40)
     base, where = job.record(40), (60, job.record(60).generation, "x60")
     tiers = {**base.tiers, "s3": replace(base.tiers["s3"], state=state)}
@@ -120,9 +118,7 @@ def test_an_incremental_is_not_copied_to_where_its_base_goes_from(state: TierSta
 
 def test_what_the_base_of_a_base_lost_keeps_a_copy_away_too() -> None:
     job = KeptJob()
-    for step in (20, 40):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40)
     job.incremental(60, 40)
     job.incremental(80, 60)
     base = job.record(40)
@@ -168,9 +164,7 @@ def test_a_base_that_is_copied_for_itself_is_copied_as_ever() -> None:
 
 def test_a_tier_that_is_on_its_way_out_or_gone_never_comes_back() -> None:
     job = KeptJob()
-    for step in (20, 40):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40)
     job.store.settle(lambda v: decide_delete(v, step=20, attempt="x20", finished=False, tier="s3"))
     with pytest.raises(Refused, match="s3 is deleting"):
         report(job)

@@ -64,9 +64,7 @@ def test_acks_stay_where_they_alone_say_on_whose_disks_the_parts_are() -> None:
 def test_an_incremental_needs_its_base_on_the_tier_that_it_is_written_to() -> None:
     """The base is committed, and lies far away only: the chunks beside it are gone, or on their way out."""
     job = KeptJob()
-    for step in (20, 40):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40)
     for finished in (False, True):
         job.store.settle(partial(decide_delete, step=20, attempt="x20", finished=finished, tier="primary"))
         base = job.record(20)
@@ -85,9 +83,7 @@ def test_an_incremental_needs_its_base_on_the_tier_that_it_is_written_to() -> No
 def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way_round() -> None:
     for first in ("begin", "mark"):
         job = KeptJob()
-        for step in (20, 40):
-            job.save(step)
-            job.copy(step)
+        job.save_and_copy(20, 40)
         request = BeginRequest(
             author=job.author(0),
             step=60,
@@ -109,9 +105,7 @@ def test_a_copy_that_goes_while_an_incremental_begins_stops_it_and_the_other_way
 def test_an_incremental_is_not_begun_on_what_leaves_another_tier() -> None:
     """It could never be copied there: the images that it needs of its base are on their way out, for good."""
     job = KeptJob()
-    for step in (20, 40):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40)
     for finished in (False, True):
         job.store.settle(partial(decide_delete, step=20, attempt="x20", finished=finished, tier="s3"))
         with pytest.raises(
@@ -126,9 +120,7 @@ def test_an_incremental_is_not_begun_on_what_leaves_another_tier() -> None:
 def test_an_incremental_is_not_begun_on_what_somebody_doubts() -> None:
     """It would be as damaged as its base, if that is true."""
     job = KeptJob(a=1, b=1)
-    for step in (20, 40):
-        job.save(step)
-        job.copy(step)
+    job.save_and_copy(20, 40)
     job.incremental(60, 40)
     job.damage(40, tier="s3")
     for base in (40, 60):
