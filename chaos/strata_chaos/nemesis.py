@@ -146,7 +146,8 @@ class Nemesis:
         """Inject; if we are told to stop meanwhile, heal before that is obeyed."""
         task = asyncio.create_task(fault.inject(self._system, random.Random(planned.choice)))
         try:
-            return await asyncio.shield(task)
+            await asyncio.wait((task,))
+            return task.result()
         except asyncio.CancelledError:
             await asyncio.wait({task})
             if task.exception() is None:
@@ -260,7 +261,9 @@ async def _finished(work: Coroutine[Any, Any, _T]) -> _T:
     """Return what `work` returns; a cancellation that comes meanwhile is raised once it is done."""
     task = asyncio.create_task(work)
     try:
-        return await asyncio.shield(task)
+        await asyncio.wait((task,))
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        await asyncio.wait((task,))
+        task.cancelled() or task.exception()  # told to nobody: what comes first is told
         raise
+    return task.result()

@@ -166,7 +166,9 @@ class RankClient:
             self._seat.rounds.arrived(name, pending)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + LOCAL_SLACK_S):
-                outcome = await asyncio.shield(pending)
+                # Who gives up leaves the round open. From Python 3.14 on, `shield` would log its later failure.
+                await asyncio.wait((pending,))
+            outcome = pending.result()
         except TimeoutError:
             trouble = self._session.last_trouble
             raise Unavailable(

@@ -72,7 +72,10 @@ _files: list[Any] = []
 def fresh_main() -> types.ModuleType:
     """Put a new `__main__` in place of this program's."""
     module = types.ModuleType("__main__")
-    module.__dict__.update(__builtins__=__builtins__, __annotations__={})
+    facts: dict[str, Any] = {"__builtins__": __builtins__}
+    if sys.version_info < (3, 14):  # where annotations became lazy
+        facts["__annotations__"] = {}
+    module.__dict__.update(facts)
     sys.modules["__main__"] = module
     return module
 
@@ -105,9 +108,10 @@ def run_module(name: str) -> None:
 
 def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
     """Return an excepthook that shows a traceback without the frames of this file."""
+    this_file = __file__  # from Python 3.14 on, `__main__` has none any more when the hook is called
 
     def hook(kind: Any, error: Any, trace: Any) -> Any:
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
             trace = trace.tb_next
         sys.last_traceback = trace
         return show(kind, error.with_traceback(trace), trace)

@@ -115,6 +115,22 @@ async def test_a_local_deadline_is_unavailable_and_the_retry_is_the_same_round()
 
 
 @in_virtual_time()
+async def test_the_end_of_a_round_that_nobody_waits_for_any_more_is_logged_by_nobody() -> None:
+    """Python 3.14 on hands the failure of what was shielded to the loop, which prints it."""
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
+    async with rank_client() as (r, client):
+        with pytest.raises(errors.Unavailable, match="no outcome"):
+            await barrier(client, timeout_s=2.0)
+        interrupted = barrier(client, "c")
+        await arrived(r, 1)
+        interrupted.cancel()
+        await asyncio.wait((interrupted,))
+    await asyncio.sleep(0.1)
+    assert not logged
+
+
+@in_virtual_time()
 async def test_an_outcome_that_came_between_two_calls_is_delivered_and_not_skipped() -> None:
     async with rank_client() as (r, client):
         call = barrier(client)
