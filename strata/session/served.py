@@ -3,7 +3,8 @@
 A replica serves its members with this, and a supervisor its ranks; what they do with the messages
 is their `Handler`. What holds for both, in the order of a session's life:
 
-1. The first message is a Hello, within a limit. `accept` answers it with a Welcome, or refuses.
+1. The first message is a Hello, within a limit. `accept` answers it with a Welcome, or refuses. Who
+   is gone before that is not waited for: it may be welcome elsewhere, and must not be taken from there.
 2. Messages are dispatched in the order they came. What must not wait is a plain method; calls and
    exits run beside the stream, so that a slow one holds up no arrival. Each gets exactly one
    Reply; replies may overtake each other.
@@ -16,11 +17,12 @@ A Leave waits for the calls before it: the exit of a rank is on record before it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from strata.errors import InvalidArgument, QuotaExceeded, StrataError, Unavailable
 from strata.observe import get_logger
@@ -50,6 +52,8 @@ class Limits:
     tick_s: float = 1.0
     calls: int = 256
     """Calls and exits under way at once."""
+    early: int = 64
+    """Messages that are read while a Hello is being answered: ticks, of a client of ours."""
 
 
 class Session:
@@ -114,7 +118,7 @@ class Handler(Protocol):
 
 _Answer = Callable[[], Awaitable[session_pb2.Reply]]
 
-Accept = Callable[[session_pb2.Hello, Session], Awaitable[Handler]]
+Accept = Callable[[session_pb2.Hello, Session], Coroutine[Any, Any, Handler]]
 """Answers a Hello: sends the Welcome and returns the handler, or raises the refusal."""
 
 
@@ -124,9 +128,10 @@ async def serve(
     """Serve one session from its Hello to its end."""
     limits = limits or Limits()
     session = Session(link)
+    reader = _Reader(link)
     try:
-        hello = await _first(link, limits.hello_s)
-        handler = await accept(hello, session)
+        hello = await _first(reader, limits.hello_s)
+        handler = await _answered(accept(hello, session), reader, limits)
     except StrataError as error:
         session.close(error)
         return
@@ -135,13 +140,62 @@ async def serve(
         log.exception("session_failed")
         session.close(_internal())
         return
-    await _Serving(link, session, handler, limits).run()
+    await _Serving(reader, session, handler, limits).run()
 
 
-async def _first(link: Link[session_pb2.Up, session_pb2.Down], limit_s: float) -> session_pb2.Hello:
+class _Reader:
+    """What the other side sends, some of which may be read before its time.
+
+    A read that is under way is never cancelled: the end of the stream ends it.
+    """
+
+    def __init__(self, link: Link[session_pb2.Up, session_pb2.Down]) -> None:
+        self._link = link
+        self._early: deque[session_pb2.Up] = deque()
+        self._reading: asyncio.Task[session_pb2.Up | None] | None = None
+
+    async def recv(self) -> session_pb2.Up | None:
+        """Return the next message; None once there are no more."""
+        if self._early:
+            return self._early.popleft()
+        if self._reading is not None:
+            reading, self._reading = self._reading, None
+            return await reading
+        return await self._link.recv()
+
+    async def gone(self, most: int) -> None:
+        """Return once the other side is gone, unless `most` messages come before that; they are kept."""
+        while len(self._early) < most:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._link.recv(), name="early messages")
+            await asyncio.wait((self._reading,))  # which this one's end leaves as it is
+            message = self._reading.result()
+            if message is None:
+                return
+            self._reading = None
+            self._early.append(message)
+        await asyncio.get_running_loop().create_future()
+
+
+async def _answered(answer: Coroutine[Any, Any, Handler], reader: _Reader, limits: Limits) -> Handler:
+    """Return what the Hello is answered with; `Unavailable` if its sender is gone before that."""
+    answering = asyncio.create_task(answer)
+    watching = asyncio.create_task(reader.gone(limits.early))
+    try:
+        await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        answering.cancel()  # which does nothing to an answer that is there
+        await asyncio.wait((answering, watching))
+    if answering.cancelled():
+        raise Unavailable("the other side went before its Hello was answered", hint="")
+    return answering.result()
+
+
+async def _first(reader: _Reader, limit_s: float) -> session_pb2.Hello:
     try:
         async with asyncio.timeout(limit_s):
-            first = await link.recv()
+            first = await reader.recv()
     except TimeoutError:
         raise Unavailable(f"no Hello came within {limit_s:g} s") from None
     if first is None or first.WhichOneof("message") != "hello":
@@ -154,12 +208,12 @@ class _Serving:
 
     def __init__(
         self,
-        link: Link[session_pb2.Up, session_pb2.Down],
+        reader: _Reader,
         session: Session,
         handler: Handler,
         limits: Limits,
     ) -> None:
-        self._link = link
+        self._reader = reader
         self._session = session
         self._handler = handler
         self._limits = limits
@@ -183,7 +237,7 @@ class _Serving:
 
     async def _read(self, tasks: asyncio.TaskGroup) -> End:
         handler = self._handler
-        while (up := await self._link.recv()) is not None:
+        while (up := await self._reader.recv()) is not None:
             match up.WhichOneof("message"):
                 case "arrivals":
                     handler.arrivals(up.arrivals.arrivals)

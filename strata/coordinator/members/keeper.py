@@ -3,9 +3,12 @@
 A worker key that names this replica in `served_by` is *attended* while a transport of the same
 boot is up here: a session, or a client's heartbeats. When it is not for `reconnect_grace`, this
 replica deletes the key, comparing its mod_revision, so that a member which came back elsewhere is
-never removed. The rule looks at the view and at the transports only, not at how things came about:
-it covers the broken stream, a registration whose client went away half way, and a hand-over that
-took effect after everybody had given it up.
+never removed.
+
+A key may also come to name this replica though its member has had no session here since: by a
+registration whose client went away half way, or a hand-over that took effect after everybody had
+given it up. Then no transport has failed; the member may have been served elsewhere until that very
+moment, and has to find a replica again, with an etcd that is slow. It has `detect_s` for that.
 
 While this replica may itself be what is wrong, nobody dies (PROTOCOLS 5.5): `core.health` is asked
 before each removal. While etcd cannot be reached, nobody dies either. A removal is sent only when etcd has just answered, for a
@@ -64,6 +67,8 @@ class Keeper:
         self._transports: dict[_Key, dict[BootId, Transport]] = {}
         self._unattended_since: dict[_Key, float] = {}
         self._removals: dict[_Key, asyncio.Task[None]] = {}
+        self._failed: dict[_Key, int] = {}
+        """The mod_revision of a key whose member was served here, and whose transport went down."""
         self._condemned: dict[_Key, int] = {}
         self._losses: dict[_Key, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -108,6 +113,9 @@ class Keeper:
             del self._transports[key]
         if broke and not self._stopped:
             self._context.health.lost(left=self.sessions())
+        entry = self._unattended(key)
+        if transport.incarnation and entry is not None and entry.record.boot == transport.boot:
+            self._failed[key] = entry.mod_revision
         self.look(*key)
         if (event := self._losses.pop(key, None)) is not None:
             event.set()
@@ -120,8 +128,11 @@ class Keeper:
         """Return the incarnation whose transport was ours and is down; 0 when there is none, or
         when that may be our own fault.
         """
-        entry = None if self.spares() else self._unattended((job, worker))
-        return entry.create_revision if entry is not None else 0
+        key = (job, worker)
+        entry = None if self.spares() else self._unattended(key)
+        if entry is None or entry.mod_revision != self._failed.get(key):
+            return 0
+        return entry.create_revision
 
     def spares(self) -> bool:
         """Whether nobody is deleted for now: what is seen here may be this replica's own fault."""
@@ -149,6 +160,8 @@ class Keeper:
             self._judge(transport, entry)
         if entry is None or entry.mod_revision != self._condemned.get(key):
             self._condemned.pop(key, None)
+        if entry is None or entry.mod_revision != self._failed.get(key):
+            self._failed.pop(key, None)
         if self._unattended(key) is None:
             self._unattended_since.pop(key, None)
             return
@@ -189,10 +202,9 @@ class Keeper:
     async def _remove(self, key: _Key) -> None:
         """Delete the key once it was unattended for the grace; return when it no longer is."""
         job, worker = key
-        grace_s = self._context.timing.reconnect_grace_s
         try:
             while (since := self._unattended_since.get(key)) is not None:
-                grace_left_s = since + grace_s - asyncio.get_running_loop().time()
+                grace_left_s = since + self._grace_s(key) - asyncio.get_running_loop().time()
                 wait_s = max(grace_left_s, self._context.health.spares_s())
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
@@ -214,12 +226,17 @@ class Keeper:
         finally:
             del self._removals[key]
 
+    def _grace_s(self, key: _Key) -> float:
+        """Return how long a member may be away before it counts as dead."""
+        timing = self._context.timing
+        return timing.reconnect_grace_s if key in self._failed else timing.detect_s
+
     def _decide(self, key: _Key, view: View) -> Decision:
         job, worker = key
         entry = self._unattended(key)
         since = self._unattended_since.get(key)
         now = asyncio.get_running_loop().time()
-        if entry is None or since is None or now < since + self._context.timing.reconnect_grace_s:
+        if entry is None or since is None or now < since + self._grace_s(key):
             return Decision(reason=f"{worker} is attended to, or was until just now, or gone")
         if self.spares():
             return Decision(reason="this replica deletes nobody for now")

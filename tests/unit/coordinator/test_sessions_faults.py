@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from strata.coordinator.members.keeper import Keeper
+from strata.core.codec import encode
 from strata.core.ids import BootId, WorkerId
 from strata.core.txn import Delete, Put, Txn, WatchBatch
-from strata.errors import Refused, StaleGeneration, StrataError
+from strata.errors import Refused, StaleGeneration, StrataError, Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import members_pb2, session_pb2
@@ -87,6 +89,31 @@ class BriefTransport:
 
     def dismiss(self, error: StrataError) -> None:
         raise AssertionError(error)
+
+
+@pytest.mark.parametrize("back_s", [4.0, None], ids=["comes back", "is dead"])
+@in_virtual_time()
+async def test_who_was_never_served_where_a_late_hand_over_put_it_has_detect_s(back_s: float | None) -> None:
+    """It was served elsewhere until that moment: no transport of it has failed."""
+    async with cluster(2, members=1) as c:
+        member = await c.member("w0").connect("r2")
+        before = c.worker("w0")
+        assert before is not None
+        late = dataclasses.replace(before.record, served_by=c["r1"].context.instance)
+        c.put(KEY, encode(late))
+        await member.over.wait()
+        assert isinstance(member.error, Unavailable)
+        began_s = asyncio.get_running_loop().time()
+        if back_s is not None:
+            await asyncio.sleep(back_s)
+            await member.connect("r2")
+            assert member.incarnation == before.create_revision
+            await asyncio.sleep(10)
+            assert c.worker("w0") is not None
+        else:
+            await c["r1"].see(lambda view: view.get(KEY) is None)
+            away_s = asyncio.get_running_loop().time() - began_s
+            assert away_s == pytest.approx(c["r1"].context.timing.detect_s, abs=0.1)
 
 
 @in_virtual_time()

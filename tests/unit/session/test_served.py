@@ -145,6 +145,53 @@ async def test_a_refused_hello_ends_the_stream_with_the_reason(
 
 
 @in_virtual_time()
+async def test_a_hello_whose_sender_is_gone_is_given_up() -> None:
+    handler, given_up = Recorder(), asyncio.Event()
+
+    async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+        return await handler.accept(hello, session)
+
+    client, server = pair()
+    serving = asyncio.create_task(serve(server, accept))
+    client.send(HELLO)
+    client.send(up(tick={"sequence": 0}))
+    await asyncio.sleep(1)
+    client.close()
+    await asyncio.sleep(0.1)
+    assert given_up.is_set()
+    assert serving.done()
+    assert handler.session is None
+
+
+@in_virtual_time()
+async def test_what_comes_before_the_welcome_is_heard_after_it() -> None:
+    handler = Recorder()
+
+    async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
+        await asyncio.sleep(1)
+        return await handler.accept(hello, session)
+
+    for early in (1, 3, 100):  # fewer than come, as many, more
+        handler.seen, handler.end = [], asyncio.get_running_loop().create_future()
+        client, server = pair()
+        serving = asyncio.create_task(serve(server, accept, limits=Limits(early=early)))
+        client.send(HELLO)
+        for name in "abc":
+            client.send(up(arrivals={"arrivals": [{"name": name}]}))
+        assert (await client.recv()).HasField("welcome")
+        client.send(up(arrivals={"arrivals": [{"name": "d"}]}))
+        client.send(up(leave={"reason": "done"}))
+        await serving
+        assert handler.seen == ["arrival a", "arrival b", "arrival c", "arrival d", "leave done"]
+        assert await handler.end is End.LEFT
+
+
+@in_virtual_time()
 async def test_a_second_hello_ends_the_session() -> None:
     handler = Recorder()
     async with served(handler) as link:
