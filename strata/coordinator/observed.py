@@ -41,6 +41,10 @@ class SoftState(Protocol):
         """Return how many members and clients this replica serves."""
         ...
 
+    def hears(self, job: str, worker: str, boot: str) -> bool:
+        """Tell whether this boot of a member has a transport here, registered or not, or had one a moment ago."""
+        ...
+
     def ready_peers(self) -> Collection[InstanceId]:
         """Return the peers that said within the last second that they are ready."""
         ...

@@ -149,6 +149,9 @@ class Service:
     def session_count(self) -> int:
         return self.keeper.sessions()
 
+    def hears(self, job: str, worker: str, boot: str) -> bool:
+        return self.keeper.hears(job, worker, boot)
+
     def ready_peers(self) -> Collection[InstanceId]:
         return self.peers.ready()
 

@@ -6,7 +6,7 @@ count anew, which only makes it later.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -158,11 +158,13 @@ def plan_orphans(
     calm_since_ms: float,
     now_ms: float,
     orphan_s: float = 5.0,
+    arriving: Collection[str] = (),
 ) -> Cleaning:
     """Delete the members whose replica has been gone for `orphan_s`.
 
     `calm_since_ms`: the later of taking office and of the last replica becoming ready. Members
-    had that long to come back through another replica.
+    had that long to come back through another replica. `arriving` are about to: they are alive,
+    and only the write of their hand-over is not done.
     """
     waits_ms = orphan_s * 1000
     found = orphans(job, keys=keys)
@@ -170,6 +172,7 @@ def plan_orphans(
         entry
         for orphan, entry in found.items()
         if now_ms - max(calm_since_ms, orphaned_since_ms.get(orphan, now_ms)) >= waits_ms
+        and entry.name not in arriving
     ]
     if not due:
         return Cleaning(reason=f"job {job.keys.name}: {len(found)} members without a replica")

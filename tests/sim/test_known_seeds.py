@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.run import run_seed
 
-SEEDS = (1, 3, 13, 102, 103, 425, 654, 816, 1006, 2465, 2953, 3375, 3945, 8627)
+SEEDS = (1, 3, 13, 102, 103, 425, 654, 816, 1006, 2465, 2953, 3375, 3945, 8627, 10194)
 
 
 @pytest.mark.timeout(120)

@@ -2,7 +2,8 @@
 
 A member whose replica is gone has five seconds to come back through another one, counted from
 the latest of: this leader sees it, it took office, a replica registered (PROTOCOLS 5.4). A leader
-that is not sure of itself deletes none (5.5).
+that is not sure of itself deletes none (5.5), nor anybody who is at its own door by then: it waits for
+an etcd that is slow to write down that it is served here.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ class Housekeeping:
         fence: Fence,
         timing: Timing,
         spares_s: Callable[[], float],
+        hears: Callable[[str, str, str], bool],
     ) -> None:
+        """`hears`: whether this job's worker, of this boot, has a transport at this replica, or had a moment ago."""
         self._keys = keys
         self._mirror = mirror
         self._fence = fence
         self._timing = timing
         self._spares_s = spares_s
+        self._hears = hears
         self._jobs = JobQueue(self.name, keys, frozenset({"workers", "world"}))
         self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
         self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
@@ -101,7 +105,8 @@ class Housekeeping:
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
         if (spares_s := self._spares_s()) > 0:
             return spares_s  # what this replica has not seen may be its own fault
-        since = self._orphans[name].update(orphans(job, keys=self._keys), now_ms)
+        found = orphans(job, keys=self._keys)
+        since = self._orphans[name].update(found, now_ms)
         plan = plan_orphans(
             job,
             keys=self._keys,
@@ -110,6 +115,9 @@ class Housekeeping:
             calm_since_ms=self._calm_since_ms,
             now_ms=now_ms,
             orphan_s=self._timing.orphan_s,
+            arriving={
+                entry.name for entry in found.values() if self._hears(name, entry.name, entry.record.boot)
+            },
         )
         waits_s = [
             self._timing.orphan_s - (now_ms - max(self._calm_since_ms, at_ms)) / 1000

@@ -70,7 +70,12 @@ class Government:
             ),
             Datasets(keys=keys, mirror=mirror, fence=fence),
             Housekeeping(
-                keys=keys, mirror=mirror, fence=fence, timing=context.timing, spares_s=context.health.spares_s
+                keys=keys,
+                mirror=mirror,
+                fence=fence,
+                timing=context.timing,
+                spares_s=context.health.spares_s,
+                hears=self._hears,
             ),
             RetentionController(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
             Compaction(
@@ -80,3 +85,7 @@ class Government:
                 members=context.etcd_members,
             ),
         ]
+
+    def _hears(self, job: str, worker: str, boot: str) -> bool:
+        serving = self._context.soft.state
+        return serving is not None and serving.hears(job, worker, boot)

@@ -69,6 +69,8 @@ class Keeper:
         self._removals: dict[_Key, asyncio.Task[None]] = {}
         self._failed: dict[_Key, int] = {}
         """The mod_revision of a key whose member was served here, and whose transport went down."""
+        self._last: dict[_Key, tuple[BootId, float]] = {}
+        """Whose transport went down within the reconnect grace, and when; in the order of that."""
         self._condemned: dict[_Key, int] = {}
         self._losses: dict[_Key, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -113,6 +115,7 @@ class Keeper:
             del self._transports[key]
         if broke and not self._stopped:
             self._context.health.lost(left=self.sessions())
+        self._note_last(key, transport.boot)
         entry = self._unattended(key)
         if transport.incarnation and entry is not None and entry.record.boot == transport.boot:
             self._failed[key] = entry.mod_revision
@@ -123,6 +126,14 @@ class Keeper:
     def find(self, job: str, worker: str, boot: str) -> Transport | None:
         """Return the transport of this boot, if it is up."""
         return self._transports.get((job, worker), {}).get(BootId(boot))
+
+    def hears(self, job: str, worker: str, boot: str) -> bool:
+        """Tell whether a transport of this boot is up, registered or not, or was within the reconnect grace."""
+        if self.find(job, worker, boot) is not None:
+            return True
+        last, at_s = self._last.get((job, worker), ("", 0.0))
+        since_s = asyncio.get_running_loop().time() - at_s
+        return last == boot and since_s < self._context.timing.reconnect_grace_s
 
     def failed_incarnation(self, job: str, worker: str) -> int:
         """Return the incarnation whose transport was ours and is down; 0 when there is none, or
@@ -230,6 +241,13 @@ class Keeper:
         """Return how long a member may be away before it counts as dead."""
         timing = self._context.timing
         return timing.reconnect_grace_s if key in self._failed else timing.detect_s
+
+    def _note_last(self, key: _Key, boot: BootId) -> None:
+        now = asyncio.get_running_loop().time()
+        self._last.pop(key, None)
+        self._last[key] = (boot, now)
+        while (oldest := next(iter(self._last.items())))[1][1] < now - self._context.timing.reconnect_grace_s:
+            del self._last[oldest[0]]
 
     def _decide(self, key: _Key, view: View) -> Decision:
         job, worker = key

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.core.txn import Delete, Txn
+from strata.core.txn import Delete, Put, Txn
 from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
@@ -17,6 +17,7 @@ from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, clust
 
 GRACE_S = 1.0
 DETECT_S = 5.0
+ORPHAN_S = 5.0
 
 
 def now() -> float:
@@ -296,6 +297,39 @@ async def test_a_member_that_dies_with_its_replica_is_found() -> None:
         members[2].drop()
         c["r3"].kill()
         assert await gone(c, members[2]) - died < 13
+
+
+@in_virtual_time()
+async def test_who_is_at_the_leader_s_door_is_no_orphan() -> None:
+    """Its replica is gone; the write that says it is served by the leader takes its time."""
+
+    class Slow(PromptNetwork):
+        slow = False
+
+        def fate(self, call: Call) -> Fate:
+            operations = call.argument.success if isinstance(call.argument, Txn) else ()
+            takes = JOB.worker("w0") in [op.key for op in operations if isinstance(op, Put)]
+            return Fate(delay_s=60.0) if self.slow and takes else Fate()
+
+    async with cluster(0, members=1) as c:
+        network = Slow()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        await c.ready()
+        member = await c.member("w0").connect("r2")
+        before = member.incarnation
+        network.slow = True
+        c["r2"].kill()
+        began, welcomed = now(), False
+        while not welcomed:
+            network.slow = now() - began < 3 * ORPHAN_S
+            member.dial("r1")  # as a client does, again and again
+            await member.until(lambda: member.over.is_set() or member.all("welcome"))
+            welcomed = bool(member.all("welcome"))
+            await asyncio.sleep(0.3)
+        assert now() - began > 3 * ORPHAN_S
+        assert member.incarnation == before
 
 
 # -- names ------------------------------------------------------------------------------------------

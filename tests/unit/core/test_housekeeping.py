@@ -259,6 +259,27 @@ def test_a_replica_that_comes_back_in_time_keeps_its_members() -> None:
     assert not served.store.execute(plan.txns[0]).succeeded
 
 
+def test_an_orphan_that_is_at_the_leader_s_own_door_is_not_deleted() -> None:
+    served = Served()
+    served.store.delete(KEYS.replica("r1"))
+    served.store.delete(KEYS.replica("r2"))
+    job = served.store.job()
+    since = dict.fromkeys(orphans(job, keys=KEYS), 0.0)
+    plan = plan_orphans(
+        job,
+        keys=KEYS,
+        epoch=served.epoch,
+        orphaned_since_ms=since,
+        calm_since_ms=0,
+        now_ms=5000,
+        arriving={"w1"},
+    )
+    assert "w1" not in plan.reason
+    for txn in plan.txns:
+        assert served.store.execute(txn).succeeded
+    assert "w1" in [worker.name for worker in served.store.job().workers()]
+
+
 def test_a_hand_over_makes_another_orphan_of_a_member() -> None:
     served = Served()
     served.store.delete(KEYS.replica("r2"))

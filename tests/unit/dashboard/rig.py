@@ -196,6 +196,9 @@ class Shown:
 
     # -- a `SoftState`
 
+    def hears(self, job: str, worker: str, boot: str) -> bool:
+        return False
+
     def session_count(self) -> int:
         return 7
 
