@@ -204,7 +204,9 @@ class _Planner:
         standbys, standbys_known = self._standbys(members)
         operations += standbys
         latest_known = unchanged(keys.latest, view.mod_revision(keys.latest))
-        compares = (*self._guards(), latest_known, *standbys_known)
+        begun = keys.barrier_floor(reshaping.BEGIN_BARRIER, situation.generation)
+        begun_known = unchanged(begun, view.mod_revision(begun))  # else they save first, and come back
+        compares = (*self._guards(), latest_known, begun_known, *standbys_known)
         txns = write_members(
             self.job,
             generation=generation,

@@ -87,6 +87,19 @@ def test_ranks_that_heed_nothing_are_not_waited_for() -> None:
     assert job.store.live.reshape(1) is None
 
 
+def test_ranks_that_are_ready_just_before_the_next_world_save_first_after_all() -> None:
+    job = Job(2, least=1)
+    go(job)
+    register(job.store, "w2", min_workers=1, max_workers=3)
+    late = plan(job.store, job.epoch, settled=True)
+    meet(job, BEGIN_BARRIER)
+    results = [job.store.execute(txn).succeeded for txn in late.txns]
+    assert not results[-1], "the head"
+    go(job)
+    assert head(job.store).generation == 1
+    assert job.store.live.reshape(1) is not None
+
+
 def test_what_an_earlier_generation_met_for_says_nothing_of_this_one() -> None:
     job = growing()
     meet(job, SAVED_BARRIER)
