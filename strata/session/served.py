@@ -54,6 +54,8 @@ class Limits:
     """Calls and exits under way at once."""
     early: int = 64
     """Messages that are read while a Hello is being answered: ticks, of a client of ours."""
+    early_bytes: int = 64 << 10
+    """And so many bytes; what is more waits in the transport, as its end does."""
 
 
 class Session:
@@ -163,9 +165,10 @@ class _Reader:
             return await reading
         return await self._link.recv()
 
-    async def gone(self, most: int) -> None:
-        """Return once the other side is gone, unless `most` messages come before that; they are kept."""
-        while len(self._early) < most:
+    async def gone(self, limits: Limits) -> None:
+        """Return once the other side is gone, unless too much comes before that; all of it is kept."""
+        left_bytes = limits.early_bytes
+        while len(self._early) < limits.early and left_bytes > 0:
             if self._reading is None:
                 self._reading = asyncio.create_task(self._link.recv(), name="early messages")
             await asyncio.wait((self._reading,))  # which this one's end leaves as it is
@@ -174,22 +177,32 @@ class _Reader:
                 return
             self._reading = None
             self._early.append(message)
+            left_bytes -= message.ByteSize()
         await asyncio.get_running_loop().create_future()
 
 
 async def _answered(answer: Coroutine[Any, Any, Handler], reader: _Reader, limits: Limits) -> Handler:
     """Return what the Hello is answered with; `Unavailable` if its sender is gone before that."""
     answering = asyncio.create_task(answer)
-    watching = asyncio.create_task(reader.gone(limits.early))
+    watching = asyncio.create_task(reader.gone(limits))
     try:
         await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watching.cancel()
-        answering.cancel()  # which does nothing to an answer that is there
-        await asyncio.wait((answering, watching))
+        await _stopped(answering, watching)
+    except asyncio.CancelledError:
+        await _stopped(answering, watching)
+        if not answering.cancelled() and answering.exception() is None:
+            answering.result().ended(End.CLOSED)
+        raise
     if answering.cancelled():
+        watching.result()
         raise Unavailable("the other side went before its Hello was answered", hint="")
     return answering.result()
+
+
+async def _stopped(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()  # which does nothing to one that is done
+    await asyncio.wait(tasks)
 
 
 async def _first(reader: _Reader, limit_s: float) -> session_pb2.Hello:

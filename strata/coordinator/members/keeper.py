@@ -8,7 +8,8 @@ never removed.
 A key may also come to name this replica though its member has had no session here since: by a
 registration whose client went away half way, or a hand-over that took effect after everybody had
 given it up. Then no transport has failed; the member may have been served elsewhere until that very
-moment, and has to find a replica again, with an etcd that is slow. It has `detect_s` for that.
+moment, and has to find a replica again, with an etcd that is slow. It has `detect_s` for that, less the
+grace.
 
 While this replica may itself be what is wrong, nobody dies (PROTOCOLS 5.5): `core.health` is asked
 before each removal. While etcd cannot be reached, nobody dies either. A removal is sent only when etcd has just answered, for a
@@ -101,11 +102,16 @@ class Keeper:
         older = self._transports.setdefault(key, {}).get(transport.boot)
         self._transports[key][transport.boot] = transport
         if older is not None and older is not transport:
+            if older.incarnation:
+                self._note_failed(key, older.boot)
             older.dismiss(Unavailable("a newer session of the same process took over", hint=""))
         self.look(*key)
 
-    def lose(self, transport: Transport, *, broke: bool = True) -> None:
-        """Take note that a transport is down. `broke`: neither side ended it on purpose."""
+    def lose(self, transport: Transport, *, broke: bool = True, silent: bool = False) -> None:
+        """Take note that a transport is down.
+
+        `broke`: neither side ended it on purpose. `silent`: its member had `detect_s` for a sign of life.
+        """
         key = (transport.job, transport.worker)
         boots = self._transports.get(key, {})
         if boots.get(transport.boot) is not transport:
@@ -116,9 +122,8 @@ class Keeper:
         if broke and not self._stopped:
             self._context.health.lost(left=self.sessions())
         self._note_last(key, transport.boot)
-        entry = self._unattended(key)
-        if transport.incarnation and entry is not None and entry.record.boot == transport.boot:
-            self._failed[key] = entry.mod_revision
+        if transport.incarnation or silent:
+            self._note_failed(key, transport.boot)
         self.look(*key)
         if (event := self._losses.pop(key, None)) is not None:
             event.set()
@@ -238,9 +243,21 @@ class Keeper:
             del self._removals[key]
 
     def _grace_s(self, key: _Key) -> float:
-        """Return how long a member may be away before it counts as dead."""
+        """Return how long a member may be away before it counts as dead.
+
+        A newcomer under its name is held for `detect_s`, and must outlast it.
+        """
         timing = self._context.timing
-        return timing.reconnect_grace_s if key in self._failed else timing.detect_s
+        return timing.reconnect_grace_s if key in self._failed else timing.detect_s - timing.reconnect_grace_s
+
+    def _note_failed(self, key: _Key, boot: BootId) -> None:
+        entry = self._job(key[0]).worker(key[1])
+        if (
+            entry is not None
+            and entry.record.boot == boot
+            and entry.record.served_by == self._context.instance
+        ):
+            self._failed[key] = entry.mod_revision
 
     def _note_last(self, key: _Key, boot: BootId) -> None:
         now = asyncio.get_running_loop().time()
@@ -262,7 +279,9 @@ class Keeper:
             JobView(view, self._context.keys.job(job)),
             WorkerId(worker),
             mod_revision=entry.mod_revision,
-            reason="its transport failed",
+            reason="its transport failed"
+            if key in self._failed
+            else "it did not come to the replica that it was handed over to",
         )
         if removal.txn is not None:
             if self._condemned.get(key) != entry.mod_revision:

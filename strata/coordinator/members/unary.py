@@ -71,7 +71,7 @@ class HeartbeatTransport:
         self._keeper.lose(self, broke=False)
 
     def _silent(self) -> None:
-        self._keeper.lose(self, broke=self.incarnation > 0)
+        self._keeper.lose(self, broke=self.incarnation > 0, silent=True)
 
     def _stop(self) -> None:
         if self._timer is not None:

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from strata.coordinator.members.keeper import Keeper
+from strata.coordinator.members.unary import HeartbeatTransport
 from strata.core.codec import encode
 from strata.core.ids import BootId, WorkerId
 from strata.core.txn import Delete, Put, Txn, WatchBatch
@@ -91,9 +92,11 @@ class BriefTransport:
         raise AssertionError(error)
 
 
-@pytest.mark.parametrize("back_s", [4.0, None], ids=["comes back", "is dead"])
+@pytest.mark.parametrize("back_s", [3.5, None], ids=["comes back", "is dead"])
 @in_virtual_time()
-async def test_who_was_never_served_where_a_late_hand_over_put_it_has_detect_s(back_s: float | None) -> None:
+async def test_who_was_never_served_where_a_late_hand_over_put_it_has_more_than_the_grace(
+    back_s: float | None,
+) -> None:
     """It was served elsewhere until that moment: no transport of it has failed."""
     async with cluster(2, members=1) as c:
         member = await c.member("w0").connect("r2")
@@ -113,7 +116,8 @@ async def test_who_was_never_served_where_a_late_hand_over_put_it_has_detect_s(b
         else:
             await c["r1"].see(lambda view: view.get(KEY) is None)
             away_s = asyncio.get_running_loop().time() - began_s
-            assert away_s == pytest.approx(c["r1"].context.timing.detect_s, abs=0.1)
+            timing = c["r1"].context.timing
+            assert away_s == pytest.approx(timing.detect_s - timing.reconnect_grace_s, abs=0.1)
 
 
 @in_virtual_time()
@@ -139,6 +143,59 @@ async def test_the_grace_begins_anew_with_every_loss() -> None:
         await asyncio.sleep(0.9)
         assert c.worker("w0") is not None, "it was lost 0.9 s ago, not 2"
         await c["r1"].see(lambda view: view.get(KEY) is None)
+
+
+@in_virtual_time()
+async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_and_no_more() -> None:
+    async with cluster(1, members=1) as c:
+        member = await c.member("w0").connect("r1")
+        keeper = c["r1"].service.keeper
+        second = BriefTransport(member)
+        second.incarnation = 0  # its registration is not done
+        keeper.attend(second)
+        await asyncio.sleep(0.05)
+        member.drop()
+        keeper.lose(second, broke=False)
+        died_s = asyncio.get_running_loop().time()
+        await c["r1"].see(lambda view: view.get(KEY) is None)
+        away_s = asyncio.get_running_loop().time() - died_s
+        assert away_s == pytest.approx(c["r1"].context.timing.reconnect_grace_s, abs=0.1)
+
+
+@in_virtual_time()
+async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_grace_and_no_more() -> None:
+    async with cluster(1, members=1) as c:
+        member = await c.member("w0").connect("r1")
+        timing, keeper = c["r1"].context.timing, c["r1"].service.keeper
+        unheard = HeartbeatTransport("job", "w0", member.boot, limit_s=timing.detect_s, keeper=keeper)
+        keeper.attend(unheard)
+        unheard.touch()  # as for a registration whose outcome nobody learned
+        member.drop()
+        began_s = asyncio.get_running_loop().time()
+        await c["r1"].see(lambda view: view.get(KEY) is None)
+        away_s = asyncio.get_running_loop().time() - began_s
+        assert away_s == pytest.approx(timing.detect_s + timing.reconnect_grace_s, abs=0.1)
+
+
+@pytest.mark.parametrize("replica", ["r1", "r2"])
+@in_virtual_time()
+async def test_a_newcomer_for_one_that_died_in_the_middle_of_registering_is_let_in(replica: str) -> None:
+    class Slow(PromptNetwork):
+        def fate(self, call: Call) -> Fate:
+            return Fate(delay_s=0.3) if call.kind == "execute" else Fate()
+
+    async with cluster(2, members=1) as c:
+        c.add("r9", network=Slow())
+        await c.ready()
+        dead = c.member("w0")
+        dead.dial("r9")
+        await asyncio.sleep(0.1)
+        dead.drop()
+        await c["r1"].see(lambda view: view.get(KEY) is not None)
+        began_s = asyncio.get_running_loop().time()
+        newcomer = await c.member("w0", boot="another").connect(replica)
+        assert newcomer.incarnation
+        assert asyncio.get_running_loop().time() - began_s < c["r1"].context.timing.detect_s + 1
 
 
 @in_virtual_time()

@@ -169,6 +169,44 @@ async def test_a_hello_whose_sender_is_gone_is_given_up() -> None:
 
 
 @in_virtual_time()
+async def test_little_is_read_before_the_welcome() -> None:
+    async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
+        await asyncio.sleep(5)
+        raise Conflict("alive elsewhere")
+
+    client, server = pair()
+    serving = asyncio.create_task(serve(server, accept, limits=Limits(early_bytes=3000)))
+    client.send(HELLO)
+    for _ in range(10):
+        client.send(up(arrivals={"arrivals": [{"name": "x" * 1000}]}))
+    await asyncio.sleep(1)
+    assert client.backlog == 7
+    await serving
+
+
+@in_virtual_time()
+async def test_a_session_that_is_cancelled_just_as_its_hello_is_answered_ends() -> None:
+    handler, answered = Recorder(), asyncio.Event()
+
+    async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
+        await answered.wait()
+        return await handler.accept(hello, session)
+
+    client, server = pair()
+    serving = asyncio.create_task(serve(server, accept))
+    client.send(HELLO)
+    await asyncio.sleep(1)
+    answered.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+        if handler.session is not None:
+            break
+    serving.cancel()
+    await asyncio.wait((serving,))
+    assert await handler.end is End.CLOSED
+
+
+@in_virtual_time()
 async def test_what_comes_before_the_welcome_is_heard_after_it() -> None:
     handler = Recorder()
 
@@ -176,10 +214,10 @@ async def test_what_comes_before_the_welcome_is_heard_after_it() -> None:
         await asyncio.sleep(1)
         return await handler.accept(hello, session)
 
-    for early in (1, 3, 100):  # fewer than come, as many, more
+    for limits in (Limits(early=1), Limits(early=3), Limits(), Limits(early_bytes=1)):
         handler.seen, handler.end = [], asyncio.get_running_loop().create_future()
         client, server = pair()
-        serving = asyncio.create_task(serve(server, accept, limits=Limits(early=early)))
+        serving = asyncio.create_task(serve(server, accept, limits=limits))
         client.send(HELLO)
         for name in "abc":
             client.send(up(arrivals={"arrivals": [{"name": name}]}))
