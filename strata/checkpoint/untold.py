@@ -38,6 +38,15 @@ class Untold:
         return [info.step for info in self._infos if not info.done]
 
     @property
+    def awaited(self) -> str:
+        """The saves that have not ended, and how much of each is written here."""
+        return ", ".join(
+            f"step {info.step} ({info.bytes_written} of {info.bytes_total} bytes are written)"
+            for info in self._infos
+            if not info.done
+        )
+
+    @property
     def written(self) -> list[int]:
         """How many bytes of each save are written: another answer later is progress."""
         return [info.bytes_written for info in self._infos]

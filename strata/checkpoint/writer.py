@@ -40,6 +40,9 @@ from strata.core.records import CheckpointType
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StrataError, Unavailable
 
 MAX_IN_FLIGHT: Final = 2
+SAY_S: Final = 10.0
+"""How often it is said what the end of a program waits for."""
+
 _TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
 RNG_KEY: Final = "__rng__"
 
@@ -337,7 +340,7 @@ class AsyncCheckpointWriter:
         self._check_process()
         self._closed = True
         if self._thread is not None:
-            if not self._settle(self._failing_patience_s if failing else None, while_progressing=True):
+            if not self._settle_at_the_end(self._failing_patience_s if failing else None):
                 raise Unavailable(f"{self._in_flight} saves were left unfinished", hint="")
             with self._changed:
                 self._ending = True
@@ -432,15 +435,23 @@ class AsyncCheckpointWriter:
         told("the save of step %d failed: %s", step, str(info.error) or type(info.error).__name__)
         return None
 
-    def _settle(self, timeout_s: float | None, *, while_progressing: bool = False) -> bool:
-        """Tell whether no save is in flight any more; wait for it, anew after each progress."""
-        while True:
-            before = self._untold.written
-            with self._changed:
-                if self._changed.wait_for(lambda: self._in_flight == 0, timeout_s):
-                    return True
-            if not while_progressing or before == self._untold.written:
-                return False
+    def _settle(self, timeout_s: float | None) -> bool:
+        """Tell whether no save is in flight any more; wait for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._in_flight == 0, timeout_s)
+
+    def _settle_at_the_end(self, patience_s: float | None) -> bool:
+        """Do so, in `patience_s` anew after each progress; say every now and then what is waited for."""
+        written, left_s = self._untold.written, patience_s
+        while not self._settle(SAY_S if left_s is None else min(left_s, SAY_S)):
+            if self._untold.written != written:
+                written, left_s = self._untold.written, patience_s
+            elif left_s is not None:
+                left_s -= SAY_S
+                if left_s <= 0:
+                    return False
+            log.warning("the end waits for saves in flight: %s", self._untold.awaited)
+        return True
 
     # -- the end of the process
 
@@ -450,7 +461,7 @@ class AsyncCheckpointWriter:
         self._exiting = True
         failing = hasattr(sys, "last_value")  # an exception ends the program
         patience_s = 0.0 if self._closed else self._failing_patience_s if failing else None
-        if not self._settle(patience_s, while_progressing=True):
+        if not self._settle_at_the_end(patience_s):
             tell_on_stderr(f"the process ends before these steps are saved: {self._untold.unfinished}")
         self._untold.say()
 

@@ -34,6 +34,9 @@ from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
 LOCAL_SLACK_S: Final = 10.0
 """How much later than a barrier's own time its outcome may come: reconnects take a while."""
 
+UNHEARD_S: Final = 2.0
+"""After so long it is said that nobody has answered to a rank's end."""
+
 HURRIED_S: Final = 0.75
 """So long who has to hurry waits for an answer to its end, and again to its leave: less than `loop.STOP_S` together."""
 
@@ -363,8 +366,7 @@ class RankClient:
         tells = last and code in {0, PREEMPTED} if member else code == PREEMPTED
         told = True
         if tells and self._session.error is None:
-            if member and not self._session.connected:
-                log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", UNTOLD_S)
+            unheard = asyncio.get_running_loop().call_later(UNHEARD_S, _say_unheard) if member else None
             limit_s = HURRIED_S if self._hurried else UNTOLD_S if member else LOCAL_SLACK_S
             try:
                 async with asyncio.timeout(limit_s) as self._limit:
@@ -374,6 +376,8 @@ class RankClient:
             except TimeoutError:
                 told = False
             self._limit = None
+            if unheard is not None:
+                unheard.cancel()
         if last:
             await self._session.leave(reason, limit_s=HURRIED_S if self._hurried else LEAVE_S)
         return told
@@ -385,6 +389,10 @@ class RankClient:
         elif not self._closed:
             self._closed = True
             await self._close(1, "the process ends")
+
+
+def _say_unheard() -> None:
+    log.warning("no coordinator hears how this rank ended; waiting up to %g s for one", UNTOLD_S)
 
 
 def _observe(callbacks: list[Callable[[T], None]], callback: Callable[[T], None]) -> Callable[[], None]:

@@ -46,6 +46,9 @@ def main() -> int:
         say("stale", step=run.step, why=error.message)
         time.sleep(1000)  # the supervisor ends this process
     say("end", step=run.step, sum=float(state["sum"][0]))
+    if options.until is not None:
+        run.checkpoints.wait_until_finished()
+        say("saved", step=run.step)
     while options.until is not None and not options.until.exists():
         time.sleep(0.01)
     run.close()

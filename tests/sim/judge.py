@@ -28,7 +28,7 @@ from strata.core.records import (
     WorldHead,
     decode,
 )
-from strata.core.txn import Delete, Event, KeyValue, Op, Target, Txn
+from strata.core.txn import Delete, Event, KeyValue, Op, Operation, Put, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call
@@ -468,9 +468,14 @@ class Judge:
 
 def _writes(txn: Txn, written: Revision) -> bool:
     """Tell whether a revision may be the work of a transaction: it changes nothing else."""
-    keys = {operation.key for operation in (*txn.success, *txn.failure)}
-    ranges = any(isinstance(operation, Delete) and operation.range_end for operation in txn.success)
-    return ranges or all(event.kv.key in keys for event in written.events)
+    operations = (*txn.success, *txn.failure)
+    return all(any(_changes(operation, event.kv.key) for operation in operations) for event in written.events)
+
+
+def _changes(operation: Operation, key: str) -> bool:
+    if isinstance(operation, Delete) and operation.range_end is not None:
+        return operation.key <= key < operation.range_end
+    return isinstance(operation, Put | Delete) and operation.key == key
 
 
 def is_of_the_past(txn: Txn, kv: KeyValue | None) -> bool:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
 from strata.core.ids import BootId, Epoch, InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import campaign_txn, resign_txn
@@ -53,13 +58,22 @@ class Court:
         return [violation.what for violation in self.judge.violations]
 
 
+def sweep(epoch: Epoch) -> Txn:
+    """Remove all jobs in an epoch: a range, which other keys are not of."""
+    every = Delete(key=f"{KEYS.root}jobs/", range_end=f"{KEYS.root}jobs0")
+    return Txn(compares=(created_at(KEYS.leader, epoch),), success=(every,))
+
+
+@pytest.mark.parametrize("late", [partial(resign_txn, KEYS), sweep], ids=["one key", "a range"])
 @in_virtual_time()
-async def test_the_end_of_a_lease_is_not_charged_to_a_transaction_that_failed_after_it() -> None:
+async def test_the_end_of_a_lease_is_not_charged_to_a_transaction_that_failed_after_it(
+    late: Callable[[Epoch], Txn],
+) -> None:
     court = Court()
     lease = court.store.grant(60).id
     court.do("b", Txn(success=(Put(key=KEYS.replica(ReplicaId("r2")), value=b"{}", lease=lease),)))
     court.store.revoke(lease)  # by time, with no call of anybody's
-    court.do("b", resign_txn(KEYS, court.epoch))
+    court.do("b", late(court.epoch))
     assert not any("had ended" in what for what in court.violations())
 
 

@@ -1,60 +1,21 @@
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import logging
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from strata.checkpoint import writer
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.memory import address_of
 from strata.checkpoint.reader import load
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.snapshot import Snapshot, take_snapshot
-from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
-from strata.core.records import CheckpointState
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
-
-LIMIT_S = 20
-
-
-class Rig:
-    """A writer whose disk can be held up and made to fail."""
-
-    def __init__(self, **options: Any) -> None:
-        self.storage = MemoryStorage()
-        self.catalog = local_catalog(self.storage)
-        self.go = threading.Event()
-        self.go.set()
-        self.waiting = threading.Event()
-        self.storage.fault = self._fault
-        self.full: set[int] = set()
-        self.after: list[CheckpointMetadata | None] = []
-        saver = Saver(storage=self.storage, catalog=self.catalog, commit_timeout_s=LIMIT_S)
-        options.setdefault("after_save", self.after.append)
-        self.writer = AsyncCheckpointWriter(saver, **options)
-
-    def _fault(self, verb: str, name: str) -> None:
-        if verb == "begin" and name.endswith("safetensors"):
-            self.waiting.set()
-            assert self.go.wait(LIMIT_S)
-            if any(f"step-{step:012d}-" in name for step in self.full):
-                raise StorageError("disk full")
-
-    def write(self, step: int, state: Any = None) -> CheckpointInfo:
-        return self.writer.write({"a": step} if state is None else state, SaveRequest(step=step))
-
-    def steps(self) -> list[int]:
-        return [c.step for c in self.catalog.all()]
+from tests.unit.checkpoint.writer_rig import LIMIT_S, Rig
 
 
 @pytest.fixture
@@ -163,6 +124,24 @@ def test_close_waits_and_raises() -> None:
         rig.write(60)
 
 
+def test_an_end_that_has_to_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "SAY_S", 0.01)
+    rig, said = Rig(), []
+
+    def hear(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        if len(said) == 2:
+            rig.go.set()
+        return True
+
+    monkeypatch.setattr(writer.log, "filters", [hear])
+    rig.go.clear()
+    rig.write(20, {"a": np.ones(1000)})
+    rig.writer.close()
+    assert rig.steps() == [20]
+    assert re.fullmatch(r"the end waits for saves in flight: step 20 \(0 of \d+ bytes .*", said[0])
+
+
 def test_a_failed_step_may_be_saved_again(rig: Rig) -> None:
     rig.full.add(20)
     with pytest.raises(StorageError):
@@ -251,162 +230,6 @@ def test_a_forked_child_is_refused(rig: Rig) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-# -- when two are in flight already -----------------------------------------------------------
-
-
-def full(**options: Any) -> tuple[Rig, CheckpointInfo, CheckpointInfo]:
-    """Return a rig with one save that is being written, and one that waits."""
-    rig = Rig(**options)
-    rig.go.clear()
-    first = rig.write(20)
-    assert rig.waiting.wait(LIMIT_S)
-    return rig, first, rig.write(40)
-
-
-def test_a_newer_save_takes_the_place_of_the_one_that_has_not_begun(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    rig, first, second = full(when_full=WhenFull.DROP)
-    third = rig.write(60)
-    assert second.dropped
-    with pytest.raises(CheckpointAborted, match="dropped to make room: step 60 took its place"):
-        second.wait(LIMIT_S)
-    rig.go.set()
-    rig.writer.close()
-    assert first.committed
-    assert third.committed
-    assert rig.steps() == [20, 60]
-    assert "the save of step 40 was dropped" in caplog.text
-
-
-def test_a_dropped_save_is_no_failure_for_the_next_one_to_raise() -> None:
-    rig, _, second = full(when_full=WhenFull.DROP)
-    rig.write(60)
-    assert second.done
-    rig.writer.check_for_errors()
-    rig.go.set()
-    rig.writer.wait_until_finished(LIMIT_S)
-    rig.write(40).wait(LIMIT_S)
-    rig.writer.close()
-    assert rig.steps() == [20, 40, 60]
-
-
-def test_a_save_may_fail_instead_of_waiting() -> None:
-    rig, *_ = full(when_full=WhenFull.FAIL)
-    with pytest.raises(CheckpointError, match="step 60 is not saved: 2 saves are in flight") as caught:
-        rig.write(60)
-    assert "save less often" in caught.value.hint
-    rig.go.set()
-    rig.writer.close()
-    assert rig.steps() == [20, 40]
-
-
-class Pair:
-    """Two ranks with a writer each; rank 0's storage can be held up."""
-
-    def __init__(self, when_full: WhenFull) -> None:
-        self.shared = SharedCatalog(2)
-        self.rigs = [Rig(when_full=when_full) for _ in range(2)]
-        self.writers = []
-        storage = self.rigs[0].storage
-        for rank, rig in enumerate(self.rigs):
-            saver = Saver(storage=storage, catalog=self.shared.of(rank), commit_timeout_s=LIMIT_S)
-            self.writers.append(AsyncCheckpointWriter(saver, when_full=when_full))
-            rig.writer.close()
-
-    def state_of(self, step: int) -> CheckpointState:
-        return self.shared.records[step].state
-
-
-@pytest.mark.parametrize("when_full", [WhenFull.DROP, WhenFull.FAIL])
-def test_what_one_rank_does_not_save_is_given_up_for_all(when_full: WhenFull) -> None:
-    pair = Pair(when_full)
-    slow, quick = pair.writers
-    held = pair.rigs[0]
-    held.go.clear()
-    infos = {(0, step): slow.write({"a": step}, SaveRequest(step=step)) for step in (20, 40)}
-    assert held.waiting.wait(LIMIT_S)
-    if when_full is WhenFull.DROP:
-        infos[0, 60] = slow.write({"a": 60}, SaveRequest(step=60))
-        lost, kept = 40, 60
-    else:
-        with pytest.raises(CheckpointError, match="not saved"):
-            slow.write({"a": 60}, SaveRequest(step=60))
-        lost, kept = 60, 40
-    assert pair.state_of(lost) is CheckpointState.ABORTED, "on record before anything is freed"
-    held.go.set()
-    for step in (20, 40, 60):
-        infos[1, step] = quick.write({"a": step}, SaveRequest(step=step))
-        quick.settle()
-    slow.settle()
-    assert infos[1, lost].dropped
-    for rank in (0, 1):
-        assert infos[rank, 20].committed
-        assert infos[rank, kept].committed
-    quick.close()
-    slow.close()
-
-
-@pytest.mark.parametrize("fails", ["copy", "earlier", "device"])
-def test_a_save_that_does_not_begin_on_one_rank_is_given_up_for_all(
-    monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
-    pair = Pair(WhenFull.BLOCK)
-    broken, sound = pair.writers
-    other = sound.write({"a": 1}, SaveRequest(step=20))
-    if fails == "device":
-        bad = SimpleNamespace(wait=lambda: (_ for _ in ()).throw(RuntimeError("device lost")))
-        monkeypatch.setattr("strata.checkpoint.writer.take_snapshot", _with_pending(bad))
-        broken.write({"a": 1}, SaveRequest(step=20))
-        said = "rank 0: device lost"
-    elif fails == "copy":
-        with pytest.raises(CheckpointError, match="unsavable"):
-            broken.write({"unsavable": object()}, SaveRequest(step=20))
-        said = "rank 0: unsavable"
-    else:
-        broken._untold.trouble(StorageError("no room to tidy"))
-        with pytest.raises(StorageError, match="no room"):
-            broken.write({"a": 1}, SaveRequest(step=20))
-        said = "dropped: rank 0 was told of an earlier error: no room to tidy"
-    with pytest.raises(CheckpointAborted, match=said):
-        other.wait(LIMIT_S)
-    assert other.dropped is (fails == "earlier"), "it is no failure of its own"
-    broken.settle()
-    monkeypatch.undo()
-    again = [writer.write({"a": 1}, SaveRequest(step=20)) for writer in _told(broken, sound)]
-    for info in again:
-        info.wait(LIMIT_S)
-    for writer in pair.writers:
-        writer.close()
-
-
-def _told(*writers: AsyncCheckpointWriter) -> tuple[AsyncCheckpointWriter, ...]:
-    """Return writers whose errors have been raised."""
-    for writer in writers:
-        with contextlib.suppress(CheckpointError):
-            writer.check_for_errors()
-    return writers
-
-
-def _with_pending(pending: Any) -> Callable[..., Snapshot]:
-    return lambda *args, **named: dataclasses.replace(take_snapshot(*args, **named), pending=pending)
-
-
-def test_nothing_is_freed_while_nobody_takes_note_of_the_drop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks would wait for it, so it is saved after all, and the newer one waits."""
-    rig, _, second = full(when_full=WhenFull.DROP)
-
-    def nobody(self: Saver, request: SaveRequest, reason: str) -> None:
-        rig.go.set()
-        raise Unavailable("nobody is there")
-
-    monkeypatch.setattr(Saver, "give_up", nobody)
-    third = rig.write(60)
-    rig.writer.close()
-    assert second.committed
-    assert third.committed
-
-
 # -- little memory ----------------------------------------------------------------------------
 
 
@@ -455,30 +278,6 @@ def test_memory_can_be_ready_before_the_first_save(rig: Rig) -> None:
     addresses = {address_of(view) for view in before}
     rig.write(20, state).wait(LIMIT_S)
     assert {address_of(arena.take(8 << 20)) for arena in rig.writer._arenas} == addresses
-
-
-def test_an_error_that_each_rank_is_told_later_fails_no_save_after_it() -> None:
-    pair = Pair(WhenFull.BLOCK)
-    one, other = pair.writers
-
-    def write(writer: AsyncCheckpointWriter, step: int, value: Any = 1) -> CheckpointInfo:
-        return writer.write({"a": value}, SaveRequest(step=step))
-
-    with pytest.raises(CheckpointError, match="cannot be saved"):
-        write(one, 20, object())
-    one.settle()
-    write(other, 20)
-    other.settle()
-    with pytest.raises(CheckpointAborted, match="cannot be saved"):
-        write(other, 40)
-    other.settle()
-    dropped = write(one, 40)
-    one.settle()
-    assert dropped.dropped
-    for info in [write(writer, 60) for writer in (one, other)]:
-        info.wait(LIMIT_S)
-    one.close()
-    other.close()
 
 
 def test_where_no_thread_can_be_started_for_a_while_errors_are_raised_all_the_same(

@@ -12,7 +12,7 @@ from strata.errors import InvalidArgument
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.members_pb2 import RankProgress
-from tests.unit.client.test_rank_client import rank_client
+from tests.unit.client.fake_rank import rank_client
 
 
 @pytest.mark.parametrize("value", [2**70, -1, 1.5, "7", None, True, 1 << 20_000], ids=type)

@@ -1,0 +1,72 @@
+"""Writers whose disk a test can hold up and make fail."""
+
+import threading
+from typing import Any
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.saving import Saver
+from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
+from strata.core.records import CheckpointState
+from strata.errors import StorageError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
+
+LIMIT_S = 20
+
+
+class Rig:
+    """A writer whose disk can be held up and made to fail."""
+
+    def __init__(self, **options: Any) -> None:
+        self.storage = MemoryStorage()
+        self.catalog = local_catalog(self.storage)
+        self.go = threading.Event()
+        self.go.set()
+        self.waiting = threading.Event()
+        self.storage.fault = self._fault
+        self.full: set[int] = set()
+        self.after: list[CheckpointMetadata | None] = []
+        saver = Saver(storage=self.storage, catalog=self.catalog, commit_timeout_s=LIMIT_S)
+        options.setdefault("after_save", self.after.append)
+        self.writer = AsyncCheckpointWriter(saver, **options)
+
+    def _fault(self, verb: str, name: str) -> None:
+        if verb == "begin" and name.endswith("safetensors"):
+            self.waiting.set()
+            assert self.go.wait(LIMIT_S)
+            if any(f"step-{step:012d}-" in name for step in self.full):
+                raise StorageError("disk full")
+
+    def write(self, step: int, state: Any = None) -> CheckpointInfo:
+        return self.writer.write({"a": step} if state is None else state, SaveRequest(step=step))
+
+    def steps(self) -> list[int]:
+        return [c.step for c in self.catalog.all()]
+
+
+def full(**options: Any) -> tuple[Rig, CheckpointInfo, CheckpointInfo]:
+    """Return a rig with one save that is being written, and one that waits."""
+    rig = Rig(**options)
+    rig.go.clear()
+    first = rig.write(20)
+    assert rig.waiting.wait(LIMIT_S)
+    return rig, first, rig.write(40)
+
+
+class Pair:
+    """Two ranks with a writer each; rank 0's storage can be held up."""
+
+    def __init__(self, when_full: WhenFull) -> None:
+        self.shared = SharedCatalog(2)
+        self.rigs = [Rig(when_full=when_full) for _ in range(2)]
+        self.writers = []
+        storage = self.rigs[0].storage
+        for rank, rig in enumerate(self.rigs):
+            saver = Saver(storage=storage, catalog=self.shared.of(rank), commit_timeout_s=LIMIT_S)
+            self.writers.append(AsyncCheckpointWriter(saver, when_full=when_full))
+            rig.writer.close()
+
+    def state_of(self, step: int) -> CheckpointState:
+        return self.shared.records[step].state
