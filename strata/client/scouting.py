@@ -1,8 +1,9 @@
-"""Looking for another replica while the one that serves says that it is not ready (PROTOCOLS 5.5).
+"""Looking for another replica while the one that serves is not ready, or silent (PROTOCOLS 5.5).
 
-A replica that lost etcd and its peers knows nobody to send its members to, and the leader takes
-them for orphans before long. Its members may reach the others all the same. So they look, and keep
-what they have until another replica has welcomed them: when nobody is ready, no stream is lost.
+A replica that lost etcd and its peers knows nobody to send its members to, nor does one that froze
+before it knew; the leader takes them for orphans before long. Its members may reach the others all
+the same. So they look, and keep what they have until another replica has welcomed them: when nobody
+is ready, no stream is lost.
 
 A `Hello.if_ready` is refused at once by who is not ready, so that a look costs little, leaves
 nothing under way behind it, and never takes a session from the replica that it already has.
@@ -56,6 +57,8 @@ class Lookout:
         self._introduce = introduce
         self._unready_s = unready_s
         self._since: float | None = None
+        """When it was first heard that the replica is not ready; None while it is."""
+        self._trouble = ""
         self._looking: asyncio.Task[None] | None = None
         self._asked: Endpoint | None = None
         """Who has our hello and has not answered yet."""
@@ -78,7 +81,13 @@ class Lookout:
             if self._asked is None:
                 self._stop()
         elif self._since is None:
-            self._since = asyncio.get_running_loop().time()
+            self._since, self._trouble = asyncio.get_running_loop().time(), "is not ready"
+
+    def silent(self) -> None:
+        """Take note that the replica has said nothing for so long that it is time to look, until it does."""
+        if self._since is None:
+            self._since = asyncio.get_running_loop().time() - self._unready_s
+            self._trouble = "is silent"
 
     def look(self, link: Link[Down, Up]) -> None:
         """Begin to look, if it is time; close `link` once another replica has welcomed the session."""
@@ -89,7 +98,7 @@ class Lookout:
 
         def take(found: Found) -> None:
             self._found, self._looking = found, None
-            link.close(Unavailable(f"{self._route.current} is not ready, and {found.endpoint} is"))
+            link.close(Unavailable(f"{self._route.current} {self._trouble}, and {found.endpoint} is ready"))
 
         task = self._looking = asyncio.create_task(self._scout(take), name="scout")
         self._tasks[task] = None

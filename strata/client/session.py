@@ -374,6 +374,8 @@ class Session:
             if self._silence_s >= self._limit_s():
                 link.close(Unavailable(f"{self._route.current} was silent for {self._silence_s:.1f} s"))
                 return
+            if self.connected and self._silence_s >= self._pace.silent_s:
+                self._lookout.silent()
             self._lookout.look(link)
             if number % 4 == 0:
                 link.send(Up(tick=Tick(sequence=number // 4)))

@@ -135,10 +135,44 @@ async def test_a_silent_replica_is_left_if_another_is_ready() -> None:
 @in_virtual_time()
 async def test_a_silent_replica_is_kept_if_no_other_is_ready() -> None:
     async with rig(2) as r:
+        r.others[0].refuse_hello = errors.Unavailable("this replica is not ready")
         r.serving.ticking = False
         await asyncio.sleep(300)
         assert len(r.observer.connected) == 1
         assert r.session.connected
+
+
+@in_virtual_time()
+async def test_a_silent_replica_that_knew_of_no_other_is_left_for_one_that_welcomes() -> None:
+    """It may have frozen before it knew; its members are orphans before long."""
+    async with rig(3) as r:
+        before, there = r.serving, r.others[0]
+        r.others[1].refuse_hello = errors.Unavailable("this replica is not ready")
+        before.ready_addresses = []
+        await asyncio.sleep(2.5)
+        before.ticking = False
+        silent_at = asyncio.get_running_loop().time()
+        assert await r.reconnected(2) is there
+        assert there.hellos[-1].if_ready
+        assert 2.0 <= there.hello_times[-1] - silent_at <= 4.0
+        assert "is silent, and" in r.observer.troubles[-1].message
+
+
+@in_virtual_time()
+async def test_a_replica_that_speaks_again_is_looked_for_elsewhere_no_more() -> None:
+    async with rig(2) as r:
+        there = r.others[0]
+        there.refuse_hello = errors.Unavailable("this replica is not ready")
+        r.serving.ticking = False
+        await asyncio.sleep(10)
+        assert there.hellos
+        r.serving.ticking = True
+        await asyncio.sleep(2)
+        looked = len(there.hellos)
+        there.refuse_hello = None
+        await asyncio.sleep(60)
+        assert len(there.hellos) == looked
+        assert len(r.observer.connected) == 1
 
 
 @in_virtual_time()
