@@ -39,12 +39,13 @@ class Untold:
 
     @property
     def awaited(self) -> str:
-        """The saves that have not ended, and how much of each is written here."""
-        return ", ".join(
-            f"step {info.step} ({info.bytes_written} of {info.bytes_total} bytes are written)"
+        """What has not ended: saves, and how much of each is written here, or what follows them."""
+        saves = [
+            f"the save of step {info.step} ({info.bytes_written} of {info.bytes_total} bytes are written)"
             for info in self._infos
             if not info.done
-        )
+        ]
+        return ", ".join(saves) or "what follows a save: to tell of it, to remove old checkpoints"
 
     @property
     def written(self) -> list[int]:

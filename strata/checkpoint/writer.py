@@ -450,7 +450,7 @@ class AsyncCheckpointWriter:
                 left_s -= SAY_S
                 if left_s <= 0:
                     return False
-            log.warning("the end waits for saves in flight: %s", self._untold.awaited)
+            log.warning("the end waits for %s", self._untold.awaited)
         return True
 
     # -- the end of the process

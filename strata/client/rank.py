@@ -375,9 +375,10 @@ class RankClient:
                 pass  # its generation has ended: leaving says the rest
             except TimeoutError:
                 told = False
-            self._limit = None
-            if unheard is not None:
-                unheard.cancel()
+            finally:
+                self._limit = None
+                if unheard is not None:
+                    unheard.cancel()
         if last:
             await self._session.leave(reason, limit_s=HURRIED_S if self._hurried else LEAVE_S)
         return told

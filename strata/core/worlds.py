@@ -37,7 +37,7 @@ from strata.core.records import (
     WorldHead,
     encode,
 )
-from strata.core.txn import Compare, Delete, Operation, Put, Txn, created_at, unchanged
+from strata.core.txn import Compare, Delete, Operation, Put, Txn, created_at, none_newer_in, unchanged
 from strata.core.view import Entry
 from strata.core.world_changes import Change, Situation
 
@@ -204,9 +204,7 @@ class _Planner:
         standbys, standbys_known = self._standbys(members)
         operations += standbys
         latest_known = unchanged(keys.latest, view.mod_revision(keys.latest))
-        begun = keys.barrier_floor(reshaping.BEGIN_BARRIER, situation.generation)
-        begun_known = unchanged(begun, view.mod_revision(begun))  # else they save first, and come back
-        compares = (*self._guards(), latest_known, begun_known, *standbys_known)
+        compares = (*self._guards(), latest_known, *self._said_no_more(), *standbys_known)
         txns = write_members(
             self.job,
             generation=generation,
@@ -221,6 +219,19 @@ class _Planner:
             else f"generation {generation} of {len(members)} members, {size} ranks"
         )
         return WorldPlan(reason=f"{what}: {change.why}", txns=txns)
+
+    def _said_no_more(self) -> list[Compare]:
+        """Hold while the ranks have met no further for a beginning or an end, and no other one is done.
+
+        Else another plan is right: that they save first, that they are left to end, that all is done.
+        """
+        view, keys, generation = self.job.view, self.job.keys, self.situation.generation
+        names = (reshaping.BEGIN_BARRIER, reshaping.LAST_BARRIER, reshaping.CLOSING_BARRIER)
+        floors = (keys.barrier_floor(name, generation) for name in names)
+        return [
+            *(unchanged(floor, view.mod_revision(floor)) for floor in floors),
+            none_newer_in(keys.done(generation), view.revision),
+        ]
 
     def _hosts(self, members: tuple[Member, ...]) -> set[str]:
         """Return where these members run."""

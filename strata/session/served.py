@@ -194,7 +194,8 @@ async def _answered(answer: Coroutine[Any, Any, Handler], reader: _Reader, limit
             answering.result().ended(End.CLOSED)
         raise
     if answering.cancelled():
-        watching.result()
+        if not watching.cancelled():
+            watching.result()
         raise Unavailable("the other side went before its Hello was answered", hint="")
     return answering.result()
 

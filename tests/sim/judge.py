@@ -469,13 +469,14 @@ class Judge:
 def _writes(txn: Txn, written: Revision) -> bool:
     """Tell whether a revision may be the work of a transaction: it changes nothing else."""
     operations = (*txn.success, *txn.failure)
-    return all(any(_changes(operation, event.kv.key) for operation in operations) for event in written.events)
+    return all(any(_makes(operation, event) for operation in operations) for event in written.events)
 
 
-def _changes(operation: Operation, key: str) -> bool:
-    if isinstance(operation, Delete) and operation.range_end is not None:
+def _makes(operation: Operation, event: Event) -> bool:
+    key = event.kv.key
+    if event.deleted and isinstance(operation, Delete) and operation.range_end is not None:
         return operation.key <= key < operation.range_end
-    return isinstance(operation, Put | Delete) and operation.key == key
+    return isinstance(operation, Delete if event.deleted else Put) and operation.key == key
 
 
 def is_of_the_past(txn: Txn, kv: KeyValue | None) -> bool:

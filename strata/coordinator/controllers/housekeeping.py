@@ -34,6 +34,8 @@ from strata.observe import get_logger
 log = get_logger()
 
 AGAIN_S: Final = 0.1
+ATTEMPT_S: Final = 1.0
+"""How long one attempt at deleting orphans may take, before it is asked again who is one."""
 
 
 class Housekeeping:
@@ -123,7 +125,13 @@ class Housekeeping:
             self._timing.orphan_s - (now_ms - max(self._calm_since_ms, at_ms)) / 1000
             for at_ms in since.values()
         ]
-        return await self._carry_out(name, plan, waits_s)
+        first = Cleaning(reason=plan.reason, txns=plan.txns[:1])
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                again_s = await self._carry_out(name, first, waits_s)
+        except TimeoutError:  # who came to the door meanwhile is not to be deleted by one more try
+            return AGAIN_S
+        return AGAIN_S if len(plan.txns) > 1 else again_s
 
     async def _carry_out(self, name: str, plan: Cleaning, waits_s: list[float]) -> float | None:
         """Execute a plan; return when to look again: at once if it was outdated."""

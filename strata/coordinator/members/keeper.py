@@ -41,6 +41,9 @@ log = get_logger()
 ATTEMPT_S: Final = 1.0
 """How long one attempt at a removal may take, before it is asked again whether it is right."""
 
+REDIAL_S: Final = 0.5
+"""What a try elsewhere and a connection take, on top of a client's longest pause."""
+
 
 class Transport(Protocol):
     """One way in which one run of a member's process reaches this replica."""
@@ -53,6 +56,10 @@ class Transport(Protocol):
 
     def dismiss(self, error: StrataError) -> None:
         """End: the member is not served by this transport any more."""
+        ...
+
+    def quiet_s(self) -> float:
+        """Return for how long nothing shows that its member is there; 0 while a connection does."""
         ...
 
 
@@ -71,7 +78,9 @@ class Keeper:
         self._failed: dict[_Key, int] = {}
         """The mod_revision of a key whose member was served here, and whose transport went down."""
         self._last: dict[_Key, tuple[BootId, float]] = {}
-        """Whose transport went down within the reconnect grace, and when; in the order of that."""
+        """Whose transport went down within the last `_away_s`, and when; in the order of that."""
+        self._named_since: dict[_Key, tuple[int, float]] = {}
+        """At which mod_revision a key names this replica, and since when that is seen."""
         self._condemned: dict[_Key, int] = {}
         self._losses: dict[_Key, asyncio.Event] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -110,7 +119,8 @@ class Keeper:
     def lose(self, transport: Transport, *, broke: bool = True, silent: bool = False) -> None:
         """Take note that a transport is down.
 
-        `broke`: neither side ended it on purpose. `silent`: its member had `detect_s` for a sign of life.
+        `broke`: neither side ended it on purpose. `silent`: its member had `detect_s` for a sign of life
+        here, if it was served here for so long.
         """
         key = (transport.job, transport.worker)
         boots = self._transports.get(key, {})
@@ -124,6 +134,10 @@ class Keeper:
         self._note_last(key, transport.boot)
         if transport.incarnation or silent:
             self._note_failed(key, transport.boot)
+        if silent and not transport.incarnation and (named := self._named_since.get(key)) is not None:
+            # a hand-over that took effect late: until then it may have given its signs elsewhere
+            heard_until = named[1] + self._context.timing.detect_s
+            self._unattended_since[key] = max(asyncio.get_running_loop().time(), heard_until)
         self.look(*key)
         if (event := self._losses.pop(key, None)) is not None:
             event.set()
@@ -133,12 +147,12 @@ class Keeper:
         return self._transports.get((job, worker), {}).get(BootId(boot))
 
     def hears(self, job: str, worker: str, boot: str) -> bool:
-        """Tell whether a transport of this boot is up, registered or not, or was within the reconnect grace."""
-        if self.find(job, worker, boot) is not None:
-            return True
+        """Tell whether this boot is at the door, registered or not, or was so lately that it may be back."""
+        timing = self._context.timing
+        if (transport := self.find(job, worker, boot)) is not None:
+            return transport.quiet_s() < timing.orphan_s
         last, at_s = self._last.get((job, worker), ("", 0.0))
-        since_s = asyncio.get_running_loop().time() - at_s
-        return last == boot and since_s < self._context.timing.reconnect_grace_s
+        return last == boot and asyncio.get_running_loop().time() - at_s < self._away_s
 
     def failed_incarnation(self, job: str, worker: str) -> int:
         """Return the incarnation whose transport was ours and is down; 0 when there is none, or
@@ -178,6 +192,10 @@ class Keeper:
             self._condemned.pop(key, None)
         if entry is None or entry.mod_revision != self._failed.get(key):
             self._failed.pop(key, None)
+        if entry is None or entry.record.served_by != self._context.instance:
+            self._named_since.pop(key, None)
+        elif self._named_since.get(key, (0, 0.0))[0] != entry.mod_revision:
+            self._named_since[key] = (entry.mod_revision, asyncio.get_running_loop().time())
         if self._unattended(key) is None:
             self._unattended_since.pop(key, None)
             return
@@ -263,8 +281,14 @@ class Keeper:
         now = asyncio.get_running_loop().time()
         self._last.pop(key, None)
         self._last[key] = (boot, now)
-        while (oldest := next(iter(self._last.items())))[1][1] < now - self._context.timing.reconnect_grace_s:
+        while (oldest := next(iter(self._last.items())))[1][1] < now - self._away_s:
             del self._last[oldest[0]]
+
+    @property
+    def _away_s(self) -> float:
+        """How long a client that found no answer here may take until it asks here again."""
+        timing = self._context.timing
+        return max(timing.reconnect_grace_s, timing.max_reconnect_s + REDIAL_S)
 
     def _decide(self, key: _Key, view: View) -> Decision:
         job, worker = key

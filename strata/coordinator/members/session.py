@@ -86,6 +86,9 @@ class MemberSession:
         """Queue a message for the member."""
         self._session.send(message)
 
+    def quiet_s(self) -> float:
+        return 0.0
+
     def dismiss(self, error: StrataError) -> None:
         """End the session: for good, unless the error says that the member may come again."""
         if self._leaving or self._session.closed:

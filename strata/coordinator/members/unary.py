@@ -60,15 +60,22 @@ class HeartbeatTransport:
         self._limit_s = limit_s
         self._keeper = keeper
         self._timer: asyncio.TimerHandle | None = None
+        self._heard_at: float | None = None
 
     def touch(self) -> None:
         """Take note of a sign of life."""
         self._stop()
+        self._heard_at = asyncio.get_running_loop().time()
         self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._silent)
 
     def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
         self._stop()
         self._keeper.lose(self, broke=False)
+
+    def quiet_s(self) -> float:
+        if self._heard_at is None:  # its first call is under way
+            return 0.0
+        return asyncio.get_running_loop().time() - self._heard_at
 
     def _silent(self) -> None:
         self._keeper.lose(self, broke=self.incarnation > 0, silent=True)

@@ -139,7 +139,7 @@ def test_an_end_that_has_to_wait_says_for_what(monkeypatch: pytest.MonkeyPatch) 
     rig.write(20, {"a": np.ones(1000)})
     rig.writer.close()
     assert rig.steps() == [20]
-    assert re.fullmatch(r"the end waits for saves in flight: step 20 \(0 of \d+ bytes .*", said[0])
+    assert re.fullmatch(r"the end waits for the save of step 20 \(0 of \d+ bytes .*", said[0])
 
 
 def test_a_failed_step_may_be_saved_again(rig: Rig) -> None:

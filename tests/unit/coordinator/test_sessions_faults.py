@@ -88,6 +88,9 @@ class BriefTransport:
         self.boot = BootId(member.boot)
         self.incarnation = member.incarnation
 
+    def quiet_s(self) -> float:
+        return 0.0
+
     def dismiss(self, error: StrataError) -> None:
         raise AssertionError(error)
 

@@ -249,3 +249,29 @@ def test_a_head_that_was_planned_before_the_ranks_were_asked_comes_to_nothing() 
     go(job)
     assert job.store.live.reshape(1) is not None
     assert not job.store.execute(early).succeeded
+
+
+@pytest.mark.parametrize("barrier", [CLOSING_BARRIER, LAST_BARRIER])
+def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_nothing(barrier: str) -> None:
+    job = growing()
+    go(job)
+    late = plan(job.store, job.epoch, settled=True, asked_s=OVER_S)
+    meet(job, barrier)
+    assert not [job.store.execute(txn).succeeded for txn in late.txns][-1]
+    go(job, asked_s=OVER_S)
+    assert head(job.store).generation == 1
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+def test_a_head_that_was_planned_before_a_rank_was_done_comes_to_nothing(ranks: tuple[int, ...]) -> None:
+    """In a job whose ranks do not heed notices: it would train again though all of them are done."""
+    job = Job(2, least=1)
+    go(job)
+    register(job.store, "w2", min_workers=1, max_workers=3)
+    larger = plan(job.store, job.epoch, settled=True)
+    for rank in ranks:
+        ends(job.store, rank, 0)
+    assert not [job.store.execute(txn).succeeded for txn in larger.txns][-1]
+    go(job)
+    assert head(job.store).generation == 1
+    assert (job.store.live.phase() is Phase.DONE) == (len(ranks) == 2)

@@ -169,6 +169,19 @@ async def test_a_hello_whose_sender_is_gone_is_given_up() -> None:
 
 
 @in_virtual_time()
+async def test_a_hello_whose_answer_was_cancelled_inside_is_refused() -> None:
+    async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
+        raise asyncio.CancelledError
+
+    client, server = pair()
+    serving = asyncio.create_task(serve(server, accept))
+    client.send(HELLO)
+    with pytest.raises(Unavailable):
+        await client.recv()
+    await serving
+
+
+@in_virtual_time()
 async def test_little_is_read_before_the_welcome() -> None:
     async def accept(hello: session_pb2.Hello, session: Session) -> Recorder:
         await asyncio.sleep(5)

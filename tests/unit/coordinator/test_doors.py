@@ -1,0 +1,155 @@
+"""Who is alive and whose hand-over is slow: at the leader's door, or served elsewhere all the while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.config import CoordinatorConfig
+from strata.core.txn import Delete, Put, Txn
+from strata.testing import replicas
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.serving_rig import JOB, cluster
+from tests.unit.coordinator.unary_client import Client
+
+KEY = JOB.worker("w0")
+
+
+class Network(PromptNetwork):
+    """Delays or loses the writes and the deletions of one worker's key."""
+
+    def __init__(self) -> None:
+        self.put: Fate | None = None
+        self.puts_left = 1 << 30
+        self.delete: Fate | None = None
+        self.deleting = asyncio.Event()
+
+    def fate(self, call: Call) -> Fate:
+        operations = call.argument.success if isinstance(call.argument, Txn) else ()
+        if any(isinstance(o, Put) and o.key == KEY for o in operations) and self.put is not None:
+            self.puts_left -= 1
+            return self.put if self.puts_left >= 0 else Fate()
+        if any(isinstance(o, Delete) and o.key == KEY for o in operations):
+            self.deleting.set()
+            return self.delete or Fate()
+        return Fate()
+
+
+def detecting_in(monkeypatch: pytest.MonkeyPatch, detect_s: float) -> None:
+    monkeypatch.setattr(replicas, "CoordinatorConfig", lambda: CoordinatorConfig(detect_s=detect_s))
+
+
+@pytest.mark.parametrize(("detect_s", "write_s"), [(5.0, 0.3), (10.0, 0.0), (20.0, 0.0)])
+@in_virtual_time()
+async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time_to_hear_of_it(
+    monkeypatch: pytest.MonkeyPatch, detect_s: float, write_s: float
+) -> None:
+    """The replica that it was handed over to has not heard of it for `detect_s` just then; nor could it."""
+    detecting_in(monkeypatch, detect_s)
+    async with cluster(0, members=1) as c:
+        late, other = Network(), Network()
+        c.add("r1", network=late)
+        c.add("r2", network=other)
+        c.add("r3")
+        await c.ready()
+        client = Client(c, "w0")
+        await client.register("r2")
+        other.put = Fate(delay_s=write_s)
+        c.partition("r1", "r2")
+        c.partition("r2", "r1")
+        await asyncio.sleep(1.5)
+        now = asyncio.get_running_loop().time
+        late.put, late.puts_left = Fate(delay_s=0.5 + detect_s - 0.05), 1
+        takes_effect = now() + late.put.delay_s
+        given_up = asyncio.create_task(client.heartbeat("r1"))
+        await asyncio.sleep(0.5)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        heartbeat_s = c["r1"].context.timing.heartbeat_s
+        beat_at = takes_effect - 0.05 * heartbeat_s
+        while beat_at - heartbeat_s > now():
+            beat_at -= heartbeat_s
+        before = client.incarnation
+        for _ in range(40):
+            await asyncio.sleep(max(0.0, beat_at - now()))
+            beat_at += heartbeat_s
+            await client.heartbeat("r2")
+            entry = c.worker("w0")
+            assert entry is not None
+            assert entry.create_revision == before
+
+
+@in_virtual_time()
+async def test_a_call_at_the_leader_spares_a_client_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    detecting_in(monkeypatch, 20.0)
+    async with cluster(0, members=1) as c:
+        network = Network()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        c.add("r3")
+        await c.ready()
+        client = Client(c, "w0", "boot-a")
+        await client.register("r2")
+        c["r2"].kill()
+        network.put = Fate(delay_s=0.2, lost="request")
+        await asyncio.sleep(1)
+        given_up = asyncio.create_task(client.heartbeat("r1"))
+        await asyncio.sleep(2)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        network.put = None
+        began = asyncio.get_running_loop().time()
+        await Client(c, "w0", "boot-b").register("r1")
+        assert asyncio.get_running_loop().time() - began < 10.0
+
+
+@in_virtual_time()
+async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_door() -> None:
+    async with cluster(0, members=1) as c:
+        network = Network()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        await c.ready()
+        member = await c.member("w0").connect("r2")
+        before = member.incarnation
+        member.drop()
+        c["r2"].kill()
+        network.delete = Fate(delay_s=0.9, lost="request")
+        await network.deleting.wait()
+        network.put = Fate(delay_s=5.0)
+        await asyncio.sleep(0.1)
+        member.dial("r1")
+        await asyncio.sleep(1.0)
+        network.delete = None
+        await asyncio.sleep(8.0)
+        entry = c.worker("w0")
+        assert entry is not None
+        assert entry.create_revision == before
+
+
+@pytest.mark.parametrize("pause_s", [0.3, 1.8])
+@in_virtual_time()
+async def test_who_comes_back_to_the_door_after_a_client_s_longest_pause_is_no_orphan(pause_s: float) -> None:
+    async with cluster(0, members=1) as c:
+        network = Network()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        await c.ready()
+        member = await c.member("w0").connect("r2")
+        before, began = member.incarnation, asyncio.get_running_loop().time()
+        network.put = Fate(delay_s=60.0)
+        c["r2"].kill()
+        welcomed = False
+        while not welcomed:
+            if asyncio.get_running_loop().time() - began > 15:
+                network.put = None
+            member.dial("r1")
+            await member.until(lambda: member.over.is_set() or member.all("welcome"))
+            welcomed = bool(member.all("welcome"))
+            await asyncio.sleep(pause_s)
+        assert member.incarnation == before
