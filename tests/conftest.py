@@ -28,6 +28,10 @@ tempfile.tempdir = None
 # gRPC reads it once, at import: without it a forked child of a process with grpc.aio crashes.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# torch looks up the other end of every connection of its stores. Tests reach nothing but this machine, and
+# must not wait 10 s a connection because a name service far away is slow (seen: a minute until two ranks met).
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a
 # night's search: HYPOTHESIS_PROFILE=thorough make test
 hypothesis.settings.register_profile("default", deadline=None, database=None, derandomize=True)

@@ -12,17 +12,21 @@ import resource
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
-from strata.client import CoordinatorClient
+from strata.client import CoordinatorClient, parse_endpoints
+from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.config import CoordinatorConfig, Credentials, split_address
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.errors import StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
+from strata.launch.addresses import address_towards
 from strata.launch.ports import is_free
 from strata.observe.words import size
 from strata.security.dates import validity
@@ -95,6 +99,32 @@ def clock() -> Finding:
             "run an NTP client: certificates and the times of checkpoints go by it",
         )
     return _ok("clock", "kept in time")
+
+
+def names(endpoints: str, *, timeout_s: float) -> Iterator[Finding]:
+    """Look how long the name service takes for the coordinators' addresses and for the name of ours."""
+    try:
+        towards = parse_endpoints(endpoints)[0]
+    except StrataError:
+        return  # `cluster` says what is wrong with it
+    told: list[tuple[str, float]] = []
+
+    def look() -> None:
+        began = time.monotonic()
+        address = address_towards(towards.host or "localhost", towards.port)
+        lookup_s(address)
+        told.append((address, time.monotonic() - began))
+
+    limit_s = max(timeout_s, 2 * SLOW_S)
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(limit_s)
+    if not told:
+        yield _warn("names", f"the name service did not answer within {limit_s:g} s", ADVICE)
+    elif told[0][1] > SLOW_S:
+        yield _warn("names", f"looking up {told[0][0]} took {told[0][1]:.1f} s", ADVICE)
+    else:
+        yield _ok("names", f"{told[0][0]} was looked up in {1000 * told[0][1]:.0f} ms")
 
 
 def fork() -> Finding:

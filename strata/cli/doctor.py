@@ -53,6 +53,7 @@ def doctor(
     findings = [
         *checks.machine(),
         checks.clock(),
+        *checks.names(endpoints, timeout_s=timeout_s),
         checks.fork(),
         checks.server_extra(),
         *checks.credentials(credentials),

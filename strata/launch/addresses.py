@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 
@@ -9,7 +10,7 @@ import socket
 def address_towards(host: str, port: int) -> str:
     """Return this host's address on the route to `host`, where other nodes reach it too.
 
-    Without a name service or a route it is this host's name.
+    Without a name service or a route it is this host's name. It blocks while the name service says nothing.
     """
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
@@ -18,3 +19,8 @@ def address_towards(host: str, port: int) -> str:
             probe.connect(address)  # sends nothing: it only asks the routing table
             return str(probe.getsockname()[0])
     return socket.gethostname()
+
+
+async def find_address_towards(host: str, port: int) -> str:
+    """Return `address_towards`, while the loop goes on: what holds a session must not wait for a name service."""
+    return await asyncio.to_thread(address_towards, host, port)

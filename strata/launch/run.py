@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strata.client import MemberSession, parse_endpoints
+from strata.client import MemberSession, name_lookup, parse_endpoints
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.exit_codes import PREEMPTED
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, JobDone, StrataError
-from strata.launch.addresses import address_towards
+from strata.launch.addresses import find_address_towards
 from strata.launch.devices import OpenDevices
 from strata.launch.draining import prepare_devices, watching_devices
 from strata.launch.environment import Place
@@ -140,7 +140,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="strata-") as folder:
             if not await _connected(session, serve_session, asked):
                 return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
-            address = config.address or address_towards(endpoints[0].host, endpoints[0].port)
+            address = config.address or await find_address_towards(endpoints[0].host, endpoints[0].port)
+            name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
             run = _run(config, command, session, observer, Path(folder), devices, worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+from strata.client import name_lookup
 from strata.errors import Unavailable
 from strata.training.peers import Peers
 
@@ -79,6 +80,7 @@ def _store(torch: Any, peers: Peers) -> Any:
     store, offer = None, b""
     if peers.rank == 0:
         address = _own_address()
+        name_lookup.warn_if_slow(address, log.warning)
         store = torch.distributed.TCPStore(
             address, 0, peers.world_size, is_master=True, wait_for_workers=False, timeout=limit
         )

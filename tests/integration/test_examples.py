@@ -132,3 +132,4 @@ def test_a_small_gpt_learns_under_torchrun_while_rank_0_is_killed(
     assert len(record.wait_one("written")["text"]) == 200
     for one in pair:
         one.wait_quiet()
+    assert not [e["text"] for e in record.of("line") if "exit barrier" in e["text"]], "they leave together"

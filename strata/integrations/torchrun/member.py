@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from strata.client import name_lookup
 from strata.config.run import PROCESS
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import PREEMPTED
@@ -23,7 +24,7 @@ from strata.integrations.torchrun.launcher import RankFailure
 from strata.integrations.torchrun.meeting import Met, Offer, meet
 from strata.integrations.torchrun.session import TELL_S, AgentSession
 from strata.integrations.torchrun.settings import AgentSettings
-from strata.launch.addresses import address_towards
+from strata.launch.addresses import find_address_towards
 from strata.launch.environment import OURS, Place, rank_environment
 from strata.launch.joining import join_barrier
 from strata.launch.notices import LATE_S, ask_all_to_stop, names
@@ -66,6 +67,7 @@ class AgentMember:
         self.stopped = False
         """Whether the workers that ended here for good had stopped as they were asked to: the job goes on."""
         self._leaving: asyncio.Task[None] | None = None
+        self._address = ""
         self.place: Place | None = None
         """Where the workers of the generation joined last stand."""
 
@@ -351,8 +353,7 @@ class AgentMember:
             first_rank=place.first_rank,
             reason=world.reason,
         )
-        coordinator = settings.endpoints[0]
-        address = settings.local_addr or address_towards(coordinator.host, coordinator.port)
+        address = await self._own_address()
         port = await open_store(address) if place.first_rank == 0 else 0
         offer = Offer(role=settings.role, slots=settings.slots, address=address, port=port)
         try:
@@ -374,6 +375,16 @@ class AgentMember:
             return None
         met = meet(payloads, size=world.size, first_rank=place.first_rank, role=settings.role)
         return self._place(update, met), met
+
+    async def _own_address(self) -> str:
+        """Return where others reach this node; it is found once."""
+        if not self._address:
+            coordinator = self._settings.endpoints[0]
+            self._address = self._settings.local_addr or await find_address_towards(
+                coordinator.host, coordinator.port
+            )
+            name_lookup.warn_if_slow(self._address, lambda said: log.warning("names.slow", reason=said))
+        return self._address
 
     def _place(self, update: WorldUpdate, met: Met) -> Place:
         return Place(

@@ -4,17 +4,21 @@ An agent uses its store for two things, and waits in it for other agents that ma
 
 - to number the workers. All that is known from the join barrier, so it is answered without asking.
 - to leave together, once its workers have ended well. It says so to Strata at that moment, and
-  waits no longer than the generation lasts: in a newer one nobody will ever come.
+  waits no longer than the generation lasts: in a newer one nobody will ever come. Who has the store
+  lets the others read there that all have come, before it takes the store away by leaving: they would
+  end well all the same, but with a traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from torch.distributed import DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]  # not in their list
+from torch.distributed import DistError, DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]  # not in their list
 
 from strata.errors import ConfigError
 from strata.integrations.torchrun.meeting import Met
@@ -23,6 +27,12 @@ from strata.launch.environment import Place
 ROLE_INFO: Final = "torchelastic/role_info/"
 ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"
 EXIT_BARRIER: Final = "torchelastic/agent/terminal_state"
+PARTED: Final = "strata/parted"
+"""How many agents have read that all have come."""
+PART_S: Final = 2.0
+"""How long who has the store waits for them: some may be gone already."""
+LOOK_S: Final = 0.2
+PART_LOOK_S: Final = 0.02
 
 
 class AgentStore(PrefixStore):
@@ -86,9 +96,21 @@ class AgentStore(PrefixStore):
         while not self.check(wanted):
             if left_s <= 0:
                 raise DistStoreError(f"{', '.join(wanted)} did not come in time")
-            if self._ended_within(min(0.2, left_s)):
+            if self._ended_within(min(LOOK_S, left_s)):
                 raise DistStoreError(f"generation {self._place.generation} has ended")
-            left_s -= 0.2
+            left_s -= LOOK_S
+        if any(key.startswith(EXIT_BARRIER) for key in wanted):
+            self._part()
+
+    def _part(self) -> None:
+        """Leave the store; who has it does so last, or after `PART_S`."""
+        if self._place.member.first_rank != 0:
+            with contextlib.suppress(DistError):  # who has the store waits for so long, and no longer
+                super().add(PARTED, 1)
+            return
+        others, until = self._place.world.members - 1, time.monotonic() + PART_S
+        while super().add(PARTED, 0) < others and time.monotonic() < until:
+            time.sleep(PART_LOOK_S)
 
     def _check(self, value: bytes | str) -> None:
         """Refuse an agent that runs another number of workers than this one registered with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,24 @@ def test_storage_that_is_a_file_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert checks.storage(tmp_path / "file").level == "FAIL"
     assert checks.storage(tmp_path).level in {"OK", "WARN"}
+
+
+def test_names_that_nobody_looks_up_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SLOW_S", 0.05)
+    monkeypatch.setattr(checks, "lookup_s", lambda _host: time.sleep(2.0))
+    (finding,) = checks.names("127.0.0.1:50051", timeout_s=0.1)
+    assert finding.level == "WARN"
+    assert "did not answer within 0.1 s" in finding.says
+    assert "RES_OPTIONS" in finding.hint
+
+
+def test_names_that_take_long_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SLOW_S", 0.05)
+    monkeypatch.setattr(checks, "lookup_s", lambda _host: time.sleep(0.2))
+    (finding,) = checks.names("127.0.0.1:50051,127.0.0.2:50051", timeout_s=5.0)
+    assert finding.level == "WARN"
+    assert "looking up 127.0.0.1 took 0.2 s" in finding.says
+
+
+def test_names_of_what_is_no_endpoint_are_left_to_who_connects_to_it() -> None:
+    assert not list(checks.names("nonsense::", timeout_s=1.0))

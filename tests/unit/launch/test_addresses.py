@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 
 import pytest
 
 from strata.client import parse_endpoints
-from strata.launch.addresses import address_towards
+from strata.launch.addresses import address_towards, find_address_towards
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,20 @@ def test_ranks_are_reached_where_the_route_to_the_coordinators_begins(endpoint: 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", ""])
 def test_without_a_route_the_host_s_name_has_to_do(host: str) -> None:
     assert address_towards(host, 1) == socket.gethostname()
+
+
+async def test_a_name_service_that_says_nothing_holds_no_session_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that waits for it sends no pings: the member would be taken for frozen."""
+
+    def late(*_args: object, **_kinds: object) -> object:
+        time.sleep(0.5)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    finding = asyncio.create_task(find_address_towards("coordinator-1", 50051))
+    ticks = 0
+    while not finding.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    assert ticks > 10
+    assert finding.result() == socket.gethostname()

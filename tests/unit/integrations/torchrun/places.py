@@ -26,9 +26,10 @@ def update(
     return made
 
 
-def place(generation: int) -> Place:
-    """Return where agent `a` stands in `generation`: ranks 2 and 3 of 4."""
+def place(generation: int, *, first_rank: int = 2) -> Place:
+    """Return where agent `a` stands in `generation`: ranks 2 and 3 of 4, unless told otherwise."""
     told = update(generation)
+    told.place.first_rank = first_rank
     return Place(
         job="gpt",
         worker_id="a",

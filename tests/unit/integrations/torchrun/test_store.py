@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from torch.distributed import DistStoreError, HashStore  # type: ignore[attr-defined]  # not in their list
+from torch.distributed import (  # type: ignore[attr-defined]  # not in their list
+    DistNetworkError,
+    DistStoreError,
+    HashStore,
+    PrefixStore,
+)
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerSpec
 from torch.distributed.elastic.utils import store as torchs
 
 from strata.errors import ConfigError
+from strata.integrations.torchrun import store
 from strata.integrations.torchrun.meeting import Met
-from strata.integrations.torchrun.store import EXIT_BARRIER, AgentStore
+from strata.integrations.torchrun.store import EXIT_BARRIER, PARTED, AgentStore
 from tests.unit.integrations.torchrun.places import place
 
 MET = Met(address="10.0.0.1", port=4711, role_rank=1, role_size=3)
@@ -23,8 +30,10 @@ def made(
     *,
     finished: Callable[[], None] = lambda: None,
     ended_within: Callable[[float], bool] = lambda _limit_s: False,
+    first_rank: int = 2,
 ) -> AgentStore:
-    return AgentStore(behind, place=place(3), met=MET, finished=finished, ended_within=ended_within)
+    stands = place(3, first_rank=first_rank)
+    return AgentStore(behind, place=stands, met=MET, finished=finished, ended_within=ended_within)
 
 
 @pytest.mark.parametrize("group_rank", [0, 1])
@@ -67,6 +76,48 @@ def test_who_enters_the_exit_barrier_is_done_and_leaves_with_the_others() -> Non
     one.wait([last])
 
 
+def test_who_has_the_store_leaves_last() -> None:
+    """It takes the store with it; another agent that has not looked yet would end with a traceback."""
+    behind, left = HashStore(), []
+    host, other = made(behind, first_rank=0), made(behind)
+    last = torchs._barrier_nonblocking(store=other, world_size=2, key_prefix=EXIT_BARRIER)
+
+    def leave() -> None:
+        torchs.barrier(store=host, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
+        left.append("host")
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    leaving.join(0.3)
+    assert not left, "the other one does not know yet"
+    other.wait([last])
+    leaving.join(5.0)
+    assert left == ["host"]
+
+
+def test_who_has_the_store_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PART_S", 0.1)
+    behind = HashStore()
+    host, other = made(behind, first_rank=0), made(behind)
+    torchs._barrier_nonblocking(store=other, world_size=2, key_prefix=EXIT_BARRIER)
+    torchs.barrier(store=host, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
+
+
+def test_who_had_the_store_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = HashStore()
+    host, other = made(behind, first_rank=0), made(behind)
+    torchs._barrier_nonblocking(store=host, world_size=2, key_prefix=EXIT_BARRIER)
+    torch_add = PrefixStore.add
+
+    def add(self: PrefixStore, key: str, amount: int) -> int:
+        if key == PARTED:
+            raise DistNetworkError("Failed to recv, got 0 bytes")
+        return torch_add(self, key, amount)
+
+    monkeypatch.setattr(PrefixStore, "add", add)
+    torchs.barrier(store=other, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=30)
+
+
 def test_nobody_waits_for_those_of_a_generation_that_has_ended() -> None:
     asked: list[float] = []
 
@@ -74,9 +125,9 @@ def test_nobody_waits_for_those_of_a_generation_that_has_ended() -> None:
         asked.append(limit_s)
         return len(asked) == 3
 
-    store = made(HashStore(), ended_within=ended_within)
+    one = made(HashStore(), ended_within=ended_within)
     with pytest.raises(DistStoreError, match="generation 3 has ended"):
-        torchs.barrier(store=store, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=300)
+        torchs.barrier(store=one, world_size=2, key_prefix=EXIT_BARRIER, barrier_timeout=300)
     assert len(asked) == 3
 
 
@@ -87,12 +138,12 @@ def test_the_wait_has_the_time_that_was_set() -> None:
         waited.append(limit_s)
         return False
 
-    store = made(HashStore(), ended_within=ended_within)
+    one = made(HashStore(), ended_within=ended_within)
     with pytest.raises(DistStoreError, match="did not come in time"):
-        store.wait(["key"], timedelta(seconds=1))
+        one.wait(["key"], timedelta(seconds=1))
     assert sum(waited) == pytest.approx(1.0)
-    store.set_timeout(timedelta(seconds=2))
+    one.set_timeout(timedelta(seconds=2))
     waited.clear()
     with pytest.raises(DistStoreError):
-        store.wait(["key"])
+        one.wait(["key"])
     assert sum(waited) == pytest.approx(2.0)
