@@ -134,22 +134,35 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+HASTE_S: Final = 0.4
+"""How long an endpoint is given to connect while others are to be asked, too."""
+CONNECT_S: Final = 2.0
+"""How long it is given otherwise."""
+BASE_S: Final = 0.1
+CAP_S: Final = 2.0
+ROUND_S: Final = 3.0
+"""How long the pauses of a round over all endpoints are at most, together: after an outage of all replicas the
+leader gives members five seconds, counted from when it is there, and it may be the only one that is (PROTOCOLS 5.4)."""
+PATIENT_ROUNDS: Final = 4
+"""An endpoint that said nothing for `CONNECT_S` is given as long again in each so many rounds, not in all."""
+
+
 class Route:
-    """Which endpoint to try next, and after how long.
+    """Which endpoint to try next, after how long, and for how long.
 
     Starts anywhere, so that members spread. After a connection that worked, the next try comes
-    within 50 ms and elsewhere; later ones wait longer, jittered, up to `cap_s`. It never gives up.
+    within 50 ms and elsewhere; later ones wait longer, jittered, but each endpoint is asked again within
+    about four seconds, also when the others say nothing at all. It never gives up.
     """
 
-    def __init__(
-        self, endpoints: Sequence[Endpoint], rng: random.Random, *, base_s: float = 0.1, cap_s: float = 2.0
-    ) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], rng: random.Random) -> None:
         if not endpoints:
             raise ValueError("a route needs an endpoint")
         self._endpoints = list(endpoints)
         self.rng = rng
-        self._base_s = base_s
-        self._cap_s = cap_s
+        self._cap_s = min(CAP_S, ROUND_S / len(self._endpoints))
+        self._unanswered: dict[Endpoint, int] = {}
+        """How often in a row an endpoint has not answered, once `CONNECT_S` was not enough."""
         self._at = rng.randrange(len(endpoints)) - 1
         self._asked: list[Endpoint] = []
         self._preferred: frozenset[str] = frozenset()
@@ -158,24 +171,39 @@ class Route:
         self.current: Endpoint | None = None
 
     @property
-    def in_haste(self) -> bool:
-        """Whether the current try is of the first round after a connection that worked.
+    def connect_s(self) -> float:
+        """How long the current endpoint is given to connect.
 
-        Then somebody counts the time until this process is back; who does not answer at once, a
-        frozen host for one, is not waited for while others were not asked.
+        In the first round after a connection that worked somebody counts the time until this process is back; who does not answer
+        at once then, a frozen host for one, is not waited for while others were not asked. Nor is, in most later
+        rounds, who has not answered for long; such endpoints take turns in being waited for.
         """
-        return self._served and 0 < self._tries < len(self._endpoints)
+        if self._served and 0 < self._tries < len(self._endpoints):
+            return HASTE_S
+        if self.current is not None and (silent := self._unanswered.get(self.current, 0)):
+            turn = silent + self._endpoints.index(self.current) if self.current in self._endpoints else silent
+            return CONNECT_S if turn % PATIENT_ROUNDS == 0 else HASTE_S
+        return CONNECT_S
 
-    def next(self) -> tuple[Endpoint, float]:
-        """Return the endpoint to try, and the seconds to wait before."""
+    def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:
+        """Return the endpoint to try, and the seconds to wait before; the try before took `took_s` of these."""
         if self.current is None or self._tries == 0:
             delay_s = 0.0 if self.current is None else self.rng.uniform(0.0, 0.05)
         else:
-            longest_s = min(self._cap_s, self._base_s * 2 ** min(self._tries - 1, 16))
-            delay_s = longest_s * self.rng.uniform(0.5, 1.0)
+            longest_s = min(self._cap_s, BASE_S * 2 ** min(self._tries - 1, 16))
+            delay_s = max(0.0, longest_s * self.rng.uniform(0.5, 1.0) - took_s)
         self._tries += 1
         self.current = self._choose()
         return self.current, delay_s
+
+    def connected(self, took_s: float, *, made: bool) -> None:
+        """Take note whether a connection to the current endpoint was made, and after how long that was known."""
+        if self.current is None:
+            return
+        if made or took_s < HASTE_S:  # who refuses is heard
+            self._unanswered.pop(self.current, None)
+        elif took_s > CONNECT_S - HASTE_S or self.current in self._unanswered:
+            self._unanswered[self.current] = self._unanswered.get(self.current, 0) + 1
 
     def others(self) -> list[Endpoint]:
         """Return the configured endpoints but the current one."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from strata import errors
+from strata.client.dialling import connect
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
@@ -51,9 +52,6 @@ from strata.wire.barriers import batches
 from strata.wire.status import unpack
 
 LEAVE_S: Final = 5.0
-HASTE_S: Final = 0.4
-"""How long each endpoint is given to connect in the first round after a connection was lost: the
-other side may count the grace of a second within which this one must be back."""
 
 _REQUEST_FIELD: Final[dict[type[Message], str]] = {
     type(getattr(Call(), field.name)): field.name
@@ -202,14 +200,16 @@ class Session:
 
     async def run(self) -> None:
         """Serve the session until `leave`; raise the error that ends it before that."""
+        began = self._now()
         try:
             while not self._ended.is_set():
                 if (found := self._lookout.take()) is not None:
                     await self._visit(found.endpoint, found)
                     continue
-                endpoint, delay_s = self._route.next()
+                endpoint, delay_s = self._route.next(took_s=self._now() - began)
                 if await self._ends_within(delay_s):
                     break
+                began = self._now()
                 await self._visit(endpoint, None)
             if self.error is not None:
                 raise self.error
@@ -226,12 +226,7 @@ class Session:
                     stack.callback(found.release)
                     await self._converse(found.link, found.welcome)
                 else:
-                    limit_s = HASTE_S if self._route.in_haste else None
-                    try:
-                        async with asyncio.timeout(limit_s):
-                            link = await stack.enter_async_context(self._dial(endpoint))
-                    except TimeoutError:
-                        raise Unavailable(f"{endpoint} did not answer within {limit_s:g} s") from None
+                    link = await connect(self._route, endpoint, self._dial, stack)
                     await self._converse(link)
             trouble = Unavailable(f"{endpoint} ended the stream")
         except _Leaving:
@@ -249,6 +244,7 @@ class Session:
             self._calls.disconnected()
         self.last_trouble = trouble
         self._route.prefer(self._ready_elsewhere)
+        self._ready_elsewhere = ()  # the word of one replica, good for one round: it may be back before those it named
         self._observer.on_disconnected(trouble)
 
     async def _converse(self, link: Link[Down, Up], welcome: Welcome | None = None) -> None:

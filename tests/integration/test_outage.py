@@ -19,6 +19,8 @@ from tests.cluster_fixtures import RANKS, Nodes, StartCluster, restart_all
 from tests.processes import LIMIT_S, Event, Record, Talker
 
 OUTAGE_S = 30.0
+ORPHAN_S = 6.0
+"""After so long a leader has deleted whoever it would."""
 TWO = ("--min-workers", "2")
 
 
@@ -106,6 +108,40 @@ def test_all_coordinators_down_for_30_s(
         assert longest_gap(record.of("step", rank=rank)) < 5.0, "stepping never paused"
     with CoordinatorClient.connect(breakable.endpoints, job=nodes.job) as client:
         assert client.world().world.generation == 1
+
+
+def test_of_all_coordinators_that_are_lost_only_one_comes_back(
+    breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
+) -> None:
+    """Its own members are told of the two others last; they must come back to it all the same, and in time."""
+    until = tmp_path / "until"
+    steps = ("steps", "--no-barrier", "--until", str(until))
+    pair = [nodes.run(breakable.endpoints, *steps, node=name, options=TWO) for name in ("a", "b")]
+    record.wait("step", count=2, step=2)
+    before = {e["source"]: e for e in record.of("session.connected")}
+    with CoordinatorClient.connect(breakable.endpoints) as client:
+        names = {replica.replica for replica in client.status().replicas if replica.ready}
+    assert len(names) == 3, "every tick names the two others"
+    time.sleep(2.0)
+    for coordinator in breakable.coordinators:
+        coordinator.child.kill()
+    for coordinator in breakable.coordinators:
+        coordinator.child.join()
+    down_at = time.monotonic()
+    steps_after(record, down_at + 6.0, 1, ranks=2)
+    (alone,) = [c for c in breakable.coordinators if c.name == before["a"]["replica"]]
+    alone.restart()
+
+    def served(events: list[Event]) -> list[Event]:
+        back = [e for e in events if e["event"] == "session.connected" and e["heard"] > down_at]
+        return back if {e["source"] for e in back} == {"a", "b"} else []
+
+    for event in record.until("both nodes served", served):
+        assert event["replica"] == before["a"]["replica"]
+        assert event["incarnation"] == before[event["source"]]["incarnation"], "the member of before"
+    steps_after(record, time.monotonic() + ORPHAN_S, 1, ranks=2)
+    same_generation(record, ranks=2)
+    finish(until, *pair)
 
 
 def test_a_rank_that_dies_during_the_outage_is_told_after_it(

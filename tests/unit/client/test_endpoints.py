@@ -80,14 +80,53 @@ def test_the_first_reconnect_is_elsewhere_within_100_ms_and_later_ones_are_cappe
         delays.append(delay_s)
     assert set(tried) == {first, *tried}
     assert delays[0] <= 0.1
-    assert max(delays) <= 2.0
-    assert min(delays[10:]) >= 1.0
+    assert max(delays) <= 1.0, "three in a row make a round of three seconds at most"
+    assert min(delays[10:]) >= 0.5
     assert len(set(delays[10:])) == len(delays[10:]), "jittered"
 
 
 def test_a_single_endpoint_is_tried_again() -> None:
     way = route("a:1")
     assert [str(way.next()[0]) for _ in range(3)] == ["a:1"] * 3
+
+
+def test_the_pauses_of_a_round_are_bounded_by_the_time_that_the_leader_gives_members() -> None:
+    assert max(route("a:1").next()[1] for _ in range(50)) <= 2.0
+    for count in range(1, 8):
+        way = route(",".join(f"{c}:1" for c in "abcdefg"[:count]))
+        delays = [way.next()[1] for _ in range(100)]
+        assert max(sum(delays[i : i + count]) for i in range(100 - count)) <= 3.0
+        assert max(delays) <= 2.0
+
+
+def test_who_says_nothing_is_not_waited_for_in_every_round_and_gets_its_time_again() -> None:
+    way = route("a:1,b:1")
+    given: dict[str, list[float]] = {"a:1": [], "b:1": []}
+    for _ in range(32):
+        endpoint, _delay_s = way.next()
+        given[str(endpoint)].append(way.connect_s)
+        way.connected(way.connect_s, made=False)
+    for limits in given.values():
+        assert limits[0] == 2.0
+        assert limits.count(2.0) in {4, 5}, "the first time, then in one round of four"
+    assert not any(a == b == 2.0 for a, b in list(zip(*given.values(), strict=True))[1:]), "in turns"
+
+
+def test_who_answers_late_is_given_its_time_each_time() -> None:
+    way = route("a:1,b:1")
+    for _ in range(20):
+        way.next()
+        assert way.connect_s == 2.0
+        way.connected(1.5, made=False)
+
+
+def test_what_a_try_took_is_part_of_the_pause_after_it() -> None:
+    way, same = route("a:1,b:1"), route("a:1,b:1")
+    for _ in range(10):
+        way.next()
+        same.next()
+    assert same.next(took_s=0.5)[1] == pytest.approx(max(0.0, way.next()[1] - 0.5))
+    assert way.next(took_s=9.0)[1] == 0.0
 
 
 def test_ready_ones_are_preferred_once_and_only_if_configured() -> None:
