@@ -175,14 +175,14 @@ class Route:
         """How long the current endpoint is given to connect.
 
         In the first round after a connection that worked somebody counts the time until this process is back; who does not answer
-        at once then, a frozen host for one, is not waited for while others were not asked. Nor is, in most later
-        rounds, who has not answered for long; such endpoints take turns in being waited for.
+        at once then, a frozen host for one, is not waited for while others were not asked. In most later rounds who has
+        not answered for long is waited for no longer than the pause would be; such endpoints take turns in more.
         """
         if self._served and 0 < self._tries < len(self._endpoints):
             return HASTE_S
         if self.current is not None and (silent := self._unanswered.get(self.current, 0)):
             turn = silent + self._endpoints.index(self.current) if self.current in self._endpoints else silent
-            return CONNECT_S if turn % PATIENT_ROUNDS == 0 else HASTE_S
+            return CONNECT_S if turn % PATIENT_ROUNDS == 0 else max(HASTE_S, self._cap_s)
         return CONNECT_S
 
     def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:

@@ -112,6 +112,14 @@ def test_who_says_nothing_is_not_waited_for_in_every_round_and_gets_its_time_aga
     assert not any(a == b == 2.0 for a, b in list(zip(*given.values(), strict=True))[1:]), "in turns"
 
 
+def test_who_woke_and_is_slow_is_given_as_long_as_the_pause_would_be() -> None:
+    way = route("a:1,b:1,c:1")
+    for _ in range(12):
+        way.next()
+        assert way.connect_s >= 1.0
+        way.connected(way.connect_s, made=False)
+
+
 def test_who_answers_late_is_given_its_time_each_time() -> None:
     way = route("a:1,b:1")
     for _ in range(20):
