@@ -5,9 +5,11 @@
 written is here.
 
 What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, what
-has the ranks save first, a rewind, `latest`; nothing of the members, for a death in between simply
-makes the next generation. That needs no comparison either where a plan rests on a death: an incarnation that is gone never returns,
-and the `failed`, `done` and `stopped` keys of a generation stay until a newer head is written.
+has the ranks save first, a rewind, `latest`; a head also how far the ranks have
+met for a beginning and for an end, and that no more of them are done than the view shows.
+Nothing of the members: a death in between makes the next generation. A plan that rests on a death
+needs no comparison: an incarnation that is gone never returns, and the `failed` and `stopped` keys
+of a generation stay until a newer head is written.
 
 Every head comes with a line of history in its transaction, and closes that of the one before.
 """

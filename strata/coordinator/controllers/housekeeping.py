@@ -34,8 +34,12 @@ from strata.observe import get_logger
 log = get_logger()
 
 AGAIN_S: Final = 0.1
-ATTEMPT_S: Final = 1.0
-"""How long one attempt at deleting orphans may take, before it is asked again who is one."""
+MORE_S: Final = 0.01
+ATTEMPT_S: Final = 1.2
+"""How long one attempt at deleting orphans may take, before it is asked again who is one: a little longer than a request
+to one etcd member, which is blamed for its silence only if it has had all of that."""
+CLEARING_S: Final = 5.0
+"""How long a job's worlds wait until all of its orphans are deleted, which takes several transactions."""
 
 
 class Housekeeping:
@@ -64,7 +68,17 @@ class Housekeeping:
         self._jobs = JobQueue(self.name, keys, frozenset({"workers", "world"}))
         self._ended: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
         self._orphans: dict[str, FirstSeen[Orphan]] = defaultdict(FirstSeen)
+        self._clearing_since_ms: dict[str, float] = {}
         self._calm_since_ms = _now_ms()
+
+    def is_clearing(self, name: str) -> bool:
+        """Tell whether members of this job are being deleted who are more than one transaction takes.
+
+        A world that is written between two of these holds members that go a moment later, and ends by it: a few of them
+        would count as so many failures of the job.
+        """
+        since_ms = self._clearing_since_ms.get(name)
+        return since_ms is not None and _now_ms() - since_ms < CLEARING_S * 1000
 
     def wants(self, batch: WatchBatch) -> bool:
         replicas = [e for e in batch.events if e.kv.key.startswith(self._keys.replicas)]
@@ -106,6 +120,7 @@ class Housekeeping:
     async def _clean_orphans(self, name: str) -> float | None:
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
         if (spares_s := self._spares_s()) > 0:
+            self._clearing_since_ms.pop(name, None)
             return spares_s  # what this replica has not seen may be its own fault
         found = orphans(job, keys=self._keys)
         since = self._orphans[name].update(found, now_ms)
@@ -126,20 +141,25 @@ class Housekeeping:
             for at_ms in since.values()
         ]
         first = Cleaning(reason=plan.reason, txns=plan.txns[:1])
+        if more := len(plan.txns) > 1:
+            self._clearing_since_ms.setdefault(name, now_ms)
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 again_s = await self._carry_out(name, first, waits_s)
         except TimeoutError:  # who came to the door meanwhile is not to be deleted by one more try
             return AGAIN_S
-        return AGAIN_S if len(plan.txns) > 1 else again_s
+        if more:
+            return MORE_S
+        self._clearing_since_ms.pop(name, None)
+        return again_s
 
     async def _carry_out(self, name: str, plan: Cleaning, waits_s: list[float]) -> float | None:
         """Execute a plan; return when to look again: at once if it was outdated."""
         if plan.txns:
             results = [await self._fence.execute(txn) for txn in plan.txns]
-            log.info("cleared_away", job=name, reason=plan.reason)
             if not all(result.succeeded for result in results):
                 return AGAIN_S
+            log.info("cleared_away", job=name, reason=plan.reason)
         return min((max(wait_s, AGAIN_S) for wait_s in waits_s), default=None)
 
 

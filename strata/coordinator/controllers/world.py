@@ -32,6 +32,7 @@ log = get_logger()
 
 TURN_S: Final = 0.5
 """It turns this often with nothing to do, so that its beat is never older."""
+CLEARING_LOOK_S: Final = 0.05
 MAX_ROUNDS: Final = 20
 """Plans of one job in one turn; more means that something changes as fast as it is planned."""
 
@@ -52,7 +53,9 @@ class Worlds:
         fence: Fence,
         heartbeat: Heartbeat,
         unix_now: Callable[[], float],
+        is_clearing: Callable[[str], bool],
     ) -> None:
+        """`is_clearing`: whether more members of this job are about to be deleted."""
         self._keys = keys
         self._mirror = mirror
         self._fence = fence
@@ -65,6 +68,7 @@ class Worlds:
             attempts=frozenset({"suspects"}),
         )
         self._unix_now = unix_now
+        self._is_clearing = is_clearing
         self._settling_since: dict[str, float] = {}
         self._asked: dict[str, FirstSeen[int]] = defaultdict(FirstSeen)
 
@@ -80,6 +84,8 @@ class Worlds:
         keys = self._keys.job(name)
         for _ in range(MAX_ROUNDS):
             self._heartbeat.beat()
+            if self._is_clearing(name):
+                return CLEARING_LOOK_S
             job = JobView(self._mirror.view, keys)
             asked_s = self._asked_s(job)
             wait_s = self._settling_s(job, asked_s)

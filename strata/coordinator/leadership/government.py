@@ -60,6 +60,14 @@ class Government:
             epoch=epoch,
             measures=context.measures,
         )
+        housekeeping = Housekeeping(
+            keys=keys,
+            mirror=mirror,
+            fence=fence,
+            timing=context.timing,
+            spares_s=context.health.spares_s,
+            hears=self._hears,
+        )
         return [
             Worlds(
                 keys=keys,
@@ -67,16 +75,10 @@ class Government:
                 fence=fence,
                 heartbeat=self._heartbeat,
                 unix_now=context.unix_now,
+                is_clearing=housekeeping.is_clearing,
             ),
             Datasets(keys=keys, mirror=mirror, fence=fence),
-            Housekeeping(
-                keys=keys,
-                mirror=mirror,
-                fence=fence,
-                timing=context.timing,
-                spares_s=context.health.spares_s,
-                hears=self._hears,
-            ),
+            housekeeping,
             RetentionController(keys=keys, mirror=mirror, fence=fence, unix_now=context.unix_now),
             Compaction(
                 store=store,

@@ -41,9 +41,6 @@ log = get_logger()
 ATTEMPT_S: Final = 1.0
 """How long one attempt at a removal may take, before it is asked again whether it is right."""
 
-REDIAL_S: Final = 0.5
-"""What a try elsewhere and a connection take, on top of a client's longest pause."""
-
 
 class Transport(Protocol):
     """One way in which one run of a member's process reaches this replica."""
@@ -78,7 +75,7 @@ class Keeper:
         self._failed: dict[_Key, int] = {}
         """The mod_revision of a key whose member was served here, and whose transport went down."""
         self._last: dict[_Key, tuple[BootId, float]] = {}
-        """Whose transport went down within the last `_away_s`, and when; in the order of that."""
+        """Whose transport went down within the last `_away_s`, and when it was last heard; in the order of the losses."""
         self._named_since: dict[_Key, tuple[int, float]] = {}
         """At which mod_revision a key names this replica, and since when that is seen."""
         self._condemned: dict[_Key, int] = {}
@@ -131,13 +128,15 @@ class Keeper:
             del self._transports[key]
         if broke and not self._stopped:
             self._context.health.lost(left=self.sessions())
-        self._note_last(key, transport.boot)
-        if transport.incarnation or silent:
+        self._note_last(key, transport)
+        now, timing = asyncio.get_running_loop().time(), self._context.timing
+        named_since = self._named_since_s(key, transport.boot)
+        if silent and not transport.incarnation and now < named_since + timing.detect_s:
+            # a hand-over that took effect late: until then it may have given its signs elsewhere, and for
+            # `detect_s` after it; it may be served, so that nobody takes its name meanwhile
+            self._unattended_since[key] = max(now, named_since + 2 * timing.reconnect_grace_s)
+        elif transport.incarnation or silent:
             self._note_failed(key, transport.boot)
-        if silent and not transport.incarnation and (named := self._named_since.get(key)) is not None:
-            # a hand-over that took effect late: until then it may have given its signs elsewhere
-            heard_until = named[1] + self._context.timing.detect_s
-            self._unattended_since[key] = max(asyncio.get_running_loop().time(), heard_until)
         self.look(*key)
         if (event := self._losses.pop(key, None)) is not None:
             event.set()
@@ -277,18 +276,27 @@ class Keeper:
         ):
             self._failed[key] = entry.mod_revision
 
-    def _note_last(self, key: _Key, boot: BootId) -> None:
+    def _named_since_s(self, key: _Key, boot: BootId) -> float:
+        """Return since when the key names this replica for this boot; long ago when it does not."""
+        entry, named = self._job(key[0]).worker(key[1]), self._named_since.get(key)
+        if entry is None or named is None or entry.record.boot != boot or entry.mod_revision != named[0]:
+            return float("-inf")
+        return named[1]
+
+    def _note_last(self, key: _Key, transport: Transport) -> None:
         now = asyncio.get_running_loop().time()
         self._last.pop(key, None)
-        self._last[key] = (boot, now)
-        while (oldest := next(iter(self._last.items())))[1][1] < now - self._away_s:
+        self._last[key] = (transport.boot, now - transport.quiet_s())
+        while self._last and (oldest := next(iter(self._last.items())))[1][1] < now - self._away_s:
             del self._last[oldest[0]]
 
     @property
     def _away_s(self) -> float:
-        """How long a client that found no answer here may take until it asks here again."""
-        timing = self._context.timing
-        return max(timing.reconnect_grace_s, timing.max_reconnect_s + REDIAL_S)
+        """How long a client that found no answer here may take until it asks here again.
+
+        It asks all others before, and takes as long for that as the leader leaves it when its replica is gone.
+        """
+        return max(self._context.timing.reconnect_grace_s, self._context.timing.orphan_s)
 
     def _decide(self, key: _Key, view: View) -> Decision:
         job, worker = key

@@ -8,6 +8,7 @@ import pytest
 
 from strata.config import CoordinatorConfig
 from strata.core.txn import Delete, Put, Txn
+from strata.errors import StrataError
 from strata.testing import replicas
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
@@ -81,6 +82,93 @@ async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time
             assert entry.create_revision == before
 
 
+@pytest.mark.parametrize("newcomer_at", ["r1", "r3"])
+@in_virtual_time()
+async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
+    monkeypatch: pytest.MonkeyPatch, newcomer_at: str
+) -> None:
+    """It was answered elsewhere a moment before: its silence at that replica says nothing of it."""
+    detecting_in(monkeypatch, 5.0)
+    async with cluster(0, members=1) as c:
+        late = Network()
+        c.add("r1", network=late)
+        c.add("r2")
+        c.add("r3")
+        await c.ready()
+        client = Client(c, "w0", "boot-a")
+        await client.register("r2")
+        c.partition("r1", "r2")
+        c.partition("r2", "r1")
+        await asyncio.sleep(1.5)
+        now = asyncio.get_running_loop().time
+        late.put, late.puts_left = Fate(delay_s=5.45), 1
+        takes_effect = now() + late.put.delay_s
+        given_up = asyncio.create_task(client.heartbeat("r1"))
+        await asyncio.sleep(0.5)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        for beat in range(5):
+            await asyncio.sleep(max(0.0, takes_effect - 4.05 + beat - now()))
+            await client.heartbeat("r2")
+        await asyncio.sleep(takes_effect + 0.1 - now())
+        before = client.incarnation
+        with pytest.raises(StrataError):
+            await Client(c, "w0", "boot-b").register(newcomer_at)
+        await client.heartbeat("r2")
+        assert client.incarnation == before
+
+
+@pytest.mark.parametrize("another", [False, True])
+@in_virtual_time()
+async def test_the_silence_of_another_run_puts_no_death_off(
+    monkeypatch: pytest.MonkeyPatch, another: bool
+) -> None:
+    detecting_in(monkeypatch, 20.0)
+    async with cluster(3, members=1) as c:
+        member = await c.member("w0", boot="boot-b").connect("r2")
+        other = asyncio.create_task(Client(c, "w0", "boot-a").register("r1")) if another else None
+        await asyncio.sleep(3)
+        if other is not None:
+            other.cancel()
+            await asyncio.wait([other])
+        await asyncio.sleep(19)
+        member.dial("r1")
+        await member.next("welcome")
+        await asyncio.sleep(0.5)
+        member.drop()
+        died_at = asyncio.get_running_loop().time()
+        await c["r1"].see(lambda _view: c.worker("w0") is None)
+        assert asyncio.get_running_loop().time() - died_at < 1.5
+
+
+@pytest.mark.parametrize("detect_s", [5.0, 20.0])
+@in_virtual_time()
+async def test_a_call_counts_for_five_seconds_at_the_door_and_not_again(
+    monkeypatch: pytest.MonkeyPatch, detect_s: float
+) -> None:
+    detecting_in(monkeypatch, detect_s)
+    async with cluster(0, members=1) as c:
+        network = Network()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        await c.ready()
+        client = Client(c, "w0", "boot-a")
+        await client.register("r2")
+        c["r2"].kill()
+        network.put = Fate(delay_s=0.2, lost="request")
+        given_up = asyncio.create_task(client.heartbeat("r1"))
+        await asyncio.sleep(0.5)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        heard = []
+        for _ in range(int(2 * (detect_s + 6))):
+            heard.append(c["r1"].service.keeper.hears("job", "w0", "boot-a"))
+            await asyncio.sleep(0.5)
+        assert heard == sorted(heard, reverse=True), "not again"
+        assert 9 <= sum(heard) <= 11
+
+
 @in_virtual_time()
 async def test_a_call_at_the_leader_spares_a_client_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     detecting_in(monkeypatch, 20.0)
@@ -131,9 +219,9 @@ async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_th
         assert entry.create_revision == before
 
 
-@pytest.mark.parametrize("pause_s", [0.3, 1.8])
+@pytest.mark.parametrize("pause_s", [0.3, 1.8, 4.2])
 @in_virtual_time()
-async def test_who_comes_back_to_the_door_after_a_client_s_longest_pause_is_no_orphan(pause_s: float) -> None:
+async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orphan(pause_s: float) -> None:
     async with cluster(0, members=1) as c:
         network = Network()
         c.add("r1", network=network)
@@ -153,3 +241,22 @@ async def test_who_comes_back_to_the_door_after_a_client_s_longest_pause_is_no_o
             welcomed = bool(member.all("welcome"))
             await asyncio.sleep(pause_s)
         assert member.incarnation == before
+
+
+@in_virtual_time()
+async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same() -> None:
+    async with cluster(0, members=1) as c:
+        network = Network()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        await c.ready()
+        member = await c.member("w0").connect("r2")
+        network.put = Fate(delay_s=60.0)
+        c["r2"].kill()
+        member.dial("r1")
+        await asyncio.sleep(0.5)
+        member.drop()
+        died_at = asyncio.get_running_loop().time()
+        await c["r1"].see(lambda _view: c.worker("w0") is None)
+        assert 5 <= asyncio.get_running_loop().time() - died_at < 12

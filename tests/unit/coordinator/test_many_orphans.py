@@ -1,0 +1,136 @@
+"""A replica that is lost together with more members than one transaction deletes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from strata.coordinator.controllers.housekeeping import ATTEMPT_S
+from strata.core.job import JobView
+from strata.core.records import Phase
+from strata.core.txn import Delete, Put, Txn
+from strata.core.view import View
+from strata.etcd import Timing
+from strata.testing.network import Call, Fate, PromptNetwork
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1 import worlds_pb2
+from tests.raw_member import Member
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+
+SURVIVORS = 30
+
+
+class Slow(PromptNetwork):
+    """A millisecond each way, but for what a test asks for."""
+
+    def __init__(self) -> None:
+        self.deletions = 0
+        self.lost_from = 1 << 30
+        self.answer_s = 0.001
+        """How long the answers to deletions take."""
+        self.put_s = 0.001
+        """How long writes of members' keys take."""
+        self.deleting = asyncio.Event()
+
+    def fate(self, call: Call) -> Fate:
+        operations = call.argument.success if isinstance(call.argument, Txn) else ()
+        members = [o for o in operations if isinstance(o, Delete | Put) and o.key.startswith(JOB.workers)]
+        if any(isinstance(o, Put) for o in members):
+            return Fate(delay_s=self.put_s)
+        if not members:
+            return Fate(delay_s=0.001, answer_delay_s=0.001)
+        self.deletions += 1
+        if self.deletions >= self.lost_from:
+            self.deleting.set()
+            return Fate(lost="request")
+        if self.answer_s > 0.1:
+            self.deleting.set()
+        return Fate(delay_s=0.001, answer_delay_s=self.answer_s)
+
+
+async def trained(c: Cluster, dead: int, network: Slow) -> list[Member]:
+    """Return the members of a world at `r1`, which leads, and `r2`."""
+    c.add("r1", network=network)
+    await c.ready()
+    c.add("r2", network=Slow())
+    await c.ready()
+    spec = worlds_pb2.JobSpec(min_workers=1, max_workers=c.members, settle_s=3.0)
+    members = [
+        await c.member(f"w{i:04}").connect("r1" if i < SURVIVORS else "r2", spec=spec)
+        for i in range(SURVIVORS + dead)
+    ]
+    await members[0].world()
+    await asyncio.sleep(5)
+    return members
+
+
+def left(view: View) -> int:
+    return len(list(JobView(view, JOB).workers()))
+
+
+@pytest.mark.parametrize("dead", [61, 200])
+@in_virtual_time()
+async def test_they_end_one_generation_and_not_the_job(dead: int) -> None:
+    """Deleted thirty by thirty they would end a generation each, and three without a checkpoint fail the job."""
+    async with cluster(0, members=SURVIVORS + dead) as c:
+        members = await trained(c, dead, Slow())
+        before = JobView(c["r1"].view, JOB).head()
+        assert before is not None
+        c["r2"].kill()
+        for member in members[SURVIVORS:]:
+            member.drop()
+        await c["r1"].see(lambda view: left(view) == SURVIVORS)
+        await asyncio.sleep(3)
+        after = JobView(c["r1"].view, JOB).head()
+        assert after is not None
+        assert after.record.generation == before.record.generation + 1
+        assert after.record.size == SURVIVORS
+        assert JobView(c["r1"].view, JOB).phase() is Phase.RUNNING
+
+
+@in_virtual_time()
+async def test_who_comes_to_the_door_between_two_parts_is_spared_by_the_second() -> None:
+    async with cluster(0, members=SURVIVORS + 60) as c:
+        network = Slow()
+        members = await trained(c, 60, network)
+        late = members[-1]
+        before = late.incarnation
+        c["r2"].kill()
+        for member in members[SURVIVORS:]:
+            member.drop()
+        network.answer_s, network.put_s = 0.8, 4.0
+        await network.deleting.wait()
+        await asyncio.sleep(0.1)
+        assert left(c["r1"].view) == SURVIVORS + 30
+        late.dial("r1")
+        network.answer_s = 0.001
+        await c["r1"].see(lambda view: left(view) <= SURVIVORS + 1)
+        network.put_s = 0.001
+        await late.next("welcome")
+        entry = c.worker(late.worker)
+        assert entry is not None
+        assert entry.create_revision == before
+
+
+@in_virtual_time()
+async def test_worlds_do_not_wait_for_ever_for_what_cannot_be_deleted() -> None:
+    async with cluster(0, members=SURVIVORS + 60) as c:
+        network = Slow()
+        network.lost_from = 2
+        members = await trained(c, 60, network)
+        before = JobView(c["r1"].view, JOB).head()
+        assert before is not None
+        c["r2"].kill()
+        for member in members[SURVIVORS:]:
+            member.drop()
+        await network.deleting.wait()
+        await asyncio.sleep(8)
+        after = JobView(c["r1"].view, JOB).head()
+        assert after is not None
+        assert after.record.generation > before.record.generation
+
+
+def test_an_attempt_outlasts_a_request_to_one_etcd_member() -> None:
+    """Whoever gives a call up before its own time blames nobody, and asks the same frozen member again."""
+    assert Timing().request_s < ATTEMPT_S
