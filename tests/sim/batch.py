@@ -10,8 +10,9 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from strata.launch.guard import PR_SET_PDEATHSIG
@@ -20,6 +21,12 @@ from tests.sim.run import Result, run_seed
 
 HASH_SEED = "0"
 """Of str: sets of strings then have one order in every process."""
+
+NICE = 15
+"""How much seeds give way to whatever else runs."""
+
+AUTOGROUP = Path("/proc/self/autogroup")
+"""What the kernel schedules the sessions' processes by, where it does so by session."""
 
 EVENTS = (
     "elections",
@@ -132,11 +139,25 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 def _begin() -> None:
     """A child: gone with its parent, and out of everybody's way; Ctrl-C is the parent's affair."""
-    os.nice(15)
-    gc.collect()
-    gc.freeze()  # what each seed leaves is collected; what is here now stays
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _give_way()
+    gc.collect()
+    gc.freeze()  # what each seed leaves is collected; what is here now stays
+
+
+def _give_way() -> None:
+    """Take what all other processes of the machine leave idle, those of other sessions as well.
+
+    Where the kernel schedules by session (`autogroup` of sched(7)), a process is nice within its own
+    only. A session that always has something to run then takes its whole share, whatever the niceness,
+    from the ranks that an agent of torchrun starts in sessions of their own: these were seen to get one
+    hundredth of a core.
+    """
+    os.nice(NICE)
+    os.setsid()
+    with suppress(OSError):  # a kernel without them, or a read-only /proc
+        AUTOGROUP.write_text(str(NICE))
 
 
 def summary(
