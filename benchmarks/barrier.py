@@ -1,7 +1,7 @@
 """How long a barrier of 100 members takes through three coordinators over three etcd members.
 
     python -m benchmarks.barrier [--json FILE] [--members 100] [--rounds 200] [--runs 5] [--clients 4]
-                                [--slots 1] [--no-baseline]
+                                [--slots 1] [--no-baselines]
 
 Every member is one connection of its own, with `--slots` ranks; they live in four client processes. Everything runs on
 this machine: clients, coordinators, etcd (with fsync). In a round every member arrives at once.
@@ -9,8 +9,9 @@ this machine: clients, coordinators, etcd (with fsync). In a round every member 
 - burst: from the first arrival sent to the last release heard
 - release: from the last arrival sent to the last release heard
 
-The baseline alternates with it: the barrier of `torch.distributed.elastic` over one TCPStore (one
-process, nothing durable), with as many connections from as many processes.
+Two baselines alternate with it, with as many connections from as many processes: the barrier of
+`torch.distributed.elastic` over one TCPStore, and the same clients with one bare gRPC server in Python
+that counts arrivals and releases all. Both are one process, and nothing is durable.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from strata.launch.local_cluster import LocalCluster
 
 CLIENT = Path(__file__).with_name("_barrier_client.py")
+BARE = Path(__file__).with_name("_barrier_bare.py")
 GOAL_MS = 20.0
 REQUIRED_MS = 50.0
 
@@ -85,6 +87,16 @@ class Clients:
         return answers
 
 
+def bare_server(stack: ExitStack, members: int) -> str:
+    """Start the server that only counts; return its address."""
+    command = [sys.executable, str(BARE), str(members)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that is not below `share` of all."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
@@ -112,24 +124,29 @@ def measure(
     *,
     slots: int = 1,
     fsync: bool = True,
-    baseline: bool = True,
+    baselines: bool = True,
 ) -> dict[str, Any]:
-    """Return the figures of both, measured in turns."""
+    """Return the figures of all kinds, measured in turns."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = LocalCluster.start(Path(folder), etcd_members=3, coordinators=3, fsync=fsync)
         stack.callback(cluster.kill)
-        ours = Clients(stack, "strata", clients, members, rounds, cluster.endpoints, str(slots))
-        theirs = None
-        if baseline:
+        clients_of = {
+            "strata": Clients(stack, "strata", clients, members, rounds, cluster.endpoints, str(slots))
+        }
+        if baselines:
+            bare = bare_server(stack, members)
+            clients_of["bare"] = Clients(stack, "strata", clients, members, rounds, bare, str(slots))
             with suppress(RuntimeError):  # where there is no torch
-                theirs = Clients(stack, "tcpstore", clients, members, rounds, str(Path(folder) / "port"))
-        found: dict[str, list[list[dict[str, float]]]] = {"strata": [], "tcpstore": []}
-        ours.run()  # the first rounds warm everything up
+                clients_of["tcpstore"] = Clients(
+                    stack, "tcpstore", clients, members, rounds, str(Path(folder) / "port")
+                )
+        found: dict[str, list[list[dict[str, float]]]] = {kind: [] for kind in clients_of}
+        for grpc_clients in [clients_of[kind] for kind in clients_of if kind != "tcpstore"]:
+            grpc_clients.run()  # the first rounds warm everything up
         for _ in range(runs):
-            found["strata"].append(ours.run())
-            if theirs is not None:
-                found["tcpstore"].append(theirs.run())
-    return {kind: summarised(results) for kind, results in found.items() if results}
+            for kind, its in clients_of.items():
+                found[kind].append(its.run())
+    return {kind: summarised(results) for kind, results in found.items()}
 
 
 def main() -> int:
@@ -141,7 +158,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--slots", type=int, default=1, help="ranks of a member")
-    parser.add_argument("--no-baseline", action="store_true", help="without TCPStore")
+    parser.add_argument("--no-baselines", action="store_true", help="without TCPStore and bare gRPC")
     parser.add_argument("--no-fsync", action="store_true", help="let etcd not wait for the disk")
     options = parser.parse_args()
     results = measure(
@@ -151,13 +168,17 @@ def main() -> int:
         options.clients,
         slots=options.slots,
         fsync=not options.no_fsync,
-        baseline=not options.no_baseline,
+        baselines=not options.no_baselines,
     )
     ours = results["strata"]["burst"]
     summary = f"{options.members} members: burst p50 {ours['p50_ms']} ms, p99 {ours['p99_ms']} ms"
-    if "tcpstore" in results:
-        theirs = results["tcpstore"]["burst"]
-        summary += f" (TCPStore: p50 {theirs['p50_ms']} ms, p99 {theirs['p99_ms']} ms)"
+    beside = [
+        f"{name} p50 {results[kind]['burst']['p50_ms']} ms, p99 {results[kind]['burst']['p99_ms']} ms"
+        for kind, name in (("bare", "a bare gRPC server"), ("tcpstore", "TCPStore"))
+        if kind in results
+    ]
+    if beside:
+        summary += f" ({'; '.join(beside)})"
     body = {
         "benchmark": "barrier",
         "goal": f"p99 of the burst ≤ {GOAL_MS:g} ms, < {REQUIRED_MS:g} ms required",

@@ -31,9 +31,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    hosts = measure(125, options.rounds, options.runs, 4, slots=8, baseline=False)["strata"]
+    hosts = measure(125, options.rounds, options.runs, 4, slots=8, baselines=False)["strata"]
     print(f"hosts: {hosts}", flush=True)
-    single = measure(1000, options.rounds, options.runs, 4, baseline=False)["strata"]
+    single = measure(1000, options.rounds, options.runs, 4, baselines=False)["strata"]
     print(f"single: {single}", flush=True)
     summary = (
         f"1,000 connections: last arrival to last release p50 {single['release']['p50_ms']} ms, p99"
