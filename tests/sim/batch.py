@@ -140,6 +140,9 @@ def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 def _begin() -> None:
     """A child: gone with its parent, and out of everybody's way; Ctrl-C is the parent's affair."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():  # it died before: no signal will ever come
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _give_way()
     gc.collect()
