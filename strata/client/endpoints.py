@@ -114,9 +114,17 @@ def _parse(word: str, *, tls: bool) -> Endpoint:
     if rest.count(":") > 1:
         raise ConfigError(f"{word!r}: an IPv6 address stands in brackets", hint=_HINT)
     host, _, port = rest.partition(":")
-    if not _HOST.match(host):
+    if not _HOST.match(host) or not _can_be_looked_up(host):
         raise ConfigError(f"{word!r} does not name a host", hint=_HINT)
     return Endpoint(host=host, port=_port(word, port), tls=tls)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        host.encode("idna")  # as the resolver does: no label is empty or longer than 63 bytes
+    except UnicodeError:
+        return False
+    return True
 
 
 def _port(word: str, text: str) -> int:
@@ -143,8 +151,6 @@ CAP_S: Final = 2.0
 ROUND_S: Final = 3.0
 """How long the pauses of a round over all endpoints are at most, together: after an outage of all replicas the
 leader gives members five seconds, counted from when it is there, and it may be the only one that is (PROTOCOLS 5.4)."""
-PATIENT_ROUNDS: Final = 4
-"""An endpoint that said nothing for `CONNECT_S` is given as long again in each so many rounds, not in all."""
 
 
 class Route:
@@ -161,29 +167,18 @@ class Route:
         self._endpoints = list(endpoints)
         self.rng = rng
         self._cap_s = min(CAP_S, ROUND_S / len(self._endpoints))
-        self._unanswered: dict[Endpoint, int] = {}
-        """How often in a row an endpoint has not answered, once `CONNECT_S` was not enough."""
+        self._silent: set[Endpoint] = set()
+        """Which endpoints have not answered within `CONNECT_S`, and in no shorter time since."""
         self._at = rng.randrange(len(endpoints)) - 1
         self._asked: list[Endpoint] = []
         self._preferred: frozenset[str] = frozenset()
         self._tries = 0
+        self._impatient_tries = 0
+        """How many tries there were since one that `CONNECT_S` was given to."""
         self._served = False
         self.current: Endpoint | None = None
-
-    @property
-    def connect_s(self) -> float:
-        """How long the current endpoint is given to connect.
-
-        In the first round after a connection that worked somebody counts the time until this process is back; who does not answer
-        at once then, a frozen host for one, is not waited for while others were not asked. In most later rounds who has
-        not answered for long is waited for no longer than the pause would be; such endpoints take turns in more.
-        """
-        if self._served and 0 < self._tries < len(self._endpoints):
-            return HASTE_S
-        if self.current is not None and (silent := self._unanswered.get(self.current, 0)):
-            turn = silent + self._endpoints.index(self.current) if self.current in self._endpoints else silent
-            return CONNECT_S if turn % PATIENT_ROUNDS == 0 else max(HASTE_S, self._cap_s)
-        return CONNECT_S
+        self.connect_s = CONNECT_S
+        """How long the current endpoint is given to connect."""
 
     def next(self, *, took_s: float = 0.0) -> tuple[Endpoint, float]:
         """Return the endpoint to try, and the seconds to wait before; the try before took `took_s` of these."""
@@ -194,16 +189,33 @@ class Route:
             delay_s = max(0.0, longest_s * self.rng.uniform(0.5, 1.0) - took_s)
         self._tries += 1
         self.current = self._choose()
+        self.connect_s = self._patience_s(self.current)
+        self._impatient_tries = 0 if self.connect_s == CONNECT_S else self._impatient_tries + 1
         return self.current, delay_s
+
+    def _patience_s(self, endpoint: Endpoint) -> float:
+        """Return how long an endpoint is given to connect.
+
+        In the first round after a connection that worked somebody counts the time until this process is back; who does not
+        answer at once then, a frozen host for one, is not waited for while others were not asked. Later one try of so many as
+        there are endpoints is given all the time, and it is another one's each time; the others as long as the pause would be.
+        Where nobody counts the time, only who has been silent before is treated like this.
+        """
+        count = len(self._endpoints)
+        if self._served and 0 < self._tries < count:
+            return HASTE_S
+        if not self._served and endpoint not in self._silent:
+            return CONNECT_S
+        return CONNECT_S if self._impatient_tries >= count else max(HASTE_S, self._cap_s)
 
     def connected(self, took_s: float, *, made: bool) -> None:
         """Take note whether a connection to the current endpoint was made, and after how long that was known."""
         if self.current is None:
             return
         if made or took_s < HASTE_S:  # who refuses is heard
-            self._unanswered.pop(self.current, None)
-        elif took_s > CONNECT_S - HASTE_S or self.current in self._unanswered:
-            self._unanswered[self.current] = self._unanswered.get(self.current, 0) + 1
+            self._silent.discard(self.current)
+        elif took_s > CONNECT_S - HASTE_S:
+            self._silent.add(self.current)
 
     def others(self) -> list[Endpoint]:
         """Return the configured endpoints but the current one."""

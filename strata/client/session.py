@@ -243,8 +243,9 @@ class Session:
             self._arrivals.disconnected()
             self._calls.disconnected()
         self.last_trouble = trouble
-        self._route.prefer(self._ready_elsewhere)
-        self._ready_elsewhere = ()  # the word of one replica, good for one round: it may be back before those it named
+        if self._ready_elsewhere:
+            self._route.prefer(self._ready_elsewhere)
+            self._ready_elsewhere = ()  # good for one try at each: who said so may be back before those that it named
         self._observer.on_disconnected(trouble)
 
     async def _converse(self, link: Link[Down, Up], welcome: Welcome | None = None) -> None:

@@ -115,7 +115,7 @@ class Housekeeping:
             keep_s=keep_s,
         )
         waits_s = [keep_s - (now_ms - at_ms) / 1000 for at_ms in since.values()]
-        return await self._carry_out(name, plan, waits_s)
+        return _soonest(waits_s) if await self._executed(name, plan) else AGAIN_S
 
     async def _clean_orphans(self, name: str) -> float | None:
         job, now_ms = JobView(self._mirror.view, self._keys.job(name)), _now_ms()
@@ -145,22 +145,29 @@ class Housekeeping:
             self._clearing_since_ms.setdefault(name, now_ms)
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                again_s = await self._carry_out(name, first, waits_s)
+                done = await self._executed(name, first)
         except TimeoutError:  # who came to the door meanwhile is not to be deleted by one more try
             return AGAIN_S
         if more:
             return MORE_S
+        if not done:
+            return AGAIN_S
         self._clearing_since_ms.pop(name, None)
-        return again_s
+        return _soonest(waits_s)
 
-    async def _carry_out(self, name: str, plan: Cleaning, waits_s: list[float]) -> float | None:
-        """Execute a plan; return when to look again: at once if it was outdated."""
+    async def _executed(self, name: str, plan: Cleaning) -> bool:
+        """Execute a plan; return whether all of it took effect: it was outdated otherwise."""
         if plan.txns:
             results = [await self._fence.execute(txn) for txn in plan.txns]
             if not all(result.succeeded for result in results):
-                return AGAIN_S
+                return False
             log.info("cleared_away", job=name, reason=plan.reason)
-        return min((max(wait_s, AGAIN_S) for wait_s in waits_s), default=None)
+        return True
+
+
+def _soonest(waits_s: list[float]) -> float | None:
+    """Return when to look again."""
+    return min((max(wait_s, AGAIN_S) for wait_s in waits_s), default=None)
 
 
 def _created(event: Event) -> bool:

@@ -74,7 +74,7 @@ class Keeper:
         self._removals: dict[_Key, asyncio.Task[None]] = {}
         self._failed: dict[_Key, int] = {}
         """The mod_revision of a key whose member was served here, and whose transport went down."""
-        self._last: dict[_Key, tuple[BootId, float]] = {}
+        self._last: dict[tuple[_Key, BootId], float] = {}
         """Whose transport went down within the last `_away_s`, and when it was last heard; in the order of the losses."""
         self._named_since: dict[_Key, tuple[int, float]] = {}
         """At which mod_revision a key names this replica, and since when that is seen."""
@@ -150,8 +150,8 @@ class Keeper:
         timing = self._context.timing
         if (transport := self.find(job, worker, boot)) is not None:
             return transport.quiet_s() < timing.orphan_s
-        last, at_s = self._last.get((job, worker), ("", 0.0))
-        return last == boot and asyncio.get_running_loop().time() - at_s < self._away_s
+        last_s = self._last.get(((job, worker), BootId(boot)), float("-inf"))
+        return asyncio.get_running_loop().time() - last_s < self._away_s
 
     def failed_incarnation(self, job: str, worker: str) -> int:
         """Return the incarnation whose transport was ours and is down; 0 when there is none, or
@@ -284,10 +284,10 @@ class Keeper:
         return named[1]
 
     def _note_last(self, key: _Key, transport: Transport) -> None:
-        now = asyncio.get_running_loop().time()
-        self._last.pop(key, None)
-        self._last[key] = (transport.boot, now - transport.quiet_s())
-        while self._last and (oldest := next(iter(self._last.items())))[1][1] < now - self._away_s:
+        now, run = asyncio.get_running_loop().time(), (key, transport.boot)
+        self._last.pop(run, None)
+        self._last[run] = now - transport.quiet_s()
+        while self._last and (oldest := next(iter(self._last.items())))[1] < now - self._away_s:
             del self._last[oldest[0]]
 
     @property

@@ -11,6 +11,7 @@ background loop.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -377,14 +378,15 @@ class AgentMember:
         return self._place(update, met), met
 
     async def _own_address(self) -> str:
-        """Return where others reach this node; it is found once."""
-        if not self._address:
-            coordinator = self._settings.endpoints[0]
-            self._address = self._settings.local_addr or await find_address_towards(
-                coordinator.host, coordinator.port
-            )
-            name_lookup.warn_if_slow(self._address, lambda said: log.warning("names.slow", reason=said))
-        return self._address
+        """Return where others reach this node; it is found once, unless only its name could be told."""
+        if self._address:
+            return self._address
+        coordinator = self._settings.endpoints[0]
+        found = self._settings.local_addr or await find_address_towards(coordinator.host, coordinator.port)
+        name_lookup.warn_if_slow(found, lambda said: log.warning("names.slow", reason=said))
+        if found == self._settings.local_addr or found != socket.gethostname():
+            self._address = found
+        return found
 
     def _place(self, update: WorldUpdate, met: Met) -> Place:
         return Place(

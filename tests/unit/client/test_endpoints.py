@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import collections
+import itertools
+import math
 import random
 from pathlib import Path
 
@@ -38,6 +41,8 @@ def test_lists_keep_their_order_and_drop_repetitions() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "node..example:1",
+        "n" * 64 + ".example:1",
         "", " , ", "host:0", "host:65536", "host:x", "::1:50051", "[::1", "[host]:1", "[1.2.3.4]:1",
         "ftp://host:1", "unix:relative", "http://", "a b:1", "host:1/path", "user@host:1", "host:-1", "host:\u0661",
     ],
@@ -108,8 +113,34 @@ def test_who_says_nothing_is_not_waited_for_in_every_round_and_gets_its_time_aga
         way.connected(way.connect_s, made=False)
     for limits in given.values():
         assert limits[0] == 2.0
-        assert limits.count(2.0) in {4, 5}, "the first time, then in one round of four"
+        assert limits.count(2.0) in {5, 6}, "the first time, then one try of three, in turns"
     assert not any(a == b == 2.0 for a, b in list(zip(*given.values(), strict=True))[1:]), "in turns"
+
+
+@pytest.mark.parametrize("count", range(2, 7))
+@pytest.mark.parametrize("stagger_s", [0.0, 1.3, 2.6, 4.1, 7.0, 11.0])
+def test_whoever_is_silent_since_when_the_others_are_asked_in_the_time_that_the_leader_gives_members(
+    count: int, stagger_s: float
+) -> None:
+    names = [f"{letter}:1" for letter in "abcdef"[:count]]
+    for seed, alone in itertools.product(range(20), names):
+        way = Route(parse_endpoints(",".join(names)), random.Random(seed))
+        silent_from = {name: stagger_s * i for i, name in enumerate(n for n in names if n != alone)}
+        way.next()
+        way.reached()
+        now, took_s, asked = 0.0, 0.0, [0.0]
+        given = collections.Counter[str]()
+        while now < 60.0:
+            endpoint, delay_s = way.next(took_s=took_s)
+            now += delay_s
+            if str(endpoint) == alone:
+                asked.append(now)
+            took_s = way.connect_s if now >= silent_from.get(str(endpoint), math.inf) else 0.001
+            given[str(endpoint)] += way.connect_s == 2.0
+            way.connected(took_s, made=False)
+            now += took_s
+        assert max(b - a for a, b in itertools.pairwise(asked)) < 4.75
+        assert all(given[name] >= 2 for name in names), "each is given all the time now and then"
 
 
 def test_who_woke_and_is_slow_is_given_as_long_as_the_pause_would_be() -> None:

@@ -260,3 +260,32 @@ async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same() -> No
         died_at = asyncio.get_running_loop().time()
         await c["r1"].see(lambda _view: c.worker("w0") is None)
         assert 5 <= asyncio.get_running_loop().time() - died_at < 12
+
+
+@in_virtual_time()
+async def test_another_run_at_the_door_does_not_hide_who_was_there_before() -> None:
+    """Who was there lately may be back before its key is deleted, whoever came under its name meanwhile."""
+    async with cluster(0, members=1) as c:
+        network = Network()
+        c.add("r1", network=network)
+        await c.ready()
+        c.add("r2")
+        await c.ready()
+        member = await c.member("w0", boot="boot-a").connect("r2")
+        before = member.incarnation
+        network.put = Fate(delay_s=60.0)
+        c["r2"].kill()
+        member.drop()
+        await asyncio.sleep(7)  # 5 s until the lease of r2 is over, 5 s until its members are deleted
+        member.dial("r1")
+        await asyncio.sleep(0.5)
+        member.drop()
+        other = c.member("w0", boot="boot-b")
+        other.dial("r1")
+        await asyncio.sleep(0.3)
+        other.drop()
+        await asyncio.sleep(3.2)
+        assert not network.deleting.is_set()
+        entry = c.worker("w0")
+        assert entry is not None
+        assert entry.create_revision == before

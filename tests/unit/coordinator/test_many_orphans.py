@@ -29,6 +29,8 @@ class Slow(PromptNetwork):
         self.lost_from = 1 << 30
         self.answer_s = 0.001
         """How long the answers to deletions take."""
+        self.late = 0
+        """Which deletion takes long to get there; 0: none."""
         self.put_s = 0.001
         """How long writes of members' keys take."""
         self.deleting = asyncio.Event()
@@ -44,6 +46,9 @@ class Slow(PromptNetwork):
         if self.deletions >= self.lost_from:
             self.deleting.set()
             return Fate(lost="request")
+        if self.deletions == self.late:
+            self.deleting.set()
+            return Fate(delay_s=0.3)
         if self.answer_s > 0.1:
             self.deleting.set()
         return Fate(delay_s=0.001, answer_delay_s=self.answer_s)
@@ -111,6 +116,28 @@ async def test_who_comes_to_the_door_between_two_parts_is_spared_by_the_second()
         entry = c.worker(late.worker)
         assert entry is not None
         assert entry.create_revision == before
+
+
+@in_virtual_time()
+async def test_no_world_is_written_while_the_last_part_is_tried_again() -> None:
+    """One of them was back just before it was deleted, so that none was: the others are still to go."""
+    async with cluster(0, members=SURVIVORS + 60) as c:
+        network = Slow()
+        members = await trained(c, 60, network)
+        network.late = 2
+        before = JobView(c["r1"].view, JOB).head()
+        assert before is not None
+        c["r2"].kill()
+        for member in members[SURVIVORS:]:
+            member.drop()
+        await network.deleting.wait()
+        members[-1].dial("r1")
+        await c["r1"].see(lambda view: left(view) == SURVIVORS + 1)
+        await asyncio.sleep(5)
+        after = JobView(c["r1"].view, JOB).head()
+        assert after is not None
+        assert after.record.generation == before.record.generation + 1
+        assert after.record.size == SURVIVORS + 1
 
 
 @in_virtual_time()
