@@ -39,7 +39,7 @@ ATTEMPT_S: Final = 1.2
 """How long one attempt at deleting orphans may take, before it is asked again who is one: a little longer than a request
 to one etcd member, which is blamed for its silence only if it has had all of that."""
 CLEARING_S: Final = 5.0
-"""How long a job's worlds wait until all of its orphans are deleted, which takes several transactions."""
+"""How long a job's worlds wait for the next of several transactions that delete its orphans."""
 
 
 class Housekeeping:
@@ -148,10 +148,11 @@ class Housekeeping:
                 done = await self._executed(name, first)
         except TimeoutError:  # who came to the door meanwhile is not to be deleted by one more try
             return AGAIN_S
-        if more:
-            return MORE_S
         if not done:
             return AGAIN_S
+        if more:
+            self._clearing_since_ms[name] = _now_ms()  # it goes on: each part may take its time
+            return MORE_S
         self._clearing_since_ms.pop(name, None)
         return _soonest(waits_s)
 

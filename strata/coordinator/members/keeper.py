@@ -134,7 +134,7 @@ class Keeper:
         if silent and not transport.incarnation and now < named_since + timing.detect_s:
             # a hand-over that took effect late: until then it may have given its signs elsewhere, and for
             # `detect_s` after it; it may be served, so that nobody takes its name meanwhile
-            self._unattended_since[key] = max(now, named_since + 2 * timing.reconnect_grace_s)
+            self._unattended_since[key] = named_since + 2 * timing.reconnect_grace_s
         elif transport.incarnation or silent:
             self._note_failed(key, transport.boot)
         self.look(*key)

@@ -118,6 +118,37 @@ async def test_a_client_that_was_handed_over_late_is_not_superseded_at_once(
         assert client.incarnation == before
 
 
+@pytest.mark.parametrize("detect_s", [5.0, 20.0])
+@in_virtual_time()
+async def test_a_client_that_died_as_it_was_handed_over_late_goes_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, detect_s: float
+) -> None:
+    detecting_in(monkeypatch, detect_s)
+    async with cluster(0, members=1) as c:
+        late = Network()
+        c.add("r1", network=late)
+        c.add("r2")
+        await c.ready()
+        client = Client(c, "w0", "boot-a")
+        await client.register("r2")
+        c.partition("r1", "r2")
+        c.partition("r2", "r1")
+        await asyncio.sleep(1.5)
+        now = asyncio.get_running_loop().time
+        late.put, late.puts_left = Fate(delay_s=0.3 * detect_s + 0.5), 1
+        takes_effect = now() + late.put.delay_s
+        given_up = asyncio.create_task(client.heartbeat("r1"))
+        await asyncio.sleep(0.5)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        while now() < takes_effect - 0.3:
+            await client.heartbeat("r2")
+            await asyncio.sleep(0.25)
+        await c["r1"].see(lambda _view: c.worker("w0") is None)
+        grace_s = c["r1"].context.timing.reconnect_grace_s
+        assert detect_s < now() - takes_effect < detect_s + grace_s + 0.5
+
+
 @pytest.mark.parametrize("another", [False, True])
 @in_virtual_time()
 async def test_the_silence_of_another_run_puts_no_death_off(

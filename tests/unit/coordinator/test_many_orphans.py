@@ -74,12 +74,14 @@ def left(view: View) -> int:
     return len(list(JobView(view, JOB).workers()))
 
 
-@pytest.mark.parametrize("dead", [61, 200])
+@pytest.mark.parametrize(("dead", "answer_s"), [(61, 0.001), (200, 0.001), (400, 0.25)])
 @in_virtual_time()
-async def test_they_end_one_generation_and_not_the_job(dead: int) -> None:
+async def test_they_end_one_generation_and_not_the_job(dead: int, answer_s: float) -> None:
     """Deleted thirty by thirty they would end a generation each, and three without a checkpoint fail the job."""
     async with cluster(0, members=SURVIVORS + dead) as c:
-        members = await trained(c, dead, Slow())
+        network = Slow()
+        members = await trained(c, dead, network)
+        network.answer_s = answer_s
         before = JobView(c["r1"].view, JOB).head()
         assert before is not None
         c["r2"].kill()
