@@ -197,8 +197,8 @@ class Route:
         """Return how long an endpoint is given to connect.
 
         In the first round after a connection that worked somebody counts the time until this process is back; who does not
-        answer at once then, a frozen host for one, is not waited for while others were not asked. Later one try of so many as
-        there are endpoints is given all the time, and it is another one's each time; the others as long as the pause would be.
+        answer at once then, a frozen host for one, is not waited for while others were not asked. Later, after as many tries as
+        there are endpoints, one is given all the time: another endpoint's each time. The others get as long as the pause would be.
         Where nobody counts the time, only who has been silent before is treated like this.
         """
         count = len(self._endpoints)
