@@ -56,10 +56,12 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
     configure(fmt=config.log.format, level=config.log.level)
     name = _name(config, own_identity(config, now=lambda: dt.datetime.now(dt.UTC)))
     Timing.derive(config.detect_s)  # a wrong one is refused before etcd is waited for
-    log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
     task = asyncio.current_task()
     assert task is not None
-    with _on_signals(task.cancel) as signalled:
+    stop: Callable[[], object] = task.cancel  # and the replica's, as soon as there is one
+    # before its first word, for who reads that may tell it to stop
+    with _on_signals(lambda: stop()) as signalled:  # noqa: PLW0108  # it is another one later
+        log.info("coordinator_starts", replica=name, listen=config.listen, etcd=config.etcd.endpoints)
         try:
             async with connected(config.etcd) as store, connected(config.etcd) as renewals:
                 await check_versions(store)
@@ -81,12 +83,13 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
                 )
                 gc.freeze()  # what exists now lives as long as the process
                 manager = ServiceManager.of(os.environ, pid=os.getpid())
-                with _on_signals(replica.stop), told(manager, replica.is_ready):
+                stop = replica.stop
+                with told(manager, replica.is_ready):
                     await replica.run()
         except asyncio.CancelledError:
             if not signalled:
                 raise
-    log.info("coordinator_ended", replica=name)
+        log.info("coordinator_ended", replica=name)
 
 
 def _name(config: CoordinatorConfig, identity: Identity | None) -> str:

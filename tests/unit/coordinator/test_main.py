@@ -1,13 +1,16 @@
-"""The name a replica goes by."""
+"""The name a replica goes by, and its first word."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
 
 import pytest
 
-from strata.config import CoordinatorConfig
-from strata.coordinator.main import _name
+from strata.config import CoordinatorConfig, EtcdConfig
+from strata.coordinator import main
+from strata.coordinator.main import _name, run_coordinator
 from strata.core.authority import Identity, Role
 from strata.errors import ConfigError
 
@@ -35,3 +38,28 @@ def test_what_cannot_be_a_name_is_a_mistake_of_the_configuration(config: Coordin
     with pytest.raises(ConfigError) as caught:
         _name(config, None)
     assert caught.value.hint
+
+
+def test_a_signal_right_behind_its_first_word_ends_it_in_good_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found in CI: the word came before anything listened to signals, and it died of this one."""
+    said: list[str] = []
+    missed: list[int] = []
+
+    class Log:
+        def info(self, event: str, **_more: object) -> None:
+            said.append(event)
+            if event == "coordinator_starts":
+                signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(main, "log", Log())
+    monkeypatch.setattr(main, "configure", lambda **_: None)
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: missed.append(number))
+    nowhere = EtcdConfig(endpoints=("127.0.0.1:1",), wait_s=0.2)
+    try:
+        asyncio.run(run_coordinator(CoordinatorConfig(replica="east-1", etcd=nowhere)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said == ["coordinator_starts", "signalled", "coordinator_ended"]
+    assert not missed
