@@ -6,6 +6,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 export TMPDIR := $(CURDIR)/.strata/tmp
+# Tests, the demo and chaos start interpreters by the hundred: compiling Strata anew in each takes a third of its start.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests that take long wait for other processes, so there may be more of these than cores.
 TEST_PROCESSES := 3
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)

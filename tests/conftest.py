@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # torch looks up the other end of every connection of its stores. Tests reach nothing but this machine, and
 # must not wait 10 s a connection because a name service far away is slow (seen: a minute until two ranks met).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# A shell without job control starts what it puts in the background with Ctrl-C ignored, and that is inherited:
+# a command that a test interrupts would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a
 # night's search: HYPOTHESIS_PROFILE=thorough make test
