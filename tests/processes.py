@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strata.integrations.torchrun.orphans import environment
 from strata.launch.children import Child
 
 LIMIT_S = 40.0
@@ -188,7 +189,7 @@ def marked(mark: str) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if f"{MARK}={mark}".encode() in environment(int(entry.name)).split(b"\0"):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has ended, is a zombie, or is somebody else's

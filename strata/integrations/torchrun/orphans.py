@@ -25,6 +25,9 @@ _BYE_S = 5.0
 _ROUNDS = 100
 _ROUND_S = 0.05
 """A process that forks while it is looked for may leave one more; in the end there is none."""
+_LOOKS = 100
+_LOOK_S = 0.001
+"""How long exec may take that leaves a process without an environment; stopped in it, it is passed over."""
 
 
 @contextlib.asynccontextmanager
@@ -75,10 +78,27 @@ def find(door: str) -> list[int]:
     for name in os.listdir("/proc"):  # noqa: PTH208  # plain numbers
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                environment = Path(f"/proc/{name}/environ").read_bytes()
-                if wanted in environment.split(b"\0"):
+                if wanted in environment(int(name)).split(b"\0"):
                     found.append(int(name))
     return found
+
+
+def environment(pid: int) -> bytes:
+    """Return the environment a process was started with, its entries ended by NUL.
+
+    The kernel shows none of a process in the middle of exec, for some microseconds after the old
+    program's files are closed: after `subprocess.Popen` has returned. It is asked for again.
+    `OSError`: no such process, a kernel thread, one that has ended, or somebody else's.
+    """
+    folder = Path(f"/proc/{pid}")
+    for _ in range(_LOOKS):
+        if found := (folder / "environ").read_bytes():
+            return found
+        (folder / "exe").readlink()  # a kernel thread and a zombie have none
+        if (folder / "cmdline").read_bytes():
+            return (folder / "environ").read_bytes()  # nothing at all, if it did not come just between
+        time.sleep(_LOOK_S)
+    return b""
 
 
 def main() -> None:
@@ -86,9 +106,11 @@ def main() -> None:
     door = sys.argv[1]
     if sys.stdin.buffer.read() == _BYE:
         return
+    found_none = 0
     for _ in range(_ROUNDS):
         orphans = find(door)
-        if not orphans:
+        found_none = 0 if orphans else found_none + 1
+        if found_none == 2:  # one that was being started showed the agent's environment in the first
             break
         for pid in orphans:
             with contextlib.suppress(OSError):

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from strata.integrations.torchrun import orphans
 from strata.launch.children import Child
 from tests.processes import LIMIT_S, gone
@@ -64,6 +66,34 @@ def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(tmp_path:
         finally:
             bystander.kill()
             bystander.join()
+
+
+def test_a_worker_is_found_in_the_middle_of_exec(tmp_path: Path) -> None:
+    """Found in CI: for some microseconds after it was started, one of ten had no environment."""
+    door = str(tmp_path / "ranks.sock")
+    for _ in range(500):
+        worker = subprocess.Popen(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": door})
+        try:
+            assert f"STRATA_SOCKET={door}".encode() in orphans.environment(worker.pid).split(b"\0")
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def test_one_without_an_environment_or_who_has_ended_is_nobody_s_orphan(tmp_path: Path) -> None:
+    bare = subprocess.Popen(["/bin/sleep", "1000"], env={})
+    try:
+        assert orphans.environment(bare.pid) == b""
+        bare.kill()
+        os.waitid(os.P_PID, bare.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(OSError):  # noqa: PT011  # a zombie has no program
+            orphans.environment(bare.pid)
+    finally:
+        bare.kill()
+        bare.wait()
+    with pytest.raises(OSError):  # noqa: PT011  # nor has who is gone
+        orphans.environment(bare.pid)
+    assert orphans.find(str(tmp_path / "ranks.sock")) == []
 
 
 def test_an_agent_that_ends_in_order_leaves_its_workers_to_torchrun(tmp_path: Path) -> None:
