@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib import import_module, metadata
@@ -79,7 +80,7 @@ def run() -> None:
     """Run the command line; a `StrataError` becomes a message, a hint and an exit code.
 
     So does an error of the operating system, which is most often about the output: a full disk, a
-    reader that went.
+    reader that went. The exit code holds also when nobody can be told why.
     """
     try:
         try:
@@ -88,11 +89,25 @@ def run() -> None:
         finally:
             sys.stdout.flush()
     except StrataError as error:
-        print_error(error)
+        _tell(error)
         sys.exit(exit_code(error))
     except OSError as error:
-        # what is left unwritten would fail once more when the interpreter ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop(1)
         if not isinstance(error, BrokenPipeError):
-            print_error(StrataError(str(error), hint="the command was cut short"))
+            _tell(StrataError(str(error), hint="the command was cut short"))
         sys.exit(Exit.FAILURE)
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _drop(2)
+
+
+def _tell(error: StrataError) -> None:
+    with contextlib.suppress(OSError, SystemExit):  # by which rich answers a reader that went
+        print_error(error)
+
+
+def _drop(fd: int) -> None:
+    """Send what is left unwritten nowhere: it would fail once more when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

@@ -58,7 +58,7 @@ def coordinator(
     log_format: Annotated[str | None, typer.Option("--log-format", help="auto, json or plain.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file.")] = None,
 ) -> None:
-    """Run one coordinator until SIGTERM; three of them make the control plane.
+    """Run one coordinator until SIGTERM or SIGINT; three of them make the control plane.
 
     Example: strata coordinator --etcd e1:2379,e2:2379,e3:2379 --listen 127.0.0.1:50051
     """

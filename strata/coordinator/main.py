@@ -51,7 +51,8 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
 
     `ConfigError`: the port is taken, a name cannot be one, or this etcd cannot be used.
     `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
-    the name. `ClusterReplaced`: etcd was replaced under us.
+    the name. `ClusterReplaced`: etcd was replaced under us. After its first word both signals
+    belong to it, and are ignored once it ends: the process is to end then, with its own exit code.
     """
     configure(fmt=config.log.format, level=config.log.level)
     name = _name(config, own_identity(config, now=lambda: dt.datetime.now(dt.UTC)))
@@ -122,19 +123,24 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 @contextlib.contextmanager
 def _on_signals(act: Callable[[], object]) -> Iterator[list[int]]:
-    """Call `act` at each signal while the body runs; yield the list of those that came."""
+    """Call `act` at the first signal while the body runs; yield the list of those that came.
+
+    From its end on they are ignored. Not by the loop's `add_signal_handler`: what that leaves
+    behind is the default, by which a second Ctrl-C ended a process that was ending by itself.
+    """
     loop = asyncio.get_running_loop()
     came: list[int] = []
 
     def handle(number: int) -> None:
-        log.info("signalled", signal=signal.Signals(number).name)
         came.append(number)
-        act()
+        if len(came) == 1:  # a second one must not cut short what the first began
+            log.info("signalled", signal=signal.Signals(number).name)
+            act()
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, handle, number)
+        signal.signal(number, lambda number, _frame: loop.call_soon_threadsafe(handle, number))
     try:
         yield came
     finally:
         for number in SIGNALS:
-            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)

@@ -6,6 +6,7 @@ Fields that hold for a whole task and its children (which replica speaks) are bo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import TextIO, cast
@@ -23,7 +24,11 @@ def get_logger() -> Logger:
 
 
 def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None = None) -> None:
-    """Send logs of `level` and above to `stream` (stderr) as `json`, `plain`, or by its kind."""
+    """Send logs of `level` and above to `stream` (stderr) as `json`, `plain`, or by its kind.
+
+    A line that cannot be written is lost, and harms nobody: whoever read stderr has gone, or the
+    disk is full, and what was to be told goes on.
+    """
     out = sys.stderr if stream is None else stream
     plain = fmt == "plain" or (fmt == "auto" and out.isatty())
     renderer: list[Processor] = (
@@ -40,9 +45,24 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Unfailing(out))),
         cache_logger_on_first_use=False,
     )
+
+
+class _Unfailing:
+    """What a logger needs of a stream; an error of the operating system, or that it is closed, is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 _LEVELS = {

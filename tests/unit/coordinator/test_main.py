@@ -55,11 +55,12 @@ def test_a_signal_right_behind_its_first_word_ends_it_in_good_order(
 
     monkeypatch.setattr(main, "log", Log())
     monkeypatch.setattr(main, "configure", lambda **_: None)
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: missed.append(number))
+    before = {n: signal.signal(n, lambda number, _frame: missed.append(number)) for n in main.SIGNALS}
     nowhere = EtcdConfig(endpoints=("127.0.0.1:1",), wait_s=0.2)
     try:
         asyncio.run(run_coordinator(CoordinatorConfig(replica="east-1", etcd=nowhere)))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        after = {n: signal.signal(n, handler) for n, handler in before.items()}
     assert said == ["coordinator_starts", "signalled", "coordinator_ended"]
     assert not missed
+    assert set(after.values()) == {signal.SIG_IGN}, "nothing interrupts the end of the process"

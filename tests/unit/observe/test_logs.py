@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Iterator
@@ -67,3 +68,17 @@ def test_the_level_holds() -> None:
     get_logger().info("quiet")
     get_logger().warning("loud")
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["loud"]
+
+
+def test_a_line_that_cannot_be_written_is_lost_and_harms_nobody() -> None:
+    """A coordinator whose log nobody read any more did not stop at SIGTERM: saying so failed first."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, f"no room for {len(text)} characters")
+
+    for out in (Full(), io.StringIO()):
+        configure(stream=out)
+        if not isinstance(out, Full):
+            out.close()
+        get_logger().info("leadership_taken", epoch=7)
