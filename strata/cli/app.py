@@ -82,6 +82,7 @@ def run() -> None:
     So does an error of the operating system, which is most often about the output: a full disk, a
     reader that went. The exit code holds also when nobody can be told why.
     """
+    _stand_in_for_closed()
     try:
         try:
             first = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -99,8 +100,15 @@ def run() -> None:
     finally:
         try:
             sys.stderr.flush()
-        except OSError:
+        except (OSError, ValueError):
             _drop(2)
+
+
+def _stand_in_for_closed() -> None:
+    """Give a stream that the shell closed (`2>&-`) somewhere to write: Python has None in its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _tell(error: StrataError) -> None:

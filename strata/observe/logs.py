@@ -29,11 +29,12 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
     A line that cannot be written is lost, and harms nobody: whoever read stderr has gone, or the
     disk is full, and what was to be told goes on.
     """
-    out = sys.stderr if stream is None else stream
-    plain = fmt == "plain" or (fmt == "auto" and out.isatty())
+    out: TextIO | None = sys.stderr if stream is None else stream  # None, too: stderr was closed
+    terminal = out is not None and out.isatty()
+    plain = fmt == "plain" or (fmt == "auto" and terminal)
     renderer: list[Processor] = (
         # not rich's traceback, which shows local variables: a secret may be one
-        [ConsoleRenderer(colors=out.isatty(), exception_formatter=plain_traceback)]
+        [ConsoleRenderer(colors=terminal, exception_formatter=plain_traceback)]
         if plain
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
@@ -51,18 +52,20 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
 
 
 class _Unfailing:
-    """What a logger needs of a stream; an error of the operating system, or that it is closed, is dropped."""
+    """What a logger needs of a stream, if there is one; errors of the system, or that it is closed, are dropped."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.flush()
 
 
 _LEVELS = {

@@ -28,6 +28,8 @@ _ROUND_S = 0.05
 _LOOKS = 100
 _LOOK_S = 0.001
 """How long exec may take that leaves a process without an environment; stopped in it, it is passed over."""
+_START_CODE = 26
+"""The number of `startcode` among the fields of /proc/pid/stat in proc(5)."""
 
 
 @contextlib.asynccontextmanager
@@ -87,7 +89,8 @@ def environment(pid: int) -> bytes:
     """Return the environment a process was started with, its entries ended by NUL.
 
     The kernel shows none of a process in the middle of exec, for some microseconds after the old
-    program's files are closed: after `subprocess.Popen` has returned. It is asked for again.
+    program's files are closed: after `subprocess.Popen` has returned. It is asked for again until
+    the kernel says where the code starts, which it does after that.
     `OSError`: no such process, a kernel thread, one that has ended, or somebody else's.
     """
     folder = Path(f"/proc/{pid}")
@@ -95,10 +98,15 @@ def environment(pid: int) -> bytes:
         if found := (folder / "environ").read_bytes():
             return found
         (folder / "exe").readlink()  # a kernel thread and a zombie have none
-        if (folder / "cmdline").read_bytes():
+        if _start_code(folder):
             return (folder / "environ").read_bytes()  # nothing at all, if it did not come just between
         time.sleep(_LOOK_S)
     return b""
+
+
+def _start_code(folder: Path) -> int:
+    """Return the address at which a process's code starts; 0 while exec has not got there."""
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[_START_CODE - 3])
 
 
 def main() -> None:

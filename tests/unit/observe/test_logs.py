@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +83,9 @@ def test_a_line_that_cannot_be_written_is_lost_and_harms_nobody() -> None:
         if not isinstance(out, Full):
             out.close()
         get_logger().info("leadership_taken", epoch=7)
+
+
+def test_without_a_stderr_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    configure()
+    get_logger().info("leadership_taken", epoch=7)

@@ -70,9 +70,10 @@ def test_a_killed_agent_s_workers_are_killed_and_its_folder_is_removed(tmp_path:
 
 def test_a_worker_is_found_in_the_middle_of_exec(tmp_path: Path) -> None:
     """Found in CI: for some microseconds after it was started, one of ten had no environment."""
+    much = {f"MORE_{i}": "x" * 400 for i in range(1000)}  # which exec takes longer to set up
     door = str(tmp_path / "ranks.sock")
-    for _ in range(500):
-        worker = subprocess.Popen(["sleep", "1000"], env={**os.environ, "STRATA_SOCKET": door})
+    for _ in range(300):
+        worker = subprocess.Popen(["sleep", "1000"], env={**os.environ, **much, "STRATA_SOCKET": door})
         try:
             assert f"STRATA_SOCKET={door}".encode() in orphans.environment(worker.pid).split(b"\0")
         finally:
