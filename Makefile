@@ -10,13 +10,16 @@ export TMPDIR := $(CURDIR)/.strata/tmp
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that take long wait for other processes, so there may be more of these than cores.
 TEST_PROCESSES := 3
+PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# What `make test` runs: of the layers that start real processes the journeys of users only, of the others all but what takes long.
+QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
 
-.PHONY: help test check demo bench chaos proto fmt clean distclean ready etcd \
-  format lint types floors generated house
+.PHONY: help test test-all soak check demo bench chaos proto fmt clean distclean ready etcd \
+  format lint types floors generated house durations
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ready: ## set up .venv (the other targets do this themselves)
 	@scripts/bootstrap
@@ -24,10 +27,16 @@ ready: ## set up .venv (the other targets do this themselves)
 etcd: ## put etcd into .tools (likewise)
 	@scripts/fetch-etcd
 
-test: ready etcd ## run all tests, side by side (ARGS="-n 0 -k name" for some of them, in one process)
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: ready etcd ## run the tests of every change, in minutes (ARGS="-n 0 -k name" for some of them, in one process)
+	@$(PYTEST) -m "$(QUICK)" $(ARGS)
 
-check: format lint types floors generated house ## format, lint, types, floors, generated code, house rules
+test-all: ready etcd ## run all tests but campaigns, as CI does
+	@$(PYTEST) -m "not campaign" $(ARGS)
+
+soak: ready etcd ## seeds, schedules, crashes and chaos until the time is over (ARGS="--hours 2")
+	@$(PY) -m tests.soak $(ARGS)
+
+check: format lint types floors generated house durations ## format, lint, types, floors, generated code, house rules, slow tests
 
 format: ready
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -46,6 +55,9 @@ generated: ready
 
 house: ready
 	@$(PY) scripts/check_tree.py
+
+durations: ready
+	@$(PY) -m tests.durations
 
 demo: ready etcd ## train on three coordinators and etcd members while processes are killed
 	@$(PY) examples/demo/run.py $(ARGS)

@@ -17,6 +17,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.durations import Recorder
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Files of tests stay in the clone. pytest keeps its own three last folders there, numbered, so that
@@ -33,10 +35,18 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # must not wait 10 s a connection because a name service far away is slow (seen: a minute until two ranks met).
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# A shell without job control starts what it puts in the background with Ctrl-C ignored, and that is inherited:
-# a command that a test interrupts would never end.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell without job control starts what it puts in the background with SIGINT and SIGQUIT ignored, `nohup` with
+# SIGHUP, and children inherit that: a command that a test interrupts would never end. A handler becomes the default
+# action in every program that is started. For SIGHUP it does nothing, so that the run outlives its terminal.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (signal.SIGHUP, lambda *_: None),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 # No deadline: a busy two-core machine makes any example slow now and then. "thorough" is for a
 # night's search: HYPOTHESIS_PROFILE=thorough make test
@@ -53,10 +63,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+LAYERS = ("unit", "contract", "docs", "sim", "planted", "integration", "e2e", "schedules")
+"""A test's layer is its folder. Each is a marker as well, for `-m` (the Makefile's QUICK)."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record how long tests take, in the process that hears of all of them."""
+    for layer in LAYERS:
+        config.addinivalue_line("markers", f"{layer}: lies in tests/{layer}")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
+    """Mark each test with its layer, and begin with the files that take longest."""
     from tests.side_by_side import rank  # noqa: PLC0415  # as above
 
+    for item in items:
+        item.add_marker(item.path.relative_to(ROOT / "tests").parts[0])
     items.sort(key=lambda item: rank(item.nodeid))
 
 

@@ -1,27 +1,21 @@
-"""How `make test` shares the suite out to several pytest processes (pytest-xdist).
+"""How a run shares the suite out to several pytest processes (pytest-xdist).
 
 Most tests that take long wait for other processes, so more of them run than there are cores. A file
 stays in one process, because its fixtures may start a cluster; what starts a container engine stays
-together, because there is one engine a run. The files that take longest come first and the
-simulation last: its seeds have run on idle cores by then.
+together, because there is one engine a run. The files that take longest come first, so that none of them
+is left for the end.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from tests.durations import file_seconds
+
 ENGINE: Final = "tests/e2e/"
-FIRST: Final = (
-    ENGINE,
-    "tests/integration/test_torchrun.py",
-    "tests/integration/test_chaos_workloads.py",
-    "tests/integration/test_chaos.py",
-    "tests/planted/",
-    "tests/integration/",
-)
-LAST: Final = "tests/sim/test_simulation.py"
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
@@ -36,8 +30,11 @@ def scope(nodeid: str) -> str:
     return ENGINE if nodeid.startswith(ENGINE) else nodeid.partition("::")[0]
 
 
-def rank(nodeid: str) -> int:
+def rank(nodeid: str) -> float:
     """Return where a test stands in the order of the run; equal ones stay as they were collected."""
-    if nodeid.startswith(LAST):
-        return len(FIRST) + 1
-    return next((at for at, begin in enumerate(FIRST) if nodeid.startswith(begin)), len(FIRST))
+    return -_seconds(scope(nodeid))
+
+
+@cache
+def _seconds(mine: str) -> float:
+    return sum(seconds for file, seconds in file_seconds().items() if file.startswith(mine))

@@ -17,7 +17,7 @@ from strata_chaos.backends import sweeper
 from tests.conftest import Need
 from tests.processes import Record, Talker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 LIMIT_S = 150.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +84,7 @@ def chaos(tmp_path: Path, etcd_bin: Path) -> Iterator[Chaos]:
         talker.wait_quiet(LIMIT_S)
 
 
+@pytest.mark.slow
 def test_a_run_passes_and_is_judged_the_same_again(chaos: Chaos) -> None:
     script = fault("kill-leader", 1, 3) + fault("etcd-leader-change", 6, 1)
     expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
@@ -109,6 +110,7 @@ def test_a_run_passes_and_is_judged_the_same_again(chaos: Chaos) -> None:
     assert checked == 0, chaos.said()
 
 
+@pytest.mark.slow
 def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
     """The scenario's own fault kills the member that it expects to live: it is doctored to fail."""
     scenario = BARRIERS + fault("kill-member", 1, 2) + "\n[expect]\nno_member_dies = true\n"
@@ -122,6 +124,7 @@ def test_what_is_not_as_expected_is_exit_1(chaos: Chaos) -> None:
     assert chaos.ended(chaos.start("check", str(folder))) == 1
 
 
+@pytest.mark.slow
 def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
     """There are no ranks under a supervisor in this scenario."""
     scenario = BARRIERS + fault("kill-rank", 1, 1)
@@ -132,6 +135,7 @@ def test_a_fault_without_effect_is_exit_2(chaos: Chaos) -> None:
     assert chaos.report()["sentence"] == "UNKNOWN: without effect: kill-rank (1)"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_by_itself_is_a_violation(chaos: Chaos) -> None:
     """Here the test kills it, behind the nemesis's back."""
     running = chaos.run(BARRIERS, "--duration", "4", "--backend", "process")
@@ -175,6 +179,7 @@ def test_what_cannot_be_run_is_refused_with_a_hint(chaos: Chaos, words: tuple[st
     assert "Traceback" not in chaos.said()
 
 
+@pytest.mark.journey
 def test_ctrl_c_ends_a_run_in_good_order(chaos: Chaos) -> None:
     running = chaos.run(
         BARRIERS + fault("freeze-leader", 1, 100), "--duration", "110", "--backend", "process"
@@ -220,6 +225,7 @@ def test_no_namespace_outlives_a_run_that_is_killed(chaos: Chaos) -> None:
     assert not Path(f"/sys/class/net/sc{pid}").exists(), "nor our end of its link"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("netns")
 def test_replicas_that_reject_each_other_harm_nobody(chaos: Chaos) -> None:
     expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"
@@ -233,6 +239,7 @@ def test_replicas_that_reject_each_other_harm_nobody(chaos: Chaos) -> None:
     assert "packets met by the rules" in injury["evidence"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("netns")
 def test_members_whose_sessions_are_reset_come_back_within_the_grace(chaos: Chaos) -> None:
     expect = "\n[expect]\nno_member_dies = true\nno_new_generation = true\nno_barrier_fails = true\n"

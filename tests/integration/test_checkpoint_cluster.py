@@ -45,6 +45,7 @@ def check_storage(root: Path, job: str, records: list[Checkpoint]) -> None:
             load(storage, f"{job}/{name}", manifest_digest=record.manifest_digest, rank=rank)
 
 
+@pytest.mark.journey
 def test_three_ranks_save_together_and_keep_the_newest(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_three_ranks_save_together_and_keep_the_newest(
     check_storage(tmp_path, nodes.job, records)
 
 
+@pytest.mark.journey
 def test_a_killed_rank_costs_nothing_beyond_the_last_checkpoint(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -82,7 +84,6 @@ def test_a_killed_rank_costs_nothing_beyond_the_last_checkpoint(
     check_storage(tmp_path, nodes.job, records)
 
 
-@pytest.mark.slow
 def test_saves_go_on_while_coordinators_die(
     start_cluster: StartCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def mounts(need: Need) -> None:
     need("mount", may, "run as root, with util-linux, where mount namespaces are allowed")
 
 
+@pytest.mark.journey
 def test_a_full_disk_fails_the_save_and_nothing_else(mounts: None, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     said = mounted(FULL, f"mount -t tmpfs -o size=6m none {folder}", folder)
@@ -117,7 +118,6 @@ def test_a_disk_that_turns_read_only_can_still_be_read(mounts: None, tmp_path: P
     assert (said["3"], said["steps"]) == ("committed", [1, 3])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("calls", "when"),

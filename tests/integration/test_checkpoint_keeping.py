@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1 import checkpoints_pb2 as pb
@@ -53,6 +55,7 @@ def test_the_leader_marks_by_the_rules_and_waits_for_who_reads(
     assert "everything" in commands.run("retention", "--keep-count", 0)
 
 
+@pytest.mark.journey
 def test_a_fork_trains_on_and_keeps_its_source_until_it_needs_it_no_more(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ with strata.CheckpointManager(sys.argv[1]) as ckpt:
 """
 
 
+@pytest.mark.journey
 def test_what_torch_saved_numpy_restores_without_torch(tmp_path: Path) -> None:
     assert run(TORCH_SAVES, str(tmp_path)) == (0, "")
     assert run(NUMPY_READS, str(tmp_path), blocked=("torch",)) == (0, "")
@@ -204,6 +205,7 @@ if __name__ == "__main__":
     assert run(program, str(tmp_path)) == (0, "")
 
 
+@pytest.mark.journey
 def test_the_pages_examples_run_as_they_stand(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "checkpoints.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -60,6 +60,7 @@ def folders(stub: StubS3) -> list[str]:
     return sorted({key.split("/")[2] for key in stub.objects if "/step-" in key})
 
 
+@pytest.mark.journey
 def test_a_training_saves_to_s3_and_goes_on_from_there(stub: StubS3) -> None:
     with in_s3(stub, keep_count=2) as manager:
         assert manager.restore(state(0)) is None
@@ -175,6 +176,7 @@ def test_ranks_under_coordinators_share_a_bucket(stub: StubS3) -> None:
 # -- a second storage -------------------------------------------------------------------------
 
 
+@pytest.mark.journey
 def test_a_checkpoint_outlives_the_disk(stub: StubS3, tmp_path: Path) -> None:
     with behind(tmp_path / "near", stub, keep_count=1) as manager:
         manager.save_state(state(1), 1)

@@ -34,6 +34,7 @@ def said_as_json(*words: str) -> Any:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.journey
 def test_every_command_has_help_with_an_example(command: str) -> None:
     code, said = run_strata(*command.split(), "--help", env={**os.environ, "COLUMNS": "200"})
     assert code == 0
@@ -79,6 +80,7 @@ def test_a_job_that_does_not_exist_is_named(cluster: LocalCluster) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.journey
 def test_what_is_shown_of_a_job_that_runs(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

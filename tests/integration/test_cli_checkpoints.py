@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
@@ -38,6 +39,7 @@ class Commands:
         return json.loads(self.run(*words, "--json", code=code))
 
 
+@pytest.mark.journey
 def test_a_jobs_checkpoints_from_the_command_line(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_jobs_checkpoints_from_the_command_line(
     assert "it was forked already" in commands.run("fork", 10, "--to", fork, code=4)
 
 
+@pytest.mark.journey
 def test_a_file_becomes_the_checkpoint_that_a_job_begins_from(
     cluster: LocalCluster, nodes: Nodes, tmp_path: Path
 ) -> None:

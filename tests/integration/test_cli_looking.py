@@ -49,6 +49,7 @@ def test_jobs_are_listed_and_shown(cluster: LocalCluster, registered: str) -> No
     assert "no job nobody exists" in said
 
 
+@pytest.mark.journey
 def test_datasets_are_listed_and_shown(cluster: LocalCluster, registered: str) -> None:
     where = ("--endpoints", cluster.endpoints, "--job", registered)
     assert [(d["name"], d["shards"]) for d in as_json("datasets", *where)] == [("pile", 8)]
@@ -123,6 +124,7 @@ def found(*words: str) -> tuple[int, dict[str, dict[str, str]]]:
     return code, {finding["what"]: finding for finding in json.loads(said)}
 
 
+@pytest.mark.journey
 def test_a_fit_machine_passes(cluster: LocalCluster, tmp_path: Path) -> None:
     member = cluster.etcd.endpoints[0].removeprefix("http://")
     code, findings = found("--endpoints", cluster.endpoints, "--etcd", member, "--storage", str(tmp_path))

@@ -63,6 +63,7 @@ def trainers(cluster: LocalCluster, job: str) -> Iterator[Trainers]:
     these.close()
 
 
+@pytest.mark.journey
 def test_lone_trainers_form_a_world_and_meet_through_different_coordinators(trainers: Trainers) -> None:
     three = trainers.join(3, spread=True)
     assert [(c.rank, c.world_size, c.generation) for c in three] == [(r, 3, 1) for r in range(3)]
@@ -185,6 +186,7 @@ def test_heartbeats_make_a_member_and_silence_unmakes_it(cluster: LocalCluster, 
         assert client.members() == []
 
 
+@pytest.mark.journey
 def test_datasets_are_divided_among_the_members(trainers: Trainers) -> None:
     trainers.join(2)
     with strata.DatasetRegistry(trainers.cluster.endpoints, job=trainers.job) as registry:

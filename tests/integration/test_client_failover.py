@@ -66,6 +66,7 @@ def until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.journey
 def test_killing_the_serving_coordinator_breaks_no_barrier(trainers: Trainers) -> None:
     three = trainers.join(3)
     before = [c.incarnation for c in three]
@@ -92,6 +93,7 @@ def test_a_frozen_coordinator_is_left_in_time(trainers: Trainers) -> None:
     assert {c.generation for c in two} == {1}
 
 
+@pytest.mark.journey
 def test_all_coordinators_down_and_back(trainers: Trainers) -> None:
     two = trainers.join(2)
     before = [c.incarnation for c in two]
@@ -157,6 +159,7 @@ async def test_a_frozen_trainer_is_noticed_within_detect_s(
         assert after_s <= DETECT_S + 1 + NOISE_S
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_holds_the_gil_stays_in_its_world(
     trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import strata
 from strata.launch.local_cluster import LocalCluster
 
@@ -33,6 +35,7 @@ def run(which: str, cluster: LocalCluster, job: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.journey
 def test_the_example_of_one_rank(cluster: LocalCluster, job: str) -> None:
     assert run("client.barrier(", cluster, job) == ["0 1 1"]
 

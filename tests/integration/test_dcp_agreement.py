@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.processes import Record, Talker
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
 
 
+@pytest.mark.journey
 def test_what_rank_0_found_is_what_all_load(tmp_path: Path) -> None:
     record = Record()
     (tmp_path / "meet").mkdir()

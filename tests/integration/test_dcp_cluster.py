@@ -45,6 +45,7 @@ def until(client: CoordinatorClient, accept: Callable[[dict[int, pb.Checkpoint]]
     )
 
 
+@pytest.mark.slow
 def test_retention_waits_until_a_load_is_done(
     trainer: RankClient, commands: CoordinatorClient, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_killed_supervisor_is_noticed_after_the_grace(
     assert noticed(record, killed_at, by="b") < 1.0 + NOISE_S
 
 
+@pytest.mark.journey
 def test_a_frozen_rank_is_killed_and_replaced(quick: LocalCluster, nodes: Nodes, record: Record) -> None:
     for name in ("a", "b"):
         nodes.run(quick.endpoints, "steps", node=name, options=TWO)

@@ -39,6 +39,7 @@ def endpoints_of(record: Record) -> str:
 
 
 @pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.journey
 def test_it_prints_endpoints_that_serve_and_ctrl_c_ends_it(
     nodes: Nodes, record: Record, tmp_path: Path, count: int
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
     assert marked(mark) == {}
 
 
+@pytest.mark.journey
 def test_data_and_jobs_are_there_again_after_a_restart(nodes: Nodes, record: Record, tmp_path: Path) -> None:
     port = first_port(1)
     uids: list[str] = []

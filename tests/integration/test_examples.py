@@ -33,8 +33,8 @@ def saving(folder: Path, *, every: int) -> dict[str, str | None]:
     return {"STRATA_TRAIN_STORAGE": str(folder), "STRATA_TRAIN_SAVE_EVERY_STEPS": str(every)}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("torch_installed")
+@pytest.mark.journey
 def test_a_stranger_s_script_with_three_lines_changed_goes_on_after_a_kill(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

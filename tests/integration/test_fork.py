@@ -71,7 +71,6 @@ async def program(*arguments: str, stderr: bool = False) -> AsyncIterator[Progra
         await process.wait()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("torch_installed")
 async def test_15_epochs_with_forked_dataloader_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from tests.cluster_fixtures import Nodes, StartCluster
 from tests.processes import Record
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("torch_installed")
 def test_15_epochs_with_forked_workers(start_cluster: StartCluster, nodes: Nodes, record: Record) -> None:

@@ -113,6 +113,7 @@ def as_json(play: Play, *words: str) -> Any:
     return json.loads("\n".join(line for line in said if not line.startswith("waiting: ")))
 
 
+@pytest.mark.journey
 def test_a_job_is_scaled_up_and_down(play: Play) -> None:
     play.join("w-1", max_workers=1)
     play.join("w-2")
@@ -153,6 +154,7 @@ def test_a_preempted_rank_has_stopped_and_the_job_goes_on_with_the_next_member(p
     assert not play.heartbeat("w-2").HasField("notice")
 
 
+@pytest.mark.journey
 def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
     play.join("w-1", min_workers=1)
     play.join("w-2")
@@ -173,6 +175,7 @@ def test_a_drained_worker_leaves_and_the_others_go_on(play: Play) -> None:
     play.leaves("w-2")
 
 
+@pytest.mark.journey
 def test_a_job_is_paused_and_resumed(play: Play) -> None:
     play.join("w-1", max_workers=1)
     play.until(lambda job: job.world.members == 1)

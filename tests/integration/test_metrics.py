@@ -35,6 +35,7 @@ def of(address: str) -> Value:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.journey
 def test_the_counts_are_those_of_the_traffic(busy: LocalCluster, nodes: Nodes, tmp_path: Path) -> None:
     before = [of(c.http) for c in busy.coordinators]
     arguments = ("--storage", str(tmp_path), "--steps", str(STEPS), "--every", str(EVERY))

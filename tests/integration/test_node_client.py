@@ -57,6 +57,7 @@ def node() -> dict[str, str]:
     return {"NODE_PATH": str(INSTALLED / "node_modules")}
 
 
+@pytest.mark.slow
 def test_three_members_meet_save_and_lose_one(
     cluster: LocalCluster, nodes: Nodes, record: Record, job: str, node: dict[str, str], tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def restores(cluster: LocalCluster, job: str, root: Path) -> None:
         assert np.array_equal(weights, np.arange(1000, dtype=np.float32))
 
 
+@pytest.mark.journey
 def test_the_member_of_the_page_runs_as_it_stands(
     cluster: LocalCluster, job: str, node: dict[str, str], nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_all_coordinators_down_for_30_s(
         assert client.world().world.generation == 1
 
 
+@pytest.mark.slow
 def test_of_all_coordinators_that_are_lost_only_one_comes_back(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_rank_that_dies_during_the_outage_is_told_after_it(
     finish(until, *pair)
 
 
+@pytest.mark.slow
 def test_a_lone_trainer_that_is_done_and_gets_a_signal_before_it_is_heard_is_to_be_begun_again(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -199,7 +201,6 @@ def test_a_lone_trainer_that_is_done_and_gets_a_signal_before_it_is_heard_is_to_
         assert client.job_status().phase == JOB_PHASE_DONE
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_each_coordinator_is_killed_in_turn_while_barriers_go_on(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
@@ -223,8 +224,8 @@ def test_each_coordinator_is_killed_in_turn_while_barriers_go_on(
     finish(until, *three)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.journey
 def test_a_rolling_restart_of_all_coordinators_fails_nothing(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -249,8 +250,8 @@ def test_a_rolling_restart_of_all_coordinators_fails_nothing(
     finish(until, *three)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.journey
 def test_each_etcd_member_is_killed_in_turn_while_barriers_go_on(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -267,7 +268,6 @@ def test_each_etcd_member_is_killed_in_turn_while_barriers_go_on(
     finish(until, *pair)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_frozen_leader_holds_nobody_up_for_long(
     breakable: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path

@@ -40,6 +40,7 @@ def record(storage: Path) -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_dcp_restores_fsdp_of_four_ranks_on_two_and_on_one(record: Record, storage: Path) -> None:
     saved = record.of("saved")
     parts = [
@@ -101,6 +102,7 @@ def test_a_manager_writes_what_replicas_hold_once(record: Record, storage: Path)
     assert holders == {"ddp": 16, "same": 4, "halves": 4}
 
 
+@pytest.mark.journey
 def test_jax_arrays_are_restored_on_other_devices(tmp_path: Path) -> None:
     record = Record()
     talker = Talker(

@@ -104,6 +104,7 @@ def stopped_together(events: list[Event]) -> int:
     return int(step)
 
 
+@pytest.mark.journey
 def test_a_signal_to_one_rank_of_three_stops_all_after_one_saved_step(training: Training) -> None:
     """Twenty times in a row, each going on from the very step at which the one before stopped."""
     trainers = training.rounds(ROUNDS, 3)
@@ -201,6 +202,7 @@ def test_a_script_that_ends_well_after_it_was_preempted_has_not_finished_the_job
 
 @pytest.mark.usefixtures("torch_installed")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.journey
 def test_workers_survive_a_signal_to_the_whole_group(
     nodes: Nodes, record: Record, tmp_path: Path, method: str
 ) -> None:

@@ -113,6 +113,7 @@ async def leader_of_cluster(three: LocalCluster) -> LocalCoordinator:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.journey
 async def test_after_a_leaders_sigkill_the_next_one_acts(three: LocalCluster, members: Members) -> None:
     leader = await leader_of_cluster(three)
     for worker in "ab":
@@ -239,6 +240,7 @@ def test_a_taken_port_is_an_error_of_the_configuration(tmp_path: Path, etcd: Etc
     assert f"cannot serve at {address}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_two_replicas_of_one_name_are_refused(tmp_path: Path, etcd: EtcdCluster) -> None:
     common = (f"--etcd={','.join(etcd.endpoints)}", "--cluster=one-name", "--replica=twin")

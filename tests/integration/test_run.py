@@ -50,6 +50,7 @@ def test_a_rank_finds_its_place_in_the_environment(cluster: LocalCluster, nodes:
         assert client.job_status().phase == JOB_PHASE_DONE
 
 
+@pytest.mark.journey
 def test_two_nodes_on_one_host_share_a_job(cluster: LocalCluster, nodes: Nodes) -> None:
     one = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="a", options=(*TWO, "--slots", "2"))
     other = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="b", options=TWO)
@@ -68,6 +69,7 @@ def test_two_nodes_on_one_host_share_a_job(cluster: LocalCluster, nodes: Nodes) 
 
 
 @pytest.mark.usefixtures("torch_installed")
+@pytest.mark.journey
 def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: Nodes) -> None:
     one = nodes.run(cluster.endpoints, "allreduce", node="a", options=TWO)
     other = nodes.run(cluster.endpoints, "allreduce", node="b", options=TWO)
@@ -81,6 +83,7 @@ def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: N
     [(("--exit", "7"), 7), (("--signal", str(int(signal.SIGKILL))), 128 + signal.SIGKILL)],
     ids=["exit code", "signal"],
 )
+@pytest.mark.journey
 def test_three_fruitless_generations_fail_the_job_for_good(
     cluster: LocalCluster, nodes: Nodes, arguments: tuple[str, ...], status: int
 ) -> None:
@@ -115,6 +118,7 @@ def test_the_last_of_the_allowed_generations_fails_the_job(cluster: LocalCluster
     assert [e["generation"] for e in nodes.record.of("start")] == [1, 2]
 
 
+@pytest.mark.journey
 def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nodes) -> None:
     quick = ("--settle-s", "0.2")
     failed = nodes.run(cluster.endpoints, "plain", "--exit", "9", options=quick)
@@ -170,6 +174,7 @@ def test_a_command_that_does_not_exist_is_a_usage_error(
     ],
     ids=" ".join,
 )
+@pytest.mark.journey
 def test_wrong_usage_is_2_without_a_traceback(words: tuple[str, ...]) -> None:
     code, said = run_strata(*words)
     assert code == 2, said

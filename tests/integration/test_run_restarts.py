@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from strata.launch.local_cluster import LocalCluster
 from tests.cluster_fixtures import Nodes
 from tests.processes import Event, Record, Talker
@@ -27,6 +29,7 @@ def finish(until: Path, *nodes: Talker) -> None:
         node.wait_quiet()
 
 
+@pytest.mark.journey
 def test_a_rank_killed_begins_a_generation_in_which_everybody_keeps_its_place(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_rank_s_forked_and_stubborn_children_end_with_it(
     node.wait_quiet()
 
 
+@pytest.mark.journey
 def test_a_killed_supervisor_takes_its_ranks_along_and_is_replaced_on_return(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

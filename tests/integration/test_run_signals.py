@@ -24,6 +24,7 @@ def usual_signals() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.journey
 def test_a_signal_reaches_the_ranks_and_is_the_status(
     cluster: LocalCluster, nodes: Nodes, record: Record, number: signal.Signals
 ) -> None:

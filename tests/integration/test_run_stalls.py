@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from strata.client import CoordinatorClient
 from strata.errors import NotFound
 from strata.launch.local_cluster import LocalCluster
@@ -56,6 +58,7 @@ def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, no
     assert f"{nodes.job}: rank 1 stands still" in run_strata("status", "--endpoints", cluster.endpoints)[1]
 
 
+@pytest.mark.slow
 def test_a_hung_rank_is_evicted_and_the_job_goes_on(cluster: LocalCluster, nodes: Nodes) -> None:
     node = nodes.run(cluster.endpoints, "hanging", options=(*OPTIONS, "--on-stall", "evict"))
     assert node.join() == 0

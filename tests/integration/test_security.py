@@ -45,6 +45,7 @@ def refused(client: CoordinatorClient) -> StrataError:
 # -- certificates
 
 
+@pytest.mark.journey
 def test_replicas_know_each_other(secured: Secured) -> None:
     with secured.client(secured.who(Role.VIEWER, "v")) as client:
         answer = client.call_until(
@@ -229,6 +230,7 @@ def test_a_run_under_anothers_name_is_refused(secured: Secured, job: str) -> Non
     assert "Traceback" not in output
 
 
+@pytest.mark.journey
 def test_a_whole_run_over_tls_and_ranks_inherit_no_credentials(
     secured: Secured, nodes: Nodes, job: str
 ) -> None:

@@ -122,6 +122,7 @@ def test_who_has_no_good_token_is_told_why(
     assert told.value.hint
 
 
+@pytest.mark.journey
 def test_a_run_with_a_token_and_no_secret_in_any_log(local: LocalCluster, folder: Path, nodes: Nodes) -> None:
     mine = token(folder, Role.MEMBER, "node-1")
     node = nodes.run(local.endpoints, "steps", "--steps", "3", options=flags(mine))

@@ -77,6 +77,7 @@ def start_member(replicas: Replicas, worker: str) -> Child:
     return child
 
 
+@pytest.mark.journey
 async def test_a_killed_process_is_found_after_the_grace(replicas: Replicas) -> None:
     child = await asyncio.to_thread(start_member, replicas, "w")
     child.kill()
@@ -94,6 +95,7 @@ async def test_a_frozen_process_is_found_in_time(replicas: Replicas) -> None:
         child.kill()
 
 
+@pytest.mark.slow
 async def test_all_replicas_are_killed_and_come_back_and_nobody_dies(replicas: Replicas) -> None:
     three = await replicas.world("r1", "r2", "r3")
     before = {m.worker: m.incarnation for m in three}

@@ -38,8 +38,8 @@ def finish(until: Path, *agents: Talker) -> None:
         one.wait_quiet()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.journey
 def test_a_worker_killed_begins_a_generation_and_gloo_meets_in_a_fresh_store(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -152,7 +152,6 @@ def world_of(record: Record, before: int, workers: Iterable[str]) -> dict[int, E
     return record.until(f"a world of {sorted(wanted)}", found, limit_s=START_S)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_signal(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
@@ -185,7 +184,6 @@ def test_workers_that_use_the_library_are_found_frozen_and_stop_together_on_a_si
     assert any("rank 1 of a failed (was ended by SIGKILL)" in reason for reason in reasons)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
@@ -199,7 +197,6 @@ def test_workers_that_end_well_after_they_had_to_stop_have_not_finished_the_job(
         assert client.job_status().phase == JOB_PHASE_RUNNING
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_agents_without_restarts_left_leave_one_by_one_as_they_are_asked(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path

@@ -49,6 +49,7 @@ def assert_common_step(begun: Iterable[Event]) -> None:
     assert step % 10 == 0
 
 
+@pytest.mark.journey
 def test_a_rank_is_killed_and_the_world_grows(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_lone_member_whose_job_is_done_while_it_trains_ends_with_0(
     assert {e["worker"] for e in record.of("begun")} == {"frozen", "other"}
 
 
+@pytest.mark.slow
 def test_lone_members_settle_in_the_world_after_the_one_that_grew(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

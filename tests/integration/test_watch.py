@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from strata.errors import Unavailable
 from strata.launch.etcd_cluster import EtcdCluster
@@ -20,6 +21,7 @@ from tests.integration.replicas import LIMIT_S, OPTIONS, started
 ROUNDS = 60
 
 
+@pytest.mark.journey
 async def test_a_watch_misses_nothing_though_its_replica_is_killed(etcd: EtcdCluster, tmp_path: Path) -> None:
     async with started(etcd, "watch-kill", tmp_path) as replicas:
         members = await replicas.world("r2", "r3")

@@ -89,6 +89,7 @@ def test_etcd_that_is_not_there_is_waited_for_and_then_named() -> None:
     )
 
 
+@pytest.mark.slow
 def test_etcd_without_a_quorum(start_cluster: StartCluster) -> None:
     """Reading goes on, from what is known; what must be written is unavailable, and nobody dies."""
     cluster = start_cluster(etcd_members=3, coordinators=2)

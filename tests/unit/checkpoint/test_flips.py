@@ -57,7 +57,6 @@ def flipped(path: Path, bit: int) -> Iterator[None]:
         flip()
 
 
-@pytest.mark.slow
 def test_a_thousand_flipped_bits_are_all_found_and_the_one_before_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

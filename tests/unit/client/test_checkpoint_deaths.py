@@ -173,7 +173,6 @@ def _goes_on(world: World, newest: int) -> Iterator[str]:
         manager.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", RANKS)
 def test_whichever_step_a_rank_dies_at_the_catalog_and_storage_agree(tmp_path: Path, victim: int) -> None:

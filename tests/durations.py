@@ -1,0 +1,177 @@
+"""How long each test takes: recorded by every run, kept in `tests/durations.tsv`, a tracked file.
+
+    python -m tests.durations            refuse a test above LIMIT_S without a marker (make check)
+    python -m tests.durations --update   take new tests, as the last runs here measured them, into the tracked file
+
+A run of pytest adds what it measured to RECORD, which git ignores. The tracked file holds what tests take one after the
+other on an idle machine. Beside others, or on a slower machine, each takes longer, some three times as long as most. So a new
+test is judged by its time divided by what nine of ten known tests stayed below, and it is refused only if it is slow by any
+reading. A known time is not written anew: delete its line to have it measured again. The files that take longest
+begin first (`tests.side_by_side`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TRACKED = Path(__file__).with_suffix(".tsv")
+RECORD = ROOT / ".strata" / "durations.tsv"
+HEAD = (
+    "# slowest case, s\tall cases, s\tmarker\ttest function; written by `python -m tests.durations --update`"
+)
+LIMIT_S = 10.0
+"""What a test may take without a marker."""
+WORTH_S = 1.0
+"""From so much time on, of all its cases, a function has a line in the tracked file."""
+ENOUGH = 20
+"""Of so many tests that both files know, something is said about the machine; of fewer nothing."""
+MARKERS = ("campaign", "slow")
+UNMARKED = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How long a test function took, in seconds: its slowest case, and all of them."""
+
+    slowest_s: float
+    all_s: float
+
+    def plus(self, case_s: float) -> Duration:
+        """Return it with one more case."""
+        return Duration(max(self.slowest_s, case_s), self.all_s + case_s)
+
+
+Key = tuple[str, str]
+"""A test function (`file::function`) and its marker: cases of one function may differ in it."""
+Durations = Mapping[Key, Duration]
+
+
+class Recorder:
+    """A pytest plugin: adds up the phases of each test, and writes RECORD at the end of the run."""
+
+    def __init__(self, path: Path = RECORD) -> None:
+        self._path = path
+        self._cases: dict[tuple[str, str], float] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        marker = next((name for name in MARKERS if name in report.keywords), UNMARKED)
+        case = (report.nodeid, marker)
+        self._cases[case] = self._cases.get(case, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        measured: dict[Key, Duration] = {}
+        for (nodeid, marker), case_s in self._cases.items():
+            key = (nodeid.partition("[")[0], marker)
+            measured[key] = measured.get(key, Duration(0.0, 0.0)).plus(case_s)
+        functions = {function for function, _ in measured}
+        others = {key: old for key, old in read(self._path).items() if key[0] not in functions}
+        write(others | measured, self._path)
+
+
+def read(path: Path) -> dict[Key, Duration]:
+    """Return what a file holds; nothing if there is none."""
+    found: dict[Key, Duration] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if not line.startswith("#"):
+            slowest, total, marker, function = line.split("\t")
+            found[function, marker] = Duration(float(slowest), float(total))
+    return found
+
+
+def write(durations: Durations, path: Path) -> None:
+    """Replace a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"{took.slowest_s:.1f}\t{took.all_s:.1f}\t{marker}\t{function}"
+        for (function, marker), took in sorted(durations.items())
+    ]
+    new = path.with_suffix(f".{os.getpid()}.new")
+    new.write_text("\n".join((HEAD, *lines, "")))
+    new.rename(path)
+
+
+def slowness(tracked: Durations, record: Durations) -> float:
+    """Return how much longer a test took in the recorded runs than in the tracked file, for nine of ten; at least 1."""
+    ratios = [record[key].all_s / took.all_s for key, took in tracked.items() if key in record]
+    return max(1.0, statistics.quantiles(ratios, n=10)[-1]) if len(ratios) >= ENOUGH else 1.0
+
+
+def refused(tracked: Durations, record: Durations) -> Iterator[str]:
+    """Yield a sentence for each test that takes longer than LIMIT_S and has no marker."""
+    factor = slowness(tracked, record)
+    for (function, marker), took in sorted({**record, **tracked}.items()):
+        known = (function, marker) in tracked
+        slowest_s = took.slowest_s if known else took.slowest_s / factor
+        if marker == UNMARKED and slowest_s > LIMIT_S:
+            yield (
+                f"{function} takes {slowest_s:.0f} s, more than {LIMIT_S:g} s: make it faster, or mark it slow"
+                f" (then `make test-all` alone runs it){'' if known else '; measured here'}"
+            )
+
+
+def vanished(tracked: Durations, root: Path = ROOT) -> Iterator[str]:
+    """Yield the functions of the tracked file that the tree has no longer."""
+    for function, _ in sorted(tracked):
+        file, _, name = function.partition("::")
+        path = root / file
+        if not path.exists() or f"def {name.rpartition('::')[2]}(" not in path.read_text():
+            yield function
+
+
+def updated(tracked: Durations, record: Durations, gone: Iterable[str]) -> dict[Key, Duration]:
+    """Return the tracked durations with those of new tests, and without those that went or changed their marker."""
+    factor = slowness(tracked, record)
+    missing, measured_functions = set(gone), {function for function, _ in record}
+    kept = {
+        key: took
+        for key, took in tracked.items()
+        if key[0] not in missing and (key in record or key[0] not in measured_functions)
+    }
+    for key, took in record.items():
+        kept.setdefault(key, Duration(took.slowest_s / factor, took.all_s / factor))
+    return {key: took for key, took in kept.items() if took.all_s >= WORTH_S}
+
+
+@cache
+def file_seconds() -> Mapping[str, float]:
+    """Return how long each test file takes, as far as the tracked file knows."""
+    total: dict[str, float] = {}
+    for (function, _), took in read(TRACKED).items():
+        file = function.partition("::")[0]
+        total[file] = total.get(file, 0.0) + took.all_s
+    return total
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.durations", description=__doc__.splitlines()[0])
+    parser.add_argument("--update", action="store_true", help="write tests/durations.tsv")
+    options = parser.parse_args()
+    tracked, record = read(TRACKED), read(RECORD)
+    if options.update:
+        if not record:
+            sys.stderr.write("nothing was measured here: run `make test-all`, or some tests of it, first\n")
+            return 1
+        tracked = updated(tracked, record, vanished(tracked))
+        write(tracked, TRACKED)
+    problems = list(refused(tracked, record))
+    problems += [
+        f"{function} is in tests/durations.tsv and not in the tree: `python -m tests.durations --update`"
+        for function in vanished(tracked)
+    ]
+    for problem in problems:
+        sys.stdout.write(problem + "\n")
+    sys.stdout.write(f"durations: {len(tracked)} test functions, {len(problems)} problems\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

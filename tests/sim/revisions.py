@@ -1,0 +1,75 @@
+"""The commit a run is of, and whether a seed fails on the commit before it, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+from strata.launch.children import Child
+from tests.sim.batch import HASH_SEED
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ("strata", "tests")
+"""What a seed's run is made of."""
+SEED_S = 300.0
+"""For one seed: it takes seconds."""
+HELD, FAILED = 0, 1
+
+
+def head() -> str:
+    """Return the commit, `""` outside of a repository; `-dirty` at its end: `RUNS` differ from it."""
+    commit = _git("rev-parse", "HEAD")
+    return commit + "-dirty" if commit and _git("status", "--porcelain", "--", *RUNS) else commit
+
+
+def short(commit: str) -> str:
+    """Return a commit as people write it."""
+    name, dash, dirty = commit.partition("-")
+    return f"{name[:8]}{dash}{dirty}" if commit else "no commit"
+
+
+def parent(commit: str) -> str:
+    """Return what this work began from: HEAD if there are changes to it, else the one before; or `""`."""
+    name, _, dirty = commit.partition("-")
+    return name if dirty else _git("rev-parse", "--verify", "--quiet", f"{name}^")
+
+
+def holds_on(commit: str, seed: int) -> bool:
+    """Return whether a seed breaks no promise with the code and the judge of that commit.
+
+    Raise `RuntimeError` with the output if it could not be run there.
+    """
+    with tempfile.TemporaryDirectory(prefix="parent-") as folder:
+        packed = subprocess.run(
+            ["git", "archive", commit, "--", *RUNS, "pyproject.toml"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        log = Path(folder) / "seed.log"
+        child = Child.start(
+            [sys.executable, "-m", "tests.sim", "--seed", str(seed)],
+            name=f"seed {seed}",
+            env={**os.environ, "PYTHONPATH": folder, "PYTHONHASHSEED": HASH_SEED},
+            cwd=folder,
+            log=log,
+        )
+        code = child.join(SEED_S)
+        if code not in {HELD, FAILED} or '"violations"' not in log.read_text():
+            raise RuntimeError(f"seed {seed} could not be run on {short(commit)}: {log.read_text()[-2000:]}")
+    return code == HELD
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,57 @@
+"""Sixty seeds that no run has tried before, drawn from the commit.
+
+A seed that fails blocks the change only if it holds on the parent commit. Otherwise the fault is older than the
+change: the seed becomes an open line of the ledger (tests/soak/ledger.tsv) and the run says so.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import SHOWN
+from tests.sim import fresh, revisions
+from tests.sim.batch import Summary
+from tests.sim.faults import FAULTS
+from tests.sim.run import LEAST_EFFECTIVE, RUN_S, run_seed
+from tests.soak.ledger import Ledger, Open
+
+_total = Summary()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> Iterator[None]:
+    """Keep pytest's own objects out of the collection after each seed."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.timeout(2 * revisions.SEED_S + 60)
+@pytest.mark.parametrize("seed", fresh.SEEDS)
+def test_a_fresh_seed_breaks_no_promise(seed: int, record_property: Callable[[str, object], None]) -> None:
+    result = run_seed(seed)
+    assert result.virtual_s >= RUN_S
+    assert result.faults.total() >= LEAST_EFFECTIVE
+    _total.add(result)
+    if not result.violations:
+        return
+    parent = revisions.parent(fresh.HEAD)
+    holds = revisions.holds_on(parent, seed) if parent else None
+    verdict = fresh.judge(seed, result.violations[0], holds)
+    if verdict.blocks:
+        pytest.fail(verdict.reason, pytrace=False)
+    failure = Open(campaign="simulation", seed=seed, commit=revisions.short(parent), why=result.violations[0])
+    Ledger.read().with_open([failure]).write()
+    record_property(SHOWN, f"open: {verdict.reason}\nadd to tests/soak/ledger.tsv:\n{failure.line()}")
+
+
+def test_every_class_of_faults_took_effect_in_them(record_property: Callable[[str, object], None]) -> None:
+    seeds = f"{fresh.SEEDS[0]} to {fresh.SEEDS[-1]} of {revisions.short(fresh.HEAD)}"
+    record_property(SHOWN, f"fresh seeds {seeds}: {_total.text()}")
+    if _total.seeds < fresh.COUNT:
+        pytest.skip(f"{_total.seeds} seeds are too few for every class of faults")
+    assert [name for name in FAULTS if not _total.effective[name]] == []

@@ -1,0 +1,88 @@
+"""python -m tests.soak [--hours 2] [--only simulation,chaos] [--table]      (make soak ARGS="--hours 2")
+
+Runs simulation seeds, schedules, crash rounds and mixed chaos until the time is over. Each begins with the seed after
+the last one in tests/soak/ledger.tsv, which this run extends: commit it. What failed is kept below .strata/soak,
+with the command that repeats it, and stays open in the ledger until its line is deleted; open seeds of the simulation
+are tried first, and closed if they hold. Ctrl-C ends the run and sums up what it has tried.
+Exit code 1 if a seed failed or a campaign ended without a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+
+from tests.sim import revisions
+from tests.sim.run import run_seed
+from tests.soak import campaigns
+from tests.soak.ledger import LEDGER, Ledger
+from tests.soak.run import Soak, mended, table
+
+KEPT = revisions.ROOT / ".strata" / "soak"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("--hours", type=float, default=2.0, help="how long (2)")
+    names = [campaign.name for campaign in campaigns.ALL]
+    parser.add_argument("--only", default=",".join(names), help="some campaigns, separated by commas (all)")
+    parser.add_argument("--table", action="store_true", help="run nothing; sum up the whole ledger")
+    options = parser.parse_args()
+    if not 0 < options.hours < 1000:
+        parser.error(f"--hours: {options.hours:g} is not between 0 and 1000")
+    chosen = [campaign for campaign in campaigns.ALL if campaign.name in options.only.split(",")]
+    if unknown := sorted(set(options.only.split(",")) - set(names)):
+        parser.error(f"--only: there is no campaign {unknown[0]!r}; there are {', '.join(names)}")
+    ledger = Ledger.read()
+    if options.table:
+        _say(table(ledger.spans))
+        _tell_open(ledger)
+        return 0
+
+    began = time.monotonic()
+    if ledger.open:
+        ledger = mended(ledger, lambda seed: not run_seed(seed).violations)
+        ledger.write()
+    soak = Soak(
+        campaigns=chosen,
+        commit=revisions.short(revisions.head()),
+        ledger=LEDGER,
+        kept=KEPT,
+        until=began + options.hours * 3600,
+        say=lambda text: _say(f"{(time.monotonic() - began) / 60:6.1f} min  {text}"),
+    )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: soak.stop.set())
+    lanes = threading.Thread(target=soak.run)
+    lanes.start()
+    while lanes.is_alive():
+        lanes.join(1.0)  # with a limit: signals are handled between
+    _say(
+        f"\n{'interrupted' if soak.stop.is_set() else 'done'} after {(time.monotonic() - began) / 60:.0f} min"
+    )
+    _say(f"this run, on {soak.commit}:\n{table(soak.spans)}\n")
+    ledger = Ledger.read()
+    _say(f"all runs ({LEDGER.relative_to(revisions.ROOT)}):\n{table(ledger.spans)}")
+    _tell_open(ledger)
+    for trouble in soak.troubles:
+        _say(f"no result: {trouble}")
+    return 1 if soak.troubles or any(span.failed for span in soak.spans) else 0
+
+
+def _tell_open(ledger: Ledger) -> None:
+    again = {campaign.name: campaign.again for campaign in campaigns.ALL}
+    for one in ledger.open:
+        _say(f"open: {one.campaign} seed {one.seed}, on {one.commit}: {one.why}")
+        _say(f"      again: {again.get(one.campaign, '?').format(seed=one.seed)}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

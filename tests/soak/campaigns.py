@@ -1,0 +1,153 @@
+"""The campaigns of `make soak`: how a turn of each is started, and what its JSON says.
+
+A campaign is data: a command for consecutive seeds that writes one JSON file, and a function that reads it. A turn
+is the least that is begun and recorded; a turn that is cut short counts for nothing and is begun again next time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHAOS_S = 300.0
+"""Of faults, in a round of mixed chaos."""
+CHAOS_EXTRA_S = 90.0
+"""To start the cluster before them, and to judge after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is to run: consecutive seeds, where their JSON goes, and a folder that is kept if one fails."""
+
+    first: int
+    seeds: int
+    json: Path
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a turn came to."""
+
+    effective: int
+    hours: float
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Why, by seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """One kind of long run."""
+
+    name: str
+    first: int
+    """The seed it begins with when the ledger knows none."""
+    seeds: int
+    """In a turn."""
+    turn_s: float
+    """About how long a turn takes on two cores: none is begun that would end long after the time is over."""
+    command: Callable[[Turn], list[str]]
+    outcome: Callable[[Mapping[str, Any], Turn], Outcome]
+    again: str
+    """The command that repeats `{seed}`."""
+    beside: bool = False
+    """It runs beside the others, on what they leave idle."""
+
+
+def _simulation(turn: Turn) -> list[str]:
+    seeds = ("--first", str(turn.first), "--seeds", str(turn.seeds), "--jobs", "1")
+    return [sys.executable, "-m", "tests.sim", *seeds, "--json", str(turn.json)]
+
+
+def _simulation_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
+    if said["seeds"] != turn.seeds:
+        raise ValueError(f"{said['seeds']} of {turn.seeds} seeds ran")
+    failed = {int(seed): wrong[0] for seed, wrong in said["failed"].items()}
+    return Outcome(sum(said["effective"].values()), said["virtual_s"] / 3600, failed)
+
+
+def _schedules(turn: Turn) -> list[str]:
+    seeds = ("--first", str(turn.first), "--seeds", str(turn.seeds))
+    return [sys.executable, "-m", "tests.schedules", *seeds, "--json", str(turn.json)]
+
+
+def _schedules_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
+    failed = {int(seed): "; ".join(broken) for seed, broken in said["failed"].items()}
+    return Outcome(sum(said["deeds"].values()), said["took_s"] / 3600, failed)
+
+
+def _crashes(turn: Turn) -> list[str]:
+    options = ("--seed", str(turn.first), "--rounds", "2", "--folder", str(turn.folder / "saved"))
+    return [sys.executable, "-m", "tests.crashes", *options, "--json", str(turn.json)]
+
+
+def _crashes_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
+    failed = {turn.first: str(said["wrong"][0])} if said["wrong"] else {}
+    return Outcome(said["kills"], said["seconds"] / 3600, failed)
+
+
+def _chaos(turn: Turn) -> list[str]:
+    options = ("--scenario", "mixed", "--seed", str(turn.first), "--duration", f"{CHAOS_S:g}")
+    command = [sys.executable, "-m", "strata_chaos", "run", *options, "--backend", chaos_backend()]
+    # Its report goes to the standard output: a shell puts it where the other campaigns write theirs.
+    out = ("--out", str(turn.folder / "runs"), "--json")
+    return ["/bin/sh", "-c", 'out="$1"; shift; exec "$@" >"$out"', "sh", str(turn.json), *command, *out]
+
+
+def _chaos_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
+    effective = sum(row["effective"] for row in said["faults"])
+    failed = {turn.first: said["sentence"]} if said["verdict"] in {"violation", "infrastructure"} else {}
+    if said["cut_short"] and not failed:
+        raise ValueError("the round was cut short")
+    return Outcome(effective, said["duration_s"] / 3600, failed)
+
+
+def chaos_backend() -> str:
+    """Return where chaos runs: in network namespaces if this machine and user can have them."""
+    possible = os.geteuid() == 0 and shutil.which("ip") and shutil.which("iptables")
+    return "netns" if possible else "process"
+
+
+SIMULATION = Campaign(
+    name="simulation",
+    first=1,
+    seeds=100,
+    turn_s=90.0,
+    command=_simulation,
+    outcome=_simulation_outcome,
+    again="python -m tests.sim --seed {seed} --trace",
+    beside=True,
+)
+SCHEDULES = Campaign(
+    name="schedules",
+    first=1,
+    seeds=3,
+    turn_s=90.0,
+    command=_schedules,
+    outcome=_schedules_outcome,
+    again="python -m tests.schedules --seed {seed} --verbose",
+)
+CRASHES = Campaign(
+    name="crashes",
+    first=1,
+    seeds=1,
+    turn_s=30.0,
+    command=_crashes,
+    outcome=_crashes_outcome,
+    again="python -m tests.crashes --seed {seed} --rounds 2",
+)
+CHAOS = Campaign(
+    name="chaos",
+    first=1,
+    seeds=1,
+    turn_s=CHAOS_S + CHAOS_EXTRA_S,
+    command=_chaos,
+    outcome=_chaos_outcome,
+    again=f"strata-chaos run --scenario mixed --seed {{seed}} --duration {CHAOS_S:g}",
+)
+ALL = (SIMULATION, SCHEDULES, CRASHES, CHAOS)

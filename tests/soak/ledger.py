@@ -1,0 +1,153 @@
+"""What long runs have tried, by commit: `tests/soak/ledger.tsv`, a tracked file.
+
+A *span* line counts the seeds of one campaign that ran on one commit. An *open* line names one seed
+that failed and is not mended yet; deleting it by hand says that it is. A run of `make soak` begins
+with the seed after the last one that any commit has tried.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+LEDGER = Path(__file__).with_name("ledger.tsv")
+HEAD = (
+    "# What long runs have tried (tests/soak/ledger.py). Written by `make soak`; an open line is also written by",
+    "# tests/sim/test_fresh_seeds.py. Hours are virtual ones for the simulation. `-`: counted in another line.",
+    "# span\tcampaign\tfirst\tlast\tcommit\teffective faults\thours\tfailed seeds",
+    "# open\tcampaign\tseed\tcommit\twhat broke",
+)
+WHY_MAX = 300
+"""Characters of a failure's sentence that a line keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Consecutive seeds of one campaign, all tried on one commit."""
+
+    campaign: str
+    first: int
+    last: int
+    commit: str
+    effective: int = 0
+    """Faults that took effect: also the kills of a crash round and the events of a schedule."""
+    hours: float = 0.0
+    failed: tuple[int, ...] = ()
+
+    @property
+    def seeds(self) -> int:
+        """How many there are."""
+        return self.last - self.first + 1
+
+    def line(self) -> str:
+        """Return this span as a line of the file."""
+        figures = (str(self.effective or "-"), f"{self.hours:.2f}" if self.hours else "-")
+        failed = ",".join(map(str, self.failed)) or "-"
+        return "\t".join(
+            ("span", self.campaign, str(self.first), str(self.last), self.commit, *figures, failed)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """One seed that failed, until somebody has mended what it shows."""
+
+    campaign: str
+    seed: int
+    commit: str
+    """The commit it failed on."""
+    why: str
+
+    def line(self) -> str:
+        """Return this failure as a line of the file."""
+        why = " ".join(self.why.split())[:WHY_MAX]
+        return "\t".join(("open", self.campaign, str(self.seed), self.commit, why))
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All spans and all open failures."""
+
+    spans: tuple[Span, ...] = ()
+    open: tuple[Open, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path = LEDGER) -> Ledger:
+        """Return what the file holds; raise `ValueError` with the line that is not understood."""
+        return cls.parse(path.read_text()) if path.exists() else cls()
+
+    @classmethod
+    def parse(cls, text: str) -> Ledger:
+        """Return what these lines say; raise `ValueError` with the first that is not understood."""
+        spans, opened = [], []
+        for number, line in enumerate(text.splitlines(), 1):
+            match line.split("\t"):
+                case [comment] if not comment or comment.startswith("#"):
+                    pass
+                case [comment, *_] if comment.startswith("#"):
+                    pass
+                case ["span", campaign, first, last, commit, effective, hours, failed]:
+                    spans.append(
+                        Span(
+                            campaign=campaign,
+                            first=int(first),
+                            last=int(last),
+                            commit=commit,
+                            effective=int(_figure(effective)),
+                            hours=float(_figure(hours)),
+                            failed=() if failed == "-" else tuple(map(int, failed.split(","))),
+                        )
+                    )
+                case ["open", campaign, seed, commit, why]:
+                    opened.append(Open(campaign=campaign, seed=int(seed), commit=commit, why=why))
+                case _:
+                    raise ValueError(f"line {number} of the ledger is no span and no open failure: {line!r}")
+        return cls(tuple(spans), tuple(opened))
+
+    def text(self) -> str:
+        """Return the file's text: spans in the order of their seeds, then the open failures."""
+        spans = sorted(self.spans, key=lambda span: (span.campaign, span.first))
+        opened = sorted(self.open, key=lambda one: (one.campaign, one.seed))
+        return "\n".join((*HEAD, *(span.line() for span in spans), *(one.line() for one in opened), ""))
+
+    def write(self, path: Path = LEDGER) -> None:
+        """Replace the file in one step: a run that is killed leaves the old one or the new one."""
+        new = path.with_suffix(f".{os.getpid()}.new")
+        new.write_text(self.text())
+        new.rename(path)
+
+    def next_seed(self, campaign: str, first: int) -> int:
+        """Return the seed after the last one tried, `first` if none was."""
+        return max((span.last + 1 for span in self.spans if span.campaign == campaign), default=first)
+
+    def with_span(self, span: Span) -> Ledger:
+        """Return the ledger with one more span, joined to the one before it if the commit is the same."""
+        for at, known in enumerate(self.spans):
+            if (known.campaign, known.commit, known.last + 1) == (span.campaign, span.commit, span.first):
+                joined = replace(
+                    known,
+                    last=span.last,
+                    effective=known.effective + span.effective,
+                    hours=known.hours + span.hours,
+                    failed=known.failed + span.failed,
+                )
+                return replace(self, spans=(*self.spans[:at], joined, *self.spans[at + 1 :]))
+        return replace(self, spans=(*self.spans, span))
+
+    def with_open(self, failures: Iterable[Open]) -> Ledger:
+        """Return the ledger with these failures open; one that is open already keeps its line."""
+        known = {(one.campaign, one.seed) for one in self.open}
+        return replace(
+            self, open=(*self.open, *(one for one in failures if (one.campaign, one.seed) not in known))
+        )
+
+    def without_open(self, campaign: str, seed: int) -> Ledger:
+        """Return the ledger with this failure mended."""
+        kept = tuple(one for one in self.open if (one.campaign, one.seed) != (campaign, seed))
+        return replace(self, open=kept)
+
+
+def _figure(text: str) -> str:
+    return "0" if text == "-" else text

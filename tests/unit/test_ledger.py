@@ -1,0 +1,89 @@
+"""The ledger of long runs: what it keeps, where the next run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sim import fresh
+from tests.soak.ledger import LEDGER, Ledger, Open, Span
+
+
+def span(first: int, last: int, commit: str = "abc", **more: object) -> Span:
+    return Span(campaign="simulation", first=first, last=last, commit=commit, **more)  # type: ignore[arg-type]
+
+
+def broken(seed: int, why: str = "a head without a fence") -> Open:
+    return Open(campaign="simulation", seed=seed, commit="abc", why=why)
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    ledger = Ledger(
+        (span(1, 100, effective=12, hours=1.5, failed=(7, 9)), span(101, 101)), (broken(7), broken(9))
+    )
+    path = tmp_path / "ledger.tsv"
+    ledger.write(path)
+    assert Ledger.read(path) == ledger
+    assert [p.name for p in tmp_path.iterdir()] == ["ledger.tsv"], "nothing else is left"
+    assert Ledger.read(tmp_path / "none.tsv") == Ledger()
+
+
+def test_the_next_seed_is_behind_the_last_one_of_any_commit() -> None:
+    ledger = Ledger((span(1, 100, "abc"), span(301, 400, "def"), span(101, 300, "ghi")))
+    assert ledger.next_seed("simulation", 1) == 401
+    assert ledger.next_seed("chaos", 62) == 62
+
+
+def test_what_goes_on_on_one_commit_is_one_line() -> None:
+    ledger = Ledger().with_span(span(1, 100, effective=3, hours=1.0, failed=(5,)))
+    ledger = ledger.with_span(span(101, 200, effective=4, hours=0.5, failed=(150,)))
+    assert ledger.spans == (span(1, 200, effective=7, hours=1.5, failed=(5, 150)),)
+    assert len(ledger.with_span(span(201, 300, "def")).spans) == 2
+    assert len(ledger.with_span(span(202, 300)).spans) == 2
+
+
+def test_a_failure_is_open_once_and_until_it_is_mended() -> None:
+    ledger = Ledger().with_open([broken(7)]).with_open([broken(7, "again"), broken(8)])
+    assert ledger.open == (broken(7), broken(8))
+    assert ledger.without_open("simulation", 7).open == (broken(8),)
+
+
+def test_a_reason_of_many_lines_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.tsv"
+    Ledger((), (broken(7, "first\n\tsecond " + "x" * 1000),)).write(path)
+    (only,) = Ledger.read(path).open
+    assert only.why.startswith("first second xxx")
+
+
+def test_a_line_that_is_not_understood_is_named() -> None:
+    with pytest.raises(ValueError, match=r"line 2 of the ledger is no span and no open failure: 'span\\tx'"):
+        Ledger.parse("# head\nspan\tx\n")
+
+
+def test_the_tracked_ledger_is_as_it_would_be_written_and_no_seed_is_there_twice() -> None:
+    ledger = Ledger.read()
+    assert LEDGER.read_text() == ledger.text()
+    for one in ledger.spans:
+        assert one.first <= one.last
+        others = [s for s in ledger.spans if s.campaign == one.campaign and s is not one]
+        assert not any(s.first <= one.last and one.first <= s.last for s in others), one
+
+
+def test_each_commit_draws_seeds_of_its_own_and_changes_to_it_draw_the_same() -> None:
+    seeds = fresh.drawn("75622b82802118344fbca3db0e29e7baf92b1c10")
+    assert len(seeds) == fresh.COUNT
+    assert seeds == fresh.drawn("75622b82802118344fbca3db0e29e7baf92b1c10-dirty")
+    assert not set(seeds) & set(fresh.drawn("7ab455c6c121784fcdc6d1f2bfeeb7646b13b25f"))
+    assert min(seeds) >= fresh.BEGIN > Ledger.read().next_seed("simulation", 0)
+    assert fresh.drawn("") == range(fresh.BEGIN, fresh.BEGIN + fresh.COUNT)
+
+
+def test_a_fresh_seed_blocks_only_what_broke_it() -> None:
+    assert fresh.judge(7, "two leaders", True).blocks
+    assert fresh.judge(7, "two leaders", None).blocks
+    verdict = fresh.judge(7, "two leaders", False)
+    assert not verdict.blocks
+    assert verdict.reason == (
+        "seed 7: two leaders; it fails on the parent commit, too; again: python -m tests.sim --seed 7 --trace"
+    )
