@@ -38,6 +38,7 @@ from strata.errors import (
     ConfigError,
     Conflict,
     InvalidArgument,
+    JobDone,
     JobFailed,
     Refused,
     StaleIncarnation,
@@ -255,7 +256,7 @@ class StrataRendezvous(RendezvousHandler):
 
 def as_torchs(error: StrataError, *, attempt: int) -> RendezvousError:
     """Return the error of torch's that says the same, with what to do about it here."""
-    if isinstance(error, JobFailed) or type(error) is Refused:
+    if isinstance(error, JobDone | JobFailed) or type(error) is Refused:
         return RendezvousClosedError(
             f"{error.message} (give another --rdzv-id; or go on with this one by --rdzv-conf=attempt=N,"
             f" with an N above {attempt})"

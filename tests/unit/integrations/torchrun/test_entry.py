@@ -12,6 +12,7 @@ import pytest
 from strata.errors import (
     ConfigError,
     Conflict,
+    JobDone,
     JobFailed,
     PermissionDenied,
     Refused,
@@ -55,6 +56,7 @@ def test_torch_finds_the_backend_and_loads_no_grpc_for_it(tmp_path: Path) -> Non
     ("error", "name"),
     [
         (JobFailed("x"), "RendezvousClosedError"),
+        (JobDone("x", hint="go on with --resume"), "RendezvousClosedError"),
         (Refused("x"), "RendezvousClosedError"),
         (Conflict("x"), "RendezvousStateError"),
         (StaleIncarnation("x"), "RendezvousStateError"),
@@ -69,3 +71,6 @@ def test_errors_come_as_torch_s(error: StrataError, name: str) -> None:
     found = as_torchs(error, attempt=0)
     assert type(found).__name__ == name
     assert "x" in str(found)
+    assert "--resume" not in str(found), "torchrun has no such option"
+    if name == "RendezvousClosedError":
+        assert "--rdzv-conf=attempt=N" in str(found)
