@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests that take long wait for other processes, so there may be more of these than cores.
 TEST_PROCESSES := 3
 PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-# What `make test` runs: of the layers that start real processes the journeys of users only, of the others all but what takes long.
+# `make test`: the users' journeys of the layers that start real processes, and all other layers; nothing slow.
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
 
@@ -27,7 +27,7 @@ ready: ## set up .venv (the other targets do this themselves)
 etcd: ## put etcd into .tools (likewise)
 	@scripts/fetch-etcd
 
-test: ready etcd ## run the tests of every change, in minutes (ARGS="-n 0 -k name" for some of them, in one process)
+test: ready etcd ## run the quick tests: for every change (ARGS="-n 0 -k name" for some of them, in one process)
 	@$(PYTEST) -m "$(QUICK)" $(ARGS)
 
 test-all: ready etcd ## run all tests but campaigns, as CI does

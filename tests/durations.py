@@ -1,13 +1,13 @@
 """How long each test takes: recorded by every run, kept in `tests/durations.tsv`, a tracked file.
 
     python -m tests.durations            refuse a test above LIMIT_S without a marker (make check)
-    python -m tests.durations --update   take new tests, as the last runs here measured them, into the tracked file
+    python -m tests.durations --update   take new tests, as the last run here measured them, into the tracked file
 
-A run of pytest adds what it measured to RECORD, which git ignores. The tracked file holds what tests take one after the
-other on an idle machine. Beside others, or on a slower machine, each takes longer, some three times as long as most. So a new
-test is judged by its time divided by what nine of ten known tests stayed below, and it is refused only if it is slow by any
-reading. A known time is not written anew: delete its line to have it measured again. The files that take longest
-begin first (`tests.side_by_side`).
+A run of pytest writes what it measured to RECORD, which git ignores. The tracked file holds what tests take one after the
+other on an idle machine. On a slower machine, or beside others, a test takes longer, and not all by the same factor. So
+the time of a test that is not in the tracked file is divided by a factor: of the tests that are, nine of ten took at
+most that many times as long as the tracked file says. A time in the tracked file is never changed: delete its line to
+have the test measured again. The files that take longest begin first (`tests.side_by_side`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ LIMIT_S = 10.0
 WORTH_S = 1.0
 """From so much time on, of all its cases, a function has a line in the tracked file."""
 ENOUGH = 20
-"""Of so many tests that both files know, something is said about the machine; of fewer nothing."""
+"""How many tests both files must hold for a factor; with fewer it is 1."""
 MARKERS = ("campaign", "slow")
 UNMARKED = "-"
 
@@ -56,7 +56,7 @@ Durations = Mapping[Key, Duration]
 
 
 class Recorder:
-    """A pytest plugin: adds up the phases of each test, and writes RECORD at the end of the run."""
+    """A pytest plugin: adds up the phases of each test, and replaces RECORD at the end of the run."""
 
     def __init__(self, path: Path = RECORD) -> None:
         self._path = path
@@ -72,9 +72,7 @@ class Recorder:
         for (nodeid, marker), case_s in self._cases.items():
             key = (nodeid.partition("[")[0], marker)
             measured[key] = measured.get(key, Duration(0.0, 0.0)).plus(case_s)
-        functions = {function for function, _ in measured}
-        others = {key: old for key, old in read(self._path).items() if key[0] not in functions}
-        write(others | measured, self._path)
+        write(measured, self._path)
 
 
 def read(path: Path) -> dict[Key, Duration]:
@@ -114,28 +112,26 @@ def refused(tracked: Durations, record: Durations) -> Iterator[str]:
         if marker == UNMARKED and slowest_s > LIMIT_S:
             yield (
                 f"{function} takes {slowest_s:.0f} s, more than {LIMIT_S:g} s: make it faster, or mark it slow"
-                f" (then `make test-all` alone runs it){'' if known else '; measured here'}"
+                f" (then `make test` does not run it){'' if known else ', and run it again: this was measured here'}"
             )
 
 
-def vanished(tracked: Durations, root: Path = ROOT) -> Iterator[str]:
-    """Yield the functions of the tracked file that the tree has no longer."""
-    for function, _ in sorted(tracked):
+def there(durations: Durations, root: Path = ROOT) -> dict[Key, Duration]:
+    """Return those whose functions are in the tree."""
+
+    def is_there(function: str) -> bool:
         file, _, name = function.partition("::")
         path = root / file
-        if not path.exists() or f"def {name.rpartition('::')[2]}(" not in path.read_text():
-            yield function
+        return path.exists() and f"def {name.rpartition('::')[2]}(" in path.read_text()
+
+    return {key: took for key, took in durations.items() if is_there(key[0])}
 
 
-def updated(tracked: Durations, record: Durations, gone: Iterable[str]) -> dict[Key, Duration]:
-    """Return the tracked durations with those of new tests, and without those that went or changed their marker."""
+def updated(tracked: Durations, record: Durations) -> dict[Key, Duration]:
+    """Return the tracked durations with those of new tests, and without those whose marker changed."""
     factor = slowness(tracked, record)
-    missing, measured_functions = set(gone), {function for function, _ in record}
-    kept = {
-        key: took
-        for key, took in tracked.items()
-        if key[0] not in missing and (key in record or key[0] not in measured_functions)
-    }
+    changed = {function for function, marker in record if (function, marker) not in tracked}
+    kept = {key: took for key, took in tracked.items() if key[0] not in changed or key in record}
     for key, took in record.items():
         kept.setdefault(key, Duration(took.slowest_s / factor, took.all_s / factor))
     return {key: took for key, took in kept.items() if took.all_s >= WORTH_S}
@@ -155,17 +151,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.durations", description=__doc__.splitlines()[0])
     parser.add_argument("--update", action="store_true", help="write tests/durations.tsv")
     options = parser.parse_args()
-    tracked, record = read(TRACKED), read(RECORD)
+    tracked, record = read(TRACKED), there(read(RECORD))
     if options.update:
         if not record:
             sys.stderr.write("nothing was measured here: run `make test-all`, or some tests of it, first\n")
             return 1
-        tracked = updated(tracked, record, vanished(tracked))
+        tracked = updated(there(tracked), record)
         write(tracked, TRACKED)
     problems = list(refused(tracked, record))
     problems += [
         f"{function} is in tests/durations.tsv and not in the tree: `python -m tests.durations --update`"
-        for function in vanished(tracked)
+        for function, _ in sorted(tracked.keys() - there(tracked).keys())
     ]
     for problem in problems:
         sys.stdout.write(problem + "\n")

@@ -111,7 +111,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("strata", "tests", "docs", "proto"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".strata"))
     shutil.copy(ROOT / "pyproject.toml", copy)
+    before = {path: path.read_bytes() for path in (copy / "strata").rglob("*.py")}
     yield copy
+    for path, content in before.items():
+        assert path.read_bytes() == content, "a patch was not taken back"
     shutil.rmtree(copy)
 
 
@@ -135,11 +138,6 @@ def test_the_named_test_catches_the_fault(fault: Planted, tree: Path) -> None:
     assert code == FAILED, f"{fault.caught_by} does not catch it ({fault.fault}), exit code {code}:\n{told}"
     assert not NO_PROGRAM.search(said), f"{fault.path.name} breaks the program, not a rule:\n{told}"
     assert re.search(fault.shows_as, said), f"it failed, and not as `{fault.shows_as}`:\n{told}"
-
-
-def test_the_tree_is_what_it_was(tree: Path) -> None:
-    for path in (ROOT / "strata").rglob("*.py"):
-        assert (tree / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
 
 
 def _tested(fault: Planted, tree: Path) -> tuple[int, str]:

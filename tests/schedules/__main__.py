@@ -4,7 +4,7 @@ Runs random schedules, one after the other, on one cluster of three coordinators
 schedule may do is a `Kind` (`tests.schedules.plan`): kill or freeze a rank, a node or the leader, scale, pause, preempt,
 drain, SIGTERM. A training is *stuck* when it has made no step for two minutes after the last deed, or a node runs
 on for a minute after the job was done: its node then "did not end", which breaks the schedule; the record has an event
-`stuck` with the processes of that node. `make test` runs four short ones, which together do every kind.
+`stuck` with the processes of that node. `make test-all` runs four short ones, which together do every kind.
 Exit code 1 when one was broken. A failed seed's record is kept below .strata/schedules.
 """
 

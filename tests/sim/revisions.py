@@ -14,17 +14,17 @@ from strata.launch.children import Child
 from tests.sim.batch import HASH_SEED
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = ("strata", "tests")
-"""What a seed's run is made of."""
+RUNS = ("strata", "tests/sim")
+"""What a seed's run is made of; not the ledger, which such a run may write."""
 SEED_S = 300.0
 """For one seed: it takes seconds."""
 HELD, FAILED = 0, 1
 
 
-def head() -> str:
+def head(root: Path = ROOT) -> str:
     """Return the commit, `""` outside of a repository; `-dirty` at its end: `RUNS` differ from it."""
-    commit = _git("rev-parse", "HEAD")
-    return commit + "-dirty" if commit and _git("status", "--porcelain", "--", *RUNS) else commit
+    commit = _git(root, "rev-parse", "HEAD")
+    return commit + "-dirty" if commit and _git(root, "status", "--porcelain", "--", *RUNS) else commit
 
 
 def short(commit: str) -> str:
@@ -33,13 +33,13 @@ def short(commit: str) -> str:
     return f"{name[:8]}{dash}{dirty}" if commit else "no commit"
 
 
-def parent(commit: str) -> str:
-    """Return what this work began from: HEAD if there are changes to it, else the one before; or `""`."""
+def parent(commit: str, root: Path = ROOT) -> str:
+    """Return what this work began from: HEAD if there are changes to it, else the one before; `""` if none is here."""
     name, _, dirty = commit.partition("-")
-    return name if dirty else _git("rev-parse", "--verify", "--quiet", f"{name}^")
+    return name if dirty else _git(root, "rev-parse", "--verify", "--quiet", f"{name}^")
 
 
-def holds_on(commit: str, seed: int) -> bool:
+def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
     """Return whether a seed breaks no promise with the code and the judge of that commit.
 
     Raise `RuntimeError` with the output if it could not be run there.
@@ -47,7 +47,7 @@ def holds_on(commit: str, seed: int) -> bool:
     with tempfile.TemporaryDirectory(prefix="parent-") as folder:
         packed = subprocess.run(
             ["git", "archive", commit, "--", *RUNS, "pyproject.toml"],
-            cwd=ROOT,
+            cwd=root,
             capture_output=True,
             check=True,
         )
@@ -61,15 +61,18 @@ def holds_on(commit: str, seed: int) -> bool:
             cwd=folder,
             log=log,
         )
-        code = child.join(SEED_S)
+        try:
+            code = child.join(SEED_S)
+        finally:
+            child.stop()
         if code not in {HELD, FAILED} or '"violations"' not in log.read_text():
             raise RuntimeError(f"seed {seed} could not be run on {short(commit)}: {log.read_text()[-2000:]}")
     return code == HELD
 
 
-def _git(*words: str) -> str:
+def _git(root: Path, *words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -16,9 +16,13 @@ from tests.sim import fresh, revisions
 from tests.sim.batch import Summary
 from tests.sim.faults import FAULTS
 from tests.sim.run import LEAST_EFFECTIVE, RUN_S, run_seed
-from tests.soak.ledger import Ledger, Open
+from tests.soak.ledger import Open, change
+
+MANY = 3
+"""After so many seeds that failed on the parent, too, every other one that fails is taken for as old."""
 
 _total = Summary()
+_older: list[int] = []
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,18 +38,25 @@ def _frozen() -> Iterator[None]:
 @pytest.mark.parametrize("seed", fresh.SEEDS)
 def test_a_fresh_seed_breaks_no_promise(seed: int, record_property: Callable[[str, object], None]) -> None:
     result = run_seed(seed)
-    assert result.virtual_s >= RUN_S
-    assert result.faults.total() >= LEAST_EFFECTIVE
     _total.add(result)
-    if not result.violations:
+    wrong = list(result.violations)
+    if result.virtual_s < RUN_S or result.faults.total() < LEAST_EFFECTIVE:
+        wrong.append(
+            f"it ran {result.virtual_s:.0f} virtual seconds with {result.faults.total()} effective faults"
+        )
+    if not wrong:
         return
     parent = revisions.parent(fresh.HEAD)
-    holds = revisions.holds_on(parent, seed) if parent else None
-    verdict = fresh.judge(seed, result.violations[0], holds)
+    if len(_older) == MANY:  # the parent is broken as a whole: to try each seed there would take hours
+        holds: bool | None = False
+    else:
+        holds = revisions.holds_on(parent, seed) if parent else None
+    verdict = fresh.judge(seed, wrong[0], holds)
     if verdict.blocks:
         pytest.fail(verdict.reason, pytrace=False)
-    failure = Open(campaign="simulation", seed=seed, commit=revisions.short(parent), why=result.violations[0])
-    Ledger.read().with_open([failure]).write()
+    _older.append(seed)
+    failure = Open(campaign="simulation", seed=seed, commit=revisions.short(parent), why=wrong[0])
+    change(lambda ledger: ledger.with_open([failure]))
     record_property(SHOWN, f"open: {verdict.reason}\nadd to tests/soak/ledger.tsv:\n{failure.line()}")
 
 

@@ -2,24 +2,28 @@
 
 Runs simulation seeds, schedules, crash rounds and mixed chaos until the time is over. Each begins with the seed after
 the last one in tests/soak/ledger.tsv, which this run extends: commit it. What failed is kept below .strata/soak,
-with the command that repeats it, and stays open in the ledger until its line is deleted; open seeds of the simulation
-are tried first, and closed if they hold. Ctrl-C ends the run and sums up what it has tried.
-Exit code 1 if a seed failed or a campaign ended without a result.
+with the command that repeats it, and is open in the ledger. Open seeds of the simulation are tried first, and closed
+if they hold; somebody who has mended what another open line shows deletes it. Ctrl-C ends the run and sums up what it has
+tried. Exit code 1 if a seed failed or a turn left no result.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import signal
 import sys
 import threading
 import time
+from functools import partial
 
 from tests.sim import revisions
 from tests.sim.run import run_seed
 from tests.soak import campaigns
-from tests.soak.ledger import LEDGER, Ledger
-from tests.soak.run import Soak, mended, table
+from tests.soak.campaigns import Campaign
+from tests.soak.ledger import LEDGER, Ledger, change
+from tests.soak.run import Soak, table
 
 KEPT = revisions.ROOT / ".strata" / "soak"
 
@@ -42,20 +46,39 @@ def main() -> int:
         _tell_open(ledger)
         return 0
 
+    limit_s = options.hours * 3600
+    if not any(campaign.turn_s <= limit_s for campaign in chosen):
+        least = min(chosen, key=lambda campaign: campaign.turn_s)
+        parser.error(f"--hours: the shortest turn ({least.name}) takes about {least.turn_s:g} s")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            parser.exit(1, "another run of make soak is going on in this clone\n")
+        return _run(chosen, limit_s)
+
+
+def _run(chosen: list[Campaign], limit_s: float) -> int:
     began = time.monotonic()
-    if ledger.open:
-        ledger = mended(ledger, lambda seed: not run_seed(seed).violations)
-        ledger.write()
     soak = Soak(
         campaigns=chosen,
         commit=revisions.short(revisions.head()),
         ledger=LEDGER,
         kept=KEPT,
-        until=began + options.hours * 3600,
+        left_s=lambda: began + limit_s - time.monotonic(),
         say=lambda text: _say(f"{(time.monotonic() - began) / 60:6.1f} min  {text}"),
     )
+
+    def interrupt(*_: object) -> None:
+        if not soak.stop.is_set():
+            os.write(2, b"ending the turns that run, which may take a minute\n")
+        soak.stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: soak.stop.set())
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, interrupt)
+    _try_open_seeds(soak)
     lanes = threading.Thread(target=soak.run)
     lanes.start()
     while lanes.is_alive():
@@ -67,9 +90,21 @@ def main() -> int:
     ledger = Ledger.read()
     _say(f"all runs ({LEDGER.relative_to(revisions.ROOT)}):\n{table(ledger.spans)}")
     _tell_open(ledger)
-    for trouble in soak.troubles:
-        _say(f"no result: {trouble}")
-    return 1 if soak.troubles or any(span.failed for span in soak.spans) else 0
+    for broken in soak.broken:
+        _say(f"before its time: {broken}")
+    return 1 if soak.broken or any(span.failed for span in soak.spans) else 0
+
+
+def _try_open_seeds(soak: Soak) -> None:
+    """Close the open seeds of the simulation that hold now; each repeats itself exactly."""
+    for one in Ledger.read().open:
+        if one.campaign == campaigns.SIMULATION.name and not soak.stop.is_set():
+            held = not run_seed(one.seed).violations
+            soak.say(
+                f"open seed {one.seed} of the simulation {'holds now: closed' if held else 'still fails'}"
+            )
+            if held:
+                change(partial(Ledger.without_open, campaign=one.campaign, seed=one.seed))
 
 
 def _tell_open(ledger: Ledger) -> None:

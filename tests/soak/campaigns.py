@@ -6,13 +6,13 @@ is the least that is begun and recorded; a turn that is cut short counts for not
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from strata_chaos import backends
 
 CHAOS_S = 300.0
 """Of faults, in a round of mixed chaos."""
@@ -35,7 +35,8 @@ class Outcome:
     """What a turn came to."""
 
     effective: int
-    hours: float
+    seconds: float
+    """Virtual ones for the simulation."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Why, by seed."""
 
@@ -68,7 +69,7 @@ def _simulation_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
     if said["seeds"] != turn.seeds:
         raise ValueError(f"{said['seeds']} of {turn.seeds} seeds ran")
     failed = {int(seed): wrong[0] for seed, wrong in said["failed"].items()}
-    return Outcome(sum(said["effective"].values()), said["virtual_s"] / 3600, failed)
+    return Outcome(sum(said["effective"].values()), said["virtual_s"], failed)
 
 
 def _schedules(turn: Turn) -> list[str]:
@@ -78,7 +79,7 @@ def _schedules(turn: Turn) -> list[str]:
 
 def _schedules_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
     failed = {int(seed): "; ".join(broken) for seed, broken in said["failed"].items()}
-    return Outcome(sum(said["deeds"].values()), said["took_s"] / 3600, failed)
+    return Outcome(sum(said["deeds"].values()), said["took_s"], failed)
 
 
 def _crashes(turn: Turn) -> list[str]:
@@ -88,7 +89,7 @@ def _crashes(turn: Turn) -> list[str]:
 
 def _crashes_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
     failed = {turn.first: str(said["wrong"][0])} if said["wrong"] else {}
-    return Outcome(said["kills"], said["seconds"] / 3600, failed)
+    return Outcome(said["kills"], said["seconds"], failed)
 
 
 def _chaos(turn: Turn) -> list[str]:
@@ -100,17 +101,16 @@ def _chaos(turn: Turn) -> list[str]:
 
 
 def _chaos_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-    effective = sum(row["effective"] for row in said["faults"])
-    failed = {turn.first: said["sentence"]} if said["verdict"] in {"violation", "infrastructure"} else {}
-    if said["cut_short"] and not failed:
+    if said["cut_short"]:
         raise ValueError("the round was cut short")
-    return Outcome(effective, said["duration_s"] / 3600, failed)
+    effective = sum(row["effective"] for row in said["faults"])
+    failed = {} if said["verdict"] == "pass" else {turn.first: said["sentence"]}  # also if nothing is known
+    return Outcome(effective, said["duration_s"], failed)
 
 
 def chaos_backend() -> str:
     """Return where chaos runs: in network namespaces if this machine and user can have them."""
-    possible = os.geteuid() == 0 and shutil.which("ip") and shutil.which("iptables")
-    return "netns" if possible else "process"
+    return "process" if backends.ALL["netns"].available() else "netns"
 
 
 SIMULATION = Campaign(
@@ -148,6 +148,6 @@ CHAOS = Campaign(
     turn_s=CHAOS_S + CHAOS_EXTRA_S,
     command=_chaos,
     outcome=_chaos_outcome,
-    again=f"strata-chaos run --scenario mixed --seed {{seed}} --duration {CHAOS_S:g}",
+    again=f"strata-chaos run --scenario mixed --seed {{seed}} --duration {CHAOS_S:g} --backend {chaos_backend()}",
 )
 ALL = (SIMULATION, SCHEDULES, CRASHES, CHAOS)

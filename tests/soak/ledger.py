@@ -1,22 +1,24 @@
 """What long runs have tried, by commit: `tests/soak/ledger.tsv`, a tracked file.
 
 A *span* line counts the seeds of one campaign that ran on one commit. An *open* line names one seed
-that failed and is not mended yet; deleting it by hand says that it is. A run of `make soak` begins
-with the seed after the last one that any commit has tried.
+that failed and is not mended yet. `make soak` deletes the line of a simulation seed that holds again; the lines
+of other campaigns, which repeat themselves less exactly, are deleted by hand. A run begins with the seed after the
+last one that any commit has tried.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 LEDGER = Path(__file__).with_name("ledger.tsv")
 HEAD = (
     "# What long runs have tried (tests/soak/ledger.py). Written by `make soak`; an open line is also written by",
-    "# tests/sim/test_fresh_seeds.py. Hours are virtual ones for the simulation. `-`: counted in another line.",
-    "# span\tcampaign\tfirst\tlast\tcommit\teffective faults\thours\tfailed seeds",
+    "# tests/sim/test_fresh_seeds.py. Seconds are virtual ones for the simulation. `-`: none, or not known.",
+    "# span\tcampaign\tfirst\tlast\tcommit\teffective faults\tseconds\tfailed seeds",
     "# open\tcampaign\tseed\tcommit\twhat broke",
 )
 WHY_MAX = 300
@@ -33,7 +35,7 @@ class Span:
     commit: str
     effective: int = 0
     """Faults that took effect: also the kills of a crash round and the events of a schedule."""
-    hours: float = 0.0
+    seconds: int = 0
     failed: tuple[int, ...] = ()
 
     @property
@@ -43,7 +45,7 @@ class Span:
 
     def line(self) -> str:
         """Return this span as a line of the file."""
-        figures = (str(self.effective or "-"), f"{self.hours:.2f}" if self.hours else "-")
+        figures = (str(self.effective or "-"), str(self.seconds or "-"))
         failed = ",".join(map(str, self.failed)) or "-"
         return "\t".join(
             ("span", self.campaign, str(self.first), str(self.last), self.commit, *figures, failed)
@@ -88,7 +90,7 @@ class Ledger:
                     pass
                 case [comment, *_] if comment.startswith("#"):
                     pass
-                case ["span", campaign, first, last, commit, effective, hours, failed]:
+                case ["span", campaign, first, last, commit, effective, seconds, failed]:
                     spans.append(
                         Span(
                             campaign=campaign,
@@ -96,7 +98,7 @@ class Ledger:
                             last=int(last),
                             commit=commit,
                             effective=int(_figure(effective)),
-                            hours=float(_figure(hours)),
+                            seconds=int(_figure(seconds)),
                             failed=() if failed == "-" else tuple(map(int, failed.split(","))),
                         )
                     )
@@ -130,14 +132,14 @@ class Ledger:
                     known,
                     last=span.last,
                     effective=known.effective + span.effective,
-                    hours=known.hours + span.hours,
+                    seconds=known.seconds + span.seconds,
                     failed=known.failed + span.failed,
                 )
                 return replace(self, spans=(*self.spans[:at], joined, *self.spans[at + 1 :]))
         return replace(self, spans=(*self.spans, span))
 
     def with_open(self, failures: Iterable[Open]) -> Ledger:
-        """Return the ledger with these failures open; one that is open already keeps its line."""
+        """Return the ledger with these failures open. A seed that is open already keeps its old line."""
         known = {(one.campaign, one.seed) for one in self.open}
         return replace(
             self, open=(*self.open, *(one for one in failures if (one.campaign, one.seed) not in known))
@@ -147,6 +149,16 @@ class Ledger:
         """Return the ledger with this failure mended."""
         kept = tuple(one for one in self.open if (one.campaign, one.seed) != (campaign, seed))
         return replace(self, open=kept)
+
+
+def change(how: Callable[[Ledger], Ledger], path: Path = LEDGER) -> None:
+    """Read the file, change what it holds and write it; one process at a time."""
+    folder_fd = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX)
+        how(Ledger.read(path)).write(path)
+    finally:
+        os.close(folder_fd)
 
 
 def _figure(text: str) -> str:

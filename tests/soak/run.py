@@ -3,6 +3,8 @@
 Two lanes run at once. In one, schedules, crash rounds and mixed chaos take turns. In the other, the simulation runs on
 the processor time that they leave idle. Each turn is one child process; its span is written to the ledger as soon as
 it has ended, so a run that is killed loses its last turns only.
+
+A turn that ends without a result has failed, too: its first seed is open, and the next turn goes on behind it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import shutil
 import signal
 import threading
-import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +23,15 @@ from pathlib import Path
 from strata.launch.children import Child
 from tests.sim import revisions
 from tests.soak.campaigns import Campaign, Outcome, Turn
-from tests.soak.ledger import Ledger, Open, Span
+from tests.soak.ledger import Ledger, Open, Span, change
 
-OVERTIME = 4.0
-"""A turn is stopped after so many times what it takes on an idle machine."""
+OVERTIME_S = 1800.0
+"""After so long a turn counts as hung, on a machine however busy: the longest takes six minutes on an idle one."""
 END_S = 60.0
 """What a turn gets to end in good order when the run is interrupted."""
 LOOK_S = 0.2
-
-
-class TurnFailedError(Exception):
-    """A turn ended without a result that says anything."""
+GIVE_UP = 3
+"""After so many turns in a row without a result, a campaign gets no further one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,14 +44,15 @@ class Soak:
     ledger: Path
     kept: Path
     """The folder for what failed."""
-    until: float
-    """On the monotonic clock."""
+    left_s: Callable[[], float]
+    """Returns how much time is left; a turn is begun only if it fits."""
     say: Callable[[str], None]
+    overtime_s: float = OVERTIME_S
     stop: threading.Event = field(default_factory=threading.Event)
     spans: list[Span] = field(default_factory=list)
     """What this run has tried."""
-    troubles: list[str] = field(default_factory=list)
-    """Turns that ended without a result."""
+    broken: list[str] = field(default_factory=list)
+    """What ended a lane or a campaign before the time was over."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next: dict[str, int] = field(default_factory=dict)
 
@@ -71,64 +72,70 @@ class Soak:
             lane.join()
 
     def _lane(self, campaigns: Sequence[Campaign]) -> None:
-        broken: set[str] = set()
-        for campaign in itertools.cycle(campaigns):
-            left_s = self.until - time.monotonic()
-            fit = [c for c in campaigns if c.name not in broken and c.turn_s <= left_s]
-            if self.stop.is_set() or not fit:
-                return
-            if campaign not in fit:
-                continue
-            try:
-                self._turn(campaign)
-            except (TurnFailedError, OSError) as error:
-                if not self.stop.is_set():
-                    broken.add(campaign.name)
-                    self._trouble(f"{campaign.name}: {error}; it gets no further turn")
-
-    def _turn(self, campaign: Campaign) -> None:
-        turn = self._begin(campaign)
-        command = campaign.command(turn)
-        log = turn.folder / "log"
-        child = Child.start(command, name=f"{campaign.name} {turn.first}", env=_environment(), log=log)
+        without_result = dict.fromkeys((campaign.name for campaign in campaigns), 0)
         try:
-            self._wait(child, time.monotonic() + OVERTIME * campaign.turn_s)
+            for campaign in itertools.cycle(campaigns):
+                left_s = self.left_s()
+                fit = [c for c in campaigns if without_result[c.name] < GIVE_UP and c.turn_s <= left_s]
+                if self.stop.is_set() or not fit:
+                    return
+                if campaign in fit:
+                    had_result = self._turn(campaign)
+                    without_result[campaign.name] = 0 if had_result else without_result[campaign.name] + 1
+                    if without_result[campaign.name] == GIVE_UP:
+                        self._break(f"{campaign.name} gets no further turn: {GIVE_UP} left no result")
+        except Exception:  # noqa: BLE001  # the other lane goes on, and the run ends with what this one says
+            self._break(f"a lane broke down: {traceback.format_exc()}")
+
+    def _turn(self, campaign: Campaign) -> bool:
+        """Run a turn and record it; return whether it had a result."""
+        turn = self._begin(campaign)
+        log = turn.folder / "log"
+        child = Child.start(
+            campaign.command(turn), name=f"{campaign.name} {turn.first}", env=_environment(), log=log
+        )
+        try:
+            hung = not self._ended(child)
         finally:
             child.stop()
-        if self.stop.is_set():
-            shutil.rmtree(turn.folder, ignore_errors=True)
-            return
         try:
             outcome = campaign.outcome(json.loads(turn.json.read_text()), turn)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TurnFailedError(
-                f"seed {turn.first} {child.describe()} and left no result ({error!r}); see {log}"
-            ) from None
+            if self.stop.is_set():
+                self.say(f"{campaign.name} {turn.first}: interrupted; its log is {log}")
+                return False
+            how = f"was ended after {self.overtime_s:g} s" if hung else child.describe()
+            self._end(campaign, turn, Outcome(0, 0.0, {turn.first: f"no result: it {how} ({error!r})"}))
+            return False
         self._end(campaign, turn, outcome)
+        return True
 
     def _begin(self, campaign: Campaign) -> Turn:
         with self._lock:
-            first = self._next.get(campaign.name) or Ledger.read(self.ledger).next_seed(
-                campaign.name, campaign.first
-            )
+            known = Ledger.read(self.ledger).next_seed(campaign.name, campaign.first)
+            first = max(self._next.get(campaign.name, known), known)
             self._next[campaign.name] = first + campaign.seeds
-        folder = self.kept / f"{campaign.name}-{first}"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = self.kept / f"{campaign.name}-{first}-{os.getpid()}"
         folder.mkdir(parents=True)
         return Turn(first=first, seeds=campaign.seeds, json=folder / "result.json", folder=folder)
 
-    def _wait(self, child: Child, until: float) -> None:
-        while not self.stop.is_set() and time.monotonic() < until:
+    def _ended(self, child: Child) -> bool:
+        """Return True once the turn has ended by itself; else have it end, and return False."""
+        looks = int(self.overtime_s / LOOK_S)
+        for _ in range(looks):
             try:
                 child.join(LOOK_S)
             except TimeoutError:
-                continue
-            return
+                if self.stop.is_set():
+                    break
+            else:
+                return True
         child.send_signal(signal.SIGINT)
         try:
             child.join(END_S)
         except TimeoutError:
             child.kill()
+        return False
 
     def _end(self, campaign: Campaign, turn: Turn, outcome: Outcome) -> None:
         span = Span(
@@ -137,7 +144,7 @@ class Soak:
             last=turn.first + turn.seeds - 1,
             commit=self.commit,
             effective=outcome.effective,
-            hours=outcome.hours,
+            seconds=round(outcome.seconds),
             failed=tuple(sorted(outcome.failed)),
         )
         failures = [
@@ -146,7 +153,7 @@ class Soak:
         ]
         with self._lock:
             self.spans.append(span)
-            Ledger.read(self.ledger).with_span(span).with_open(failures).write(self.ledger)
+            change(lambda ledger: ledger.with_span(span).with_open(failures), self.ledger)
         seeds = str(turn.first) if turn.seeds == 1 else f"{span.first} to {span.last}"
         verdict = f"{len(failures)} FAILED" if failures else "held"
         self.say(f"{campaign.name} {seeds}: {verdict}, {outcome.effective} effective faults")
@@ -159,9 +166,9 @@ class Soak:
             self.say(f"  seed {one.seed}: {one.why}")
             self.say(f"  again: {campaign.again.format(seed=one.seed)}; kept: {turn.folder}")
 
-    def _trouble(self, text: str) -> None:
+    def _break(self, text: str) -> None:
         with self._lock:
-            self.troubles.append(text)
+            self.broken.append(text)
         self.say(text)
 
 
@@ -169,17 +176,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{revisions.ROOT}:{revisions.ROOT / 'chaos'}"}
 
 
-def mended(ledger: Ledger, holds: Callable[[int], bool]) -> Ledger:
-    """Return the ledger without the open seeds of the simulation that hold now: each repeats itself exactly."""
-    for one in ledger.open:
-        if one.campaign == "simulation" and holds(one.seed):
-            ledger = ledger.without_open(one.campaign, one.seed)
-    return ledger
-
-
 def table(spans: Sequence[Span]) -> str:
     """Return what these spans sum up to, one line a campaign."""
-    rows = [("campaign", "seeds", "effective faults", "hours", "failed")]
+    rows = [("campaign", "seeds", "effective faults", "hours*", "failed")]
     for name in sorted({span.campaign for span in spans}):
         mine = [span for span in spans if span.campaign == name]
         rows.append(
@@ -187,8 +186,9 @@ def table(spans: Sequence[Span]) -> str:
                 name,
                 str(sum(span.seeds for span in mine)),
                 str(sum(span.effective for span in mine)),
-                f"{sum(span.hours for span in mine):.1f}",
+                f"{sum(span.seconds for span in mine) / 3600:.1f}",
                 str(sum(len(span.failed) for span in mine)),
             )
         )
-    return "\n".join("{:12}{:>9}{:>18}{:>9}{:>8}".format(*row) for row in rows)
+    lines = ["{:12}{:>9}{:>18}{:>9}{:>8}".format(*row) for row in rows]
+    return "\n".join([*lines, "* virtual ones for the simulation, of this machine for the others"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.durations import Duration, Recorder, read, refused, slowness, updated, vanished, write
+from tests.durations import Duration, Recorder, read, refused, slowness, there, updated, write
 
 QUICK = ("tests/unit/test_a.py::test_quick", "-")
 LONG = ("tests/unit/test_a.py::test_long", "-")
@@ -16,7 +16,9 @@ def took(*seconds: float) -> Duration:
     return Duration(max(seconds), sum(seconds))
 
 
-def test_phases_and_cases_of_a_function_add_up_and_its_slowest_case_is_known(tmp_path: Path) -> None:
+def test_a_run_records_itself_alone_the_phases_and_cases_of_a_function_and_its_slowest_case(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "record.tsv"
     write({QUICK: took(7.0), MARKED: took(1.0)}, path)
     recorder = Recorder(path)
@@ -32,7 +34,6 @@ def test_phases_and_cases_of_a_function_add_up_and_its_slowest_case_is_known(tmp
     recorder.pytest_sessionfinish()
     assert read(path) == {
         QUICK: Duration(2.2, 3.8),  # 2.25 and 3.75, as they are written
-        MARKED: took(1.0),
         ("tests/unit/test_b.py::test_other", "slow"): took(12.0),
     }
 
@@ -62,14 +63,14 @@ def test_of_a_few_tests_nothing_is_said_about_the_machine() -> None:
     assert slowness({QUICK: took(2.0)}, {QUICK: took(9.0)}) == 1.0
 
 
-def test_the_tracked_file_takes_what_is_new_and_drops_what_went() -> None:
+def test_the_tracked_file_takes_what_is_new() -> None:
     usual = {(f"tests/unit/test_{n}.py::test", "-"): took(2.0) for n in range(30)}
     slower = {key: took(4.0) for key in usual}
-    gone, other = ("tests/unit/test_a.py::test_gone", "-"), ("tests/unit/test_a.py::test_other", "-")
-    tracked = {**usual, QUICK: took(4.0), gone: took(5.0), other: took(2.0)}
+    other = ("tests/unit/test_a.py::test_other", "-")
     tiny = ("tests/unit/test_a.py::test_tiny", "-")
+    tracked = {**usual, QUICK: took(4.0), other: took(2.0)}
     record = {**slower, QUICK: took(30.0), LONG: took(18.0), MARKED: took(40.0), tiny: took(0.2)}
-    assert updated(tracked, record, [gone[0]]) == {
+    assert updated(tracked, record) == {
         **usual,
         QUICK: took(4.0),  # known: beside others it took longer
         LONG: took(9.0),
@@ -80,13 +81,18 @@ def test_the_tracked_file_takes_what_is_new_and_drops_what_went() -> None:
 
 def test_a_function_whose_marker_changed_has_one_line() -> None:
     name = LONG[0]
-    assert updated({(name, "-"): took(3.0)}, {(name, "slow"): took(3.0)}, []) == {(name, "slow"): took(3.0)}
+    assert updated({(name, "-"): took(3.0)}, {(name, "slow"): took(3.0)}) == {(name, "slow"): took(3.0)}
+
+
+def test_a_function_of_which_a_run_took_some_cases_only_keeps_its_other_line() -> None:
+    both = {(LONG[0], "-"): took(3.0), (LONG[0], "slow"): took(20.0)}
+    assert updated(both, {(LONG[0], "-"): took(3.5)}) == both
 
 
 def test_what_is_not_in_the_tree_any_more_is_found(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("def test_here() -> None: ...\n")
     names = ("test_a.py::test_here", "test_a.py::test_gone", "test_gone.py::test_here")
-    assert list(vanished({(name, "-"): took(1.0) for name in names}, tmp_path)) == sorted(names[1:])
+    assert there({(name, "-"): took(1.0) for name in names}, tmp_path) == {(names[0], "-"): took(1.0)}
 
 
 def test_the_tracked_file_can_be_read_as_it_is_written(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.sim import fresh
-from tests.soak.ledger import LEDGER, Ledger, Open, Span
+from tests.sim import fresh, revisions
+from tests.soak.ledger import LEDGER, Ledger, Open, Span, change
 
 
 def span(first: int, last: int, commit: str = "abc", **more: object) -> Span:
@@ -20,7 +23,7 @@ def broken(seed: int, why: str = "a head without a fence") -> Open:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     ledger = Ledger(
-        (span(1, 100, effective=12, hours=1.5, failed=(7, 9)), span(101, 101)), (broken(7), broken(9))
+        (span(1, 100, effective=12, seconds=5400, failed=(7, 9)), span(101, 101)), (broken(7), broken(9))
     )
     path = tmp_path / "ledger.tsv"
     ledger.write(path)
@@ -36,9 +39,9 @@ def test_the_next_seed_is_behind_the_last_one_of_any_commit() -> None:
 
 
 def test_what_goes_on_on_one_commit_is_one_line() -> None:
-    ledger = Ledger().with_span(span(1, 100, effective=3, hours=1.0, failed=(5,)))
-    ledger = ledger.with_span(span(101, 200, effective=4, hours=0.5, failed=(150,)))
-    assert ledger.spans == (span(1, 200, effective=7, hours=1.5, failed=(5, 150)),)
+    ledger = Ledger().with_span(span(1, 100, effective=3, seconds=10, failed=(5,)))
+    ledger = ledger.with_span(span(101, 200, effective=4, seconds=5, failed=(150,)))
+    assert ledger.spans == (span(1, 200, effective=7, seconds=15, failed=(5, 150)),)
     assert len(ledger.with_span(span(201, 300, "def")).spans) == 2
     assert len(ledger.with_span(span(202, 300)).spans) == 2
 
@@ -47,6 +50,14 @@ def test_a_failure_is_open_once_and_until_it_is_mended() -> None:
     ledger = Ledger().with_open([broken(7)]).with_open([broken(7, "again"), broken(8)])
     assert ledger.open == (broken(7), broken(8))
     assert ledger.without_open("simulation", 7).open == (broken(8),)
+
+
+def test_changes_of_many_at_once_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.tsv"
+    with ThreadPoolExecutor(8) as threads:
+        for seed in range(40):
+            threads.submit(change, partial(Ledger.with_open, failures=[broken(seed)]), path)
+    assert len(Ledger.read(path).open) == 40
 
 
 def test_a_reason_of_many_lines_is_one_line(tmp_path: Path) -> None:
@@ -77,6 +88,34 @@ def test_each_commit_draws_seeds_of_its_own_and_changes_to_it_draw_the_same() ->
     assert not set(seeds) & set(fresh.drawn("7ab455c6c121784fcdc6d1f2bfeeb7646b13b25f"))
     assert min(seeds) >= fresh.BEGIN > Ledger.read().next_seed("simulation", 0)
     assert fresh.drawn("") == range(fresh.BEGIN, fresh.BEGIN + fresh.COUNT)
+
+
+def test_the_ledger_is_no_change_to_what_runs_and_the_parent_of_a_clean_tree_is_the_commit_before(
+    tmp_path: Path,
+) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "strata").mkdir()
+    (tmp_path / "tests" / "soak").mkdir(parents=True)
+    code, ledger = tmp_path / "strata" / "code.py", tmp_path / "tests" / "soak" / "ledger.tsv"
+    git("init", "--quiet")
+    commits = []
+    for text in ("first", "second"):
+        code.write_text(text)
+        ledger.write_text(text)
+        git("add", "--all")
+        git("commit", "--quiet", "--message", text)
+        commits.append(revisions.head(tmp_path))
+    ledger.write_text("an open line")
+    assert revisions.head(tmp_path) == commits[1]
+    assert revisions.parent(commits[1], tmp_path) == commits[0]
+    assert revisions.parent(commits[0], tmp_path) == ""
+    code.write_text("third")
+    assert revisions.head(tmp_path) == f"{commits[1]}-dirty"
+    assert revisions.parent(revisions.head(tmp_path), tmp_path) == commits[1]
+    assert revisions.head(tmp_path / "strata" / "..") == f"{commits[1]}-dirty"
 
 
 def test_a_fresh_seed_blocks_only_what_broke_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from tests.soak import campaigns
 from tests.soak.campaigns import Campaign, Outcome, Turn
 from tests.soak.ledger import Ledger, Open, Span
-from tests.soak.run import Soak, mended, table
+from tests.soak.run import Soak, table
 
 PROGRAM = """
 import json, pathlib, sys, time
@@ -34,23 +33,29 @@ def campaign(name: str = "quick", *, bad: str = "", seconds: float = 0.0, **more
         return [sys.executable, "-c", PROGRAM, *words]
 
     def outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
-        return Outcome(turn.seeds, 0.5, {int(seed): why for seed, why in said["failed"].items()})
+        return Outcome(turn.seeds, 30.0, {int(seed): why for seed, why in said["failed"].items()})
 
     usual: dict[str, Any] = {"first": 1, "seeds": 10, "turn_s": 1.0, "again": "again --seed {seed}"}
     return Campaign(name=name, command=command, outcome=outcome, **(usual | more))
 
 
-def soak(folder: Path, *chosen: Campaign, seconds: float = 1.5) -> Soak:
-    """A run that begins turns of a second for `seconds`."""
+def soak(folder: Path, *chosen: Campaign, turns: int = 3, **more: Any) -> Soak:
+    """A run whose time is over when it has recorded `turns`, however long that takes."""
     said: list[str] = []
-    return Soak(
+    run = Soak(
         campaigns=chosen,
         commit="abc",
         ledger=folder / "ledger.tsv",
         kept=folder / "kept",
-        until=time.monotonic() + seconds,
+        left_s=lambda: 1000.0 if len(run.spans) < turns else 0.0,
         say=said.append,
+        **more,
     )
+    return run
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name.rpartition("-")[0] for path in (folder / "kept").iterdir())
 
 
 def test_it_goes_on_where_the_last_one_stopped_and_keeps_nothing_of_what_held(tmp_path: Path) -> None:
@@ -58,89 +63,104 @@ def test_it_goes_on_where_the_last_one_stopped_and_keeps_nothing_of_what_held(tm
     Ledger((old,)).write(tmp_path / "ledger.tsv")
     run = soak(tmp_path, campaign())
     run.run()
-    assert run.troubles == []
-    (before, now) = Ledger.read(tmp_path / "ledger.tsv").spans
-    assert before == old
-    assert (now.first, now.commit) == (41, "abc")
-    assert now.seeds == now.effective == sum(span.seeds for span in run.spans) >= 10
-    assert list((tmp_path / "kept").iterdir()) == []
+    assert run.broken == []
+    assert Ledger.read(tmp_path / "ledger.tsv").spans == (
+        old,
+        Span(campaign="quick", first=41, last=70, commit="abc", effective=30, seconds=90),
+    )
+    assert kept(tmp_path) == []
 
 
 def test_what_failed_is_kept_with_the_command_that_repeats_it_and_stays_open(tmp_path: Path) -> None:
-    run = soak(tmp_path, campaign(bad="7", turn_s=1.4))
+    run = soak(tmp_path, campaign(bad="7"), turns=1)
     run.run()
     ledger = Ledger.read(tmp_path / "ledger.tsv")
     assert ledger.open == (Open(campaign="quick", seed=7, commit="abc", why="two leaders"),)
     assert ledger.spans[0].failed == (7,)
-    kept = tmp_path / "kept" / "quick-1"
-    assert (kept / "again").read_text() == "# on abc\nagain --seed 7\n"
-    assert (kept / "log").read_text() == "begun\n"
-    assert json.loads((kept / "result.json").read_text()) == {"failed": {"7": "two leaders"}}
+    assert kept(tmp_path) == ["quick-1"]
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert (folder / "again").read_text() == "# on abc\nagain --seed 7\n"
+    assert (folder / "log").read_text() == "begun\n"
+    assert json.loads((folder / "result.json").read_text()) == {"failed": {"7": "two leaders"}}
 
 
-def test_campaigns_take_turns_and_the_simulation_runs_beside_them(tmp_path: Path) -> None:
-    run = soak(
-        tmp_path,
-        campaign("one", turn_s=0.1),
-        campaign("two", turn_s=0.1),
-        campaign("beside", turn_s=0.1, beside=True),
-        seconds=2.0,
-    )
+def test_campaigns_take_turns(tmp_path: Path) -> None:
+    run = soak(tmp_path, campaign("one"), campaign("two"), turns=4)
     run.run()
-    tried = {span.campaign for span in Ledger.read(tmp_path / "ledger.tsv").spans}
-    assert tried == {"one", "two", "beside"}
+    assert [span.campaign for span in run.spans] == ["one", "two", "one", "two"]
 
 
-def test_a_campaign_without_a_result_gets_no_further_turn_and_is_told(tmp_path: Path) -> None:
-    run = soak(tmp_path, campaign("dumb", bad="none at all"), campaign("quick"))
-    run.run()
-    (trouble,) = run.troubles
-    assert trouble.startswith("dumb: seed 1 exited with 0 and left no result")
-    assert {span.campaign for span in run.spans} == {"quick"}
-    assert (tmp_path / "kept" / "dumb-1" / "log").exists()
-
-
-def test_interrupted_it_ends_its_turn_and_counts_it_for_nothing(tmp_path: Path) -> None:
-    run = soak(tmp_path, campaign(seconds=1000.0), seconds=1000.0)
+def test_one_that_runs_beside_the_others_waits_for_none_of_them(tmp_path: Path) -> None:
+    run = soak(tmp_path, campaign("long", seconds=1000.0), campaign("beside", beside=True), turns=2)
     going = threading.Thread(target=run.run)
     going.start()
-    log = tmp_path / "kept" / "quick-1" / "log"
-    while not (log.exists() and log.read_text()):
+    while len(run.spans) < 2:
+        going.join(0.01)
+    run.stop.set()
+    going.join(60.0)
+    assert {span.campaign for span in run.spans} == {"beside"}
+
+
+def test_no_turn_is_begun_that_does_not_fit(tmp_path: Path) -> None:
+    run = soak(tmp_path, campaign("long", turn_s=1001.0), campaign("quick"), turns=2)
+    run.run()
+    assert {span.campaign for span in run.spans} == {"quick"}
+
+
+def test_a_turn_without_a_result_is_open_the_next_goes_on_behind_it_and_three_are_enough(
+    tmp_path: Path,
+) -> None:
+    run = soak(tmp_path, campaign("dumb", bad="none at all"), campaign("quick"), turns=8)
+    run.run()
+    opened = Ledger.read(tmp_path / "ledger.tsv").open
+    assert [(one.campaign, one.seed) for one in opened] == [("dumb", 1), ("dumb", 11), ("dumb", 21)]
+    assert opened[0].why.startswith("no result: it exited with 0 (FileNotFoundError")
+    assert run.broken == ["dumb gets no further turn: 3 left no result"]
+    assert [span.campaign for span in run.spans].count("quick") == 5
+    assert kept(tmp_path) == ["dumb-1", "dumb-11", "dumb-21"]
+
+
+def test_interrupted_it_ends_its_turn_and_counts_it_for_nothing_but_keeps_its_log(tmp_path: Path) -> None:
+    run = soak(tmp_path, campaign(seconds=1000.0))
+    going = threading.Thread(target=run.run)
+    going.start()
+    while not any(log.read_text() for log in (tmp_path / "kept").glob("quick-1-*/log")):
         going.join(0.01)
     run.stop.set()
     going.join(60.0)
     assert not going.is_alive()
     assert run.spans == []
-    assert run.troubles == []
+    assert run.broken == []
     assert Ledger.read(tmp_path / "ledger.tsv") == Ledger()
+    assert kept(tmp_path) == ["quick-1"]
 
 
-def test_a_turn_that_hangs_is_ended_and_is_trouble(tmp_path: Path) -> None:
-    run = soak(tmp_path, campaign(seconds=1000.0, turn_s=0.1))
+def test_a_turn_that_hangs_is_ended_and_is_open(tmp_path: Path) -> None:
+    run = soak(tmp_path, campaign(seconds=1000.0), turns=1, overtime_s=0.5)
     run.run()
-    (trouble,) = run.troubles
-    assert "left no result" in trouble
+    (one,) = Ledger.read(tmp_path / "ledger.tsv").open
+    assert one.why.startswith("no result: it was ended after 0.5 s")
 
 
-def test_a_seed_of_the_simulation_that_holds_again_is_closed_and_nothing_else() -> None:
-    opened = tuple(
-        Open(campaign=name, seed=seed, commit="abc", why="two leaders")
-        for name, seed in (("simulation", 1), ("simulation", 2), ("chaos", 2))
-    )
-    left = mended(Ledger((), opened), lambda seed: seed == 2)
-    assert [(one.campaign, one.seed) for one in left.open] == [("simulation", 1), ("chaos", 2)]
+def test_a_lane_that_breaks_down_ends_the_run_with_what_broke_it(tmp_path: Path) -> None:
+    (tmp_path / "ledger.tsv").write_text("<<<<<<< conflict\n")
+    run = soak(tmp_path, campaign())
+    run.run()
+    (broken,) = run.broken
+    assert "line 1 of the ledger is no span and no open failure" in broken
 
 
 def test_the_table_has_a_line_a_campaign() -> None:
     spans = [
-        Span(campaign="simulation", first=1, last=100, commit="a", effective=10, hours=1.0, failed=(3,)),
-        Span(campaign="simulation", first=101, last=200, commit="b", effective=5, hours=0.5),
-        Span(campaign="chaos", first=1, last=1, commit="b", effective=50, hours=0.1),
+        Span(campaign="simulation", first=1, last=100, commit="a", effective=10, seconds=3600, failed=(3,)),
+        Span(campaign="simulation", first=101, last=200, commit="b", effective=5, seconds=1800),
+        Span(campaign="chaos", first=1, last=1, commit="b", effective=50, seconds=360),
     ]
     assert table(spans).splitlines() == [
-        "campaign        seeds  effective faults    hours  failed",
+        "campaign        seeds  effective faults   hours*  failed",
         "chaos               1                50      0.1       0",
         "simulation        200                15      1.5       1",
+        "* virtual ones for the simulation, of this machine for the others",
     ]
 
 
@@ -152,15 +172,17 @@ def test_what_the_campaigns_write_is_understood(tmp_path: Path) -> None:
         "effective": {"a": 3, "b": 4},
         "virtual_s": 3600,
     }
-    assert campaigns.SIMULATION.outcome(simulation, turn) == Outcome(7, 1.0, {6: "two leaders"})
+    assert campaigns.SIMULATION.outcome(simulation, turn) == Outcome(7, 3600, {6: "two leaders"})
     with pytest.raises(ValueError, match="1 of 2 seeds ran"):
         campaigns.SIMULATION.outcome(simulation | {"seeds": 1}, turn)
     schedules = {"failed": {"5": ["a", "b"]}, "deeds": {"kill_rank": 2}, "took_s": 1800}
-    assert campaigns.SCHEDULES.outcome(schedules, turn) == Outcome(2, 0.5, {5: "a; b"})
-    assert campaigns.CRASHES.outcome({"wrong": [], "kills": 9, "seconds": 3600}, turn) == Outcome(9, 1.0, {})
+    assert campaigns.SCHEDULES.outcome(schedules, turn) == Outcome(2, 1800, {5: "a; b"})
+    assert campaigns.CRASHES.outcome({"wrong": [], "kills": 9, "seconds": 3600}, turn) == Outcome(9, 3600, {})
     chaos = {"faults": [{"effective": 3}], "verdict": "pass", "duration_s": 360, "cut_short": False}
-    assert campaigns.CHAOS.outcome(chaos, turn) == Outcome(3, 0.1, {})
-    broken = chaos | {"verdict": "violation", "sentence": "VIOLATION: 1 found"}
-    assert campaigns.CHAOS.outcome(broken, turn) == Outcome(3, 0.1, {5: "VIOLATION: 1 found"})
+    assert campaigns.CHAOS.outcome(chaos, turn) == Outcome(3, 360, {})
+    for sentence in ("VIOLATION: 1 found", "UNKNOWN: the ground truth has a gap"):
+        broken = chaos | {"verdict": sentence.partition(":")[0].lower(), "sentence": sentence}
+        assert campaigns.CHAOS.outcome(broken, turn) == Outcome(3, 360, {5: sentence})
+    assert f"--backend {campaigns.chaos_backend()}" in campaigns.CHAOS.again
     with pytest.raises(ValueError, match="cut short"):
         campaigns.CHAOS.outcome(chaos | {"cut_short": True}, turn)
