@@ -130,7 +130,7 @@ def there(durations: Durations, root: Path = ROOT) -> dict[Key, Duration]:
 def updated(tracked: Durations, record: Durations) -> dict[Key, Duration]:
     """Return the tracked durations with those of new tests, and without those whose marker changed."""
     factor = slowness(tracked, record)
-    changed = {function for function, marker in record if (function, marker) not in tracked}
+    changed = {key[0] for key, took in record.items() if key not in tracked and took.all_s >= WORTH_S}
     kept = {key: took for key, took in tracked.items() if key[0] not in changed or key in record}
     for key, took in record.items():
         kept.setdefault(key, Duration(took.slowest_s / factor, took.all_s / factor))

@@ -20,7 +20,7 @@ from tests.sim.faults import FAULTS
 from tests.sim.run import Result, run_seed
 
 HASH_SEED = "0"
-"""Of str: sets of strings then have one order in every process."""
+"""Of str: sets of strings then have one order in every process. With another, one seed in forty runs otherwise."""
 
 NICE = 15
 """How much seeds give way to whatever else runs."""
@@ -126,25 +126,30 @@ class Summary:
 
 
 @contextmanager
-def pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Have processes that run seeds; they end with this one, however it ends."""
+def pool(jobs: int, *, give_way: bool = True) -> Iterator[ProcessPoolExecutor]:
+    """Have processes that run seeds, on idle processor time if they give way; they end with this one, however it ends."""
+    before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = HASH_SEED  # read by the children at their start
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as processes:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(give_way,)) as processes:
         try:
             yield processes
         finally:
             processes.shutdown(wait=True, cancel_futures=True)
+            del os.environ["PYTHONHASHSEED"]
+            if before is not None:
+                os.environ["PYTHONHASHSEED"] = before
 
 
-def _begin() -> None:
-    """A child: gone with its parent, and out of everybody's way; Ctrl-C is the parent's affair."""
+def _begin(give_way: bool) -> None:
+    """A child: gone with its parent, and out of everybody's way if asked; Ctrl-C is the parent's affair."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():  # it died before: no signal will ever come
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _give_way()
+    if give_way:
+        _give_way()
     gc.collect()
     gc.freeze()  # what each seed leaves is collected; what is here now stays
 

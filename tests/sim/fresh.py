@@ -13,6 +13,8 @@ from tests.sim import revisions
 
 COUNT = 60
 BEGIN = 1_000_000_000
+MANY = 3
+"""After so many seeds that failed on the parent commit, too, every other one that fails counts as older than the change."""
 BLOCKS = 100_000_000
 """How many blocks of COUNT seeds a commit may draw."""
 
@@ -33,9 +35,16 @@ class Verdict:
     reason: str
 
 
-def judge(seed: int, wrong: str, holds_on_parent: bool | None) -> Verdict:
-    """Decide whether a failed seed blocks the change: only if its parent held there, or there is none."""
+def judge(seed: int, wrong: str, holds_on_parent: bool | None, *, older: int = 0) -> Verdict:
+    """Decide whether a failed seed blocks the change: only if it holds on the parent commit, or there is none here.
+
+    `older` other seeds failed on the parent: from MANY on, the parent is broken as a whole, and is not asked any more.
+    """
     again = f"python -m tests.sim --seed {seed} --trace"
+    if older >= MANY:
+        return Verdict(
+            False, f"seed {seed}: {wrong}; not tried on the parent, where {older} failed; again: {again}"
+        )
     if holds_on_parent is None:
         return Verdict(True, f"seed {seed}: {wrong} (no parent commit to compare with); again: {again}")
     if holds_on_parent:

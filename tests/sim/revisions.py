@@ -42,7 +42,7 @@ def parent(commit: str, root: Path = ROOT) -> str:
 def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
     """Return whether a seed breaks no promise with the code and the judge of that commit.
 
-    Raise `RuntimeError` with the output if it could not be run there.
+    Raise `RuntimeError` as `holds` does.
     """
     with tempfile.TemporaryDirectory(prefix="parent-") as folder:
         packed = subprocess.run(
@@ -53,20 +53,27 @@ def holds_on(commit: str, seed: int, root: Path = ROOT) -> bool:
         )
         with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
             archive.extractall(folder, filter="data")
-        log = Path(folder) / "seed.log"
+        return holds(Path(folder), seed)
+
+
+def holds(tree: Path, seed: int) -> bool:
+    """Return whether a seed breaks no promise in a tree; raise `RuntimeError` if it could not be run there."""
+    with tempfile.TemporaryDirectory(prefix="seed-") as folder:
+        log = Path(folder) / "log"
         child = Child.start(
             [sys.executable, "-m", "tests.sim", "--seed", str(seed)],
             name=f"seed {seed}",
-            env={**os.environ, "PYTHONPATH": folder, "PYTHONHASHSEED": HASH_SEED},
-            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": HASH_SEED},
+            cwd=tree,
             log=log,
         )
         try:
             code = child.join(SEED_S)
         finally:
             child.stop()
-        if code not in {HELD, FAILED} or '"violations"' not in log.read_text():
-            raise RuntimeError(f"seed {seed} could not be run on {short(commit)}: {log.read_text()[-2000:]}")
+        said = log.read_text()
+    if code not in {HELD, FAILED} or '"violations"' not in said:
+        raise RuntimeError(f"seed {seed} could not be run in {tree}: {said[-2000:]}")
     return code == HELD
 
 

@@ -6,38 +6,28 @@ change: the seed becomes an open line of the ledger (tests/soak/ledger.tsv) and 
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from tests.conftest import SHOWN
 from tests.sim import fresh, revisions
 from tests.sim.batch import Summary
+from tests.sim.conftest import Run
 from tests.sim.faults import FAULTS
-from tests.sim.run import LEAST_EFFECTIVE, RUN_S, run_seed
+from tests.sim.run import LEAST_EFFECTIVE, RUN_S
 from tests.soak.ledger import Open, change
-
-MANY = 3
-"""After so many seeds that failed on the parent, too, every other one that fails is taken for as old."""
 
 _total = Summary()
 _older: list[int] = []
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _frozen() -> Iterator[None]:
-    """Keep pytest's own objects out of the collection after each seed."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.timeout(2 * revisions.SEED_S + 60)
 @pytest.mark.parametrize("seed", fresh.SEEDS)
-def test_a_fresh_seed_breaks_no_promise(seed: int, record_property: Callable[[str, object], None]) -> None:
-    result = run_seed(seed)
+def test_a_fresh_seed_breaks_no_promise(
+    seed: int, run: Run, record_property: Callable[[str, object], None]
+) -> None:
+    result = run(seed)
     _total.add(result)
     wrong = list(result.violations)
     if result.virtual_s < RUN_S or result.faults.total() < LEAST_EFFECTIVE:
@@ -47,11 +37,9 @@ def test_a_fresh_seed_breaks_no_promise(seed: int, record_property: Callable[[st
     if not wrong:
         return
     parent = revisions.parent(fresh.HEAD)
-    if len(_older) == MANY:  # the parent is broken as a whole: to try each seed there would take hours
-        holds: bool | None = False
-    else:
-        holds = revisions.holds_on(parent, seed) if parent else None
-    verdict = fresh.judge(seed, wrong[0], holds)
+    tried = bool(parent) and len(_older) < fresh.MANY
+    holds = revisions.holds_on(parent, seed) if tried else None
+    verdict = fresh.judge(seed, wrong[0], holds, older=len(_older))
     if verdict.blocks:
         pytest.fail(verdict.reason, pytrace=False)
     _older.append(seed)

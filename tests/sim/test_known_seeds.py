@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.run import run_seed
+from tests.sim.conftest import Run
 
 SEEDS = (1, 3, 13, 102, 103, 425, 654, 816, 1006, 2465, 2953, 3375, 3945, 8627, 10194, 11906, 13692, 20165)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_known_seed_breaks_no_promise(seed: int) -> None:
-    assert run_seed(seed).violations == []
+def test_a_known_seed_breaks_no_promise(seed: int, run: Run) -> None:
+    assert run(seed).violations == []

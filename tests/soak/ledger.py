@@ -64,7 +64,7 @@ class Open:
 
     def line(self) -> str:
         """Return this failure as a line of the file."""
-        why = " ".join(self.why.split())[:WHY_MAX]
+        why = " ".join(self.why.split())[:WHY_MAX].rstrip()
         return "\t".join(("open", self.campaign, str(self.seed), self.commit, why))
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ OVERTIME_S = 1800.0
 END_S = 60.0
 """What a turn gets to end in good order when the run is interrupted."""
 LOOK_S = 0.2
+NO_RESULT = "no result"
+"""How the reason of a turn begins that ended without one: its first seed alone says nothing about it."""
 GIVE_UP = 3
 """After so many turns in a row without a result, a campaign gets no further one."""
 
@@ -105,7 +108,9 @@ class Soak:
                 self.say(f"{campaign.name} {turn.first}: interrupted; its log is {log}")
                 return False
             how = f"was ended after {self.overtime_s:g} s" if hung else child.describe()
-            self._end(campaign, turn, Outcome(0, 0.0, {turn.first: f"no result: it {how} ({error!r})"}))
+            last = turn.first + turn.seeds - 1
+            why = f"{NO_RESULT} of {turn.first} to {last}: the turn {how} ({error!r})"
+            self._end(campaign, turn, Outcome(0, 0.0, {turn.first: why}))
             return False
         self._end(campaign, turn, outcome)
         return True
@@ -115,8 +120,8 @@ class Soak:
             known = Ledger.read(self.ledger).next_seed(campaign.name, campaign.first)
             first = max(self._next.get(campaign.name, known), known)
             self._next[campaign.name] = first + campaign.seeds
-        folder = self.kept / f"{campaign.name}-{first}-{os.getpid()}"
-        folder.mkdir(parents=True)
+        self.kept.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{campaign.name}-{first}-", dir=self.kept))
         return Turn(first=first, seeds=campaign.seeds, json=folder / "result.json", folder=folder)
 
     def _ended(self, child: Child) -> bool:

@@ -87,6 +87,8 @@ def test_a_function_whose_marker_changed_has_one_line() -> None:
 def test_a_function_of_which_a_run_took_some_cases_only_keeps_its_other_line() -> None:
     both = {(LONG[0], "-"): took(3.0), (LONG[0], "slow"): took(20.0)}
     assert updated(both, {(LONG[0], "-"): took(3.5)}) == both
+    slow = {(LONG[0], "slow"): took(20.0)}
+    assert updated(slow, {(LONG[0], "-"): took(0.2)}) == slow
 
 
 def test_what_is_not_in_the_tree_any_more_is_found(tmp_path: Path) -> None:

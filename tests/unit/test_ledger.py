@@ -62,9 +62,10 @@ def test_changes_of_many_at_once_are_all_there(tmp_path: Path) -> None:
 
 def test_a_reason_of_many_lines_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "ledger.tsv"
-    Ledger((), (broken(7, "first\n\tsecond " + "x" * 1000),)).write(path)
+    Ledger((), (broken(7, "first\n\tsecond " + "x " * 1000),)).write(path)
     (only,) = Ledger.read(path).open
-    assert only.why.startswith("first second xxx")
+    assert only.why.startswith("first second x x x")
+    assert Ledger.read(path).text() == path.read_text()
 
 
 def test_a_line_that_is_not_understood_is_named() -> None:
@@ -72,12 +73,14 @@ def test_a_line_that_is_not_understood_is_named() -> None:
         Ledger.parse("# head\nspan\tx\n")
 
 
-def test_the_tracked_ledger_is_as_it_would_be_written_and_no_seed_is_there_twice() -> None:
+def test_the_tracked_ledger_is_as_it_would_be_written_and_a_commit_tried_no_seed_twice() -> None:
     ledger = Ledger.read()
     assert LEDGER.read_text() == ledger.text()
     for one in ledger.spans:
         assert one.first <= one.last
-        others = [s for s in ledger.spans if s.campaign == one.campaign and s is not one]
+        others = [
+            s for s in ledger.spans if (s.campaign, s.commit) == (one.campaign, one.commit) and s is not one
+        ]
         assert not any(s.first <= one.last and one.first <= s.last for s in others), one
 
 
@@ -121,6 +124,9 @@ def test_the_ledger_is_no_change_to_what_runs_and_the_parent_of_a_clean_tree_is_
 def test_a_fresh_seed_blocks_only_what_broke_it() -> None:
     assert fresh.judge(7, "two leaders", True).blocks
     assert fresh.judge(7, "two leaders", None).blocks
+    broken_as_a_whole = fresh.judge(7, "two leaders", None, older=fresh.MANY)
+    assert not broken_as_a_whole.blocks
+    assert "not tried on the parent, where 3 failed" in broken_as_a_whole.reason
     verdict = fresh.judge(7, "two leaders", False)
     assert not verdict.blocks
     assert verdict.reason == (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def soak(folder: Path, *chosen: Campaign, turns: int = 3, **more: Any) -> Soak:
     return run
 
 
+@contextmanager
+def going(run: Soak) -> Iterator[threading.Thread]:
+    """Have the run go on meanwhile; it is interrupted at the end, however that comes."""
+    thread = threading.Thread(target=run.run, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        run.stop.set()
+        thread.join(60.0)
+
+
 def kept(folder: Path) -> list[str]:
     return sorted(path.name.rpartition("-")[0] for path in (folder / "kept").iterdir())
 
@@ -92,12 +105,9 @@ def test_campaigns_take_turns(tmp_path: Path) -> None:
 
 def test_one_that_runs_beside_the_others_waits_for_none_of_them(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign("long", seconds=1000.0), campaign("beside", beside=True), turns=2)
-    going = threading.Thread(target=run.run)
-    going.start()
-    while len(run.spans) < 2:
-        going.join(0.01)
-    run.stop.set()
-    going.join(60.0)
+    with going(run) as thread:
+        while len(run.spans) < 2:
+            thread.join(0.01)
     assert {span.campaign for span in run.spans} == {"beside"}
 
 
@@ -114,7 +124,7 @@ def test_a_turn_without_a_result_is_open_the_next_goes_on_behind_it_and_three_ar
     run.run()
     opened = Ledger.read(tmp_path / "ledger.tsv").open
     assert [(one.campaign, one.seed) for one in opened] == [("dumb", 1), ("dumb", 11), ("dumb", 21)]
-    assert opened[0].why.startswith("no result: it exited with 0 (FileNotFoundError")
+    assert opened[0].why.startswith("no result of 1 to 10: the turn exited with 0 (FileNotFoundError")
     assert run.broken == ["dumb gets no further turn: 3 left no result"]
     assert [span.campaign for span in run.spans].count("quick") == 5
     assert kept(tmp_path) == ["dumb-1", "dumb-11", "dumb-21"]
@@ -122,13 +132,10 @@ def test_a_turn_without_a_result_is_open_the_next_goes_on_behind_it_and_three_ar
 
 def test_interrupted_it_ends_its_turn_and_counts_it_for_nothing_but_keeps_its_log(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign(seconds=1000.0))
-    going = threading.Thread(target=run.run)
-    going.start()
-    while not any(log.read_text() for log in (tmp_path / "kept").glob("quick-1-*/log")):
-        going.join(0.01)
-    run.stop.set()
-    going.join(60.0)
-    assert not going.is_alive()
+    with going(run) as thread:
+        while not any(log.read_text() for log in (tmp_path / "kept").glob("quick-1-*/log")):
+            thread.join(0.01)
+    assert not thread.is_alive()
     assert run.spans == []
     assert run.broken == []
     assert Ledger.read(tmp_path / "ledger.tsv") == Ledger()
@@ -139,7 +146,7 @@ def test_a_turn_that_hangs_is_ended_and_is_open(tmp_path: Path) -> None:
     run = soak(tmp_path, campaign(seconds=1000.0), turns=1, overtime_s=0.5)
     run.run()
     (one,) = Ledger.read(tmp_path / "ledger.tsv").open
-    assert one.why.startswith("no result: it was ended after 0.5 s")
+    assert one.why.startswith("no result of 1 to 10: the turn was ended after 0.5 s")
 
 
 def test_a_lane_that_breaks_down_ends_the_run_with_what_broke_it(tmp_path: Path) -> None:
