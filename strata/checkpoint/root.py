@@ -1,14 +1,18 @@
-"""Who a storage root belongs to: `strata.json`, made once.
+"""Who a storage root belongs to, and which root it is: `strata.json`, made once.
 
 A root is used without coordinators (`standalone`), or below them (`coordinated`); there each job
 has a folder, which belongs to `coordinated:<cluster uid>/<job>`. Two catalogs over one root would
 each delete what they do not know of.
+
+The document also has a random `id`. Two hosts that read another id at the same path do not share the
+storage. Documents that another client made may have none.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Final
+import uuid
+from typing import Any, Final
 
 from strata.checkpoint.manifest import read_document
 from strata.checkpoint.sink import ObjectMissing, Storage
@@ -19,25 +23,39 @@ STANDALONE: Final = "standalone"
 COORDINATED: Final = "coordinated"
 
 
-def claim(storage: Storage, owner: str, *, folder: str = "") -> None:
-    """Take `folder` (the root) for `owner`; `ConfigError` when it is somebody else's."""
-    name = f"{folder}/{NAME}" if folder else NAME
-    body = {"format": "strata-root", "version": 1, "owner": owner}
-    if owner_of(storage, folder=folder) is None:
+def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
+    """Take `folder` (the root) for `owner`; return its id, "" if it has none.
+
+    `ConfigError` when it is somebody else's.
+    """
+    name = _name(folder)
+    document = _document(storage, name)
+    if document is None:
+        body = {"format": "strata-root", "version": 1, "owner": owner, "id": uuid.uuid4().hex}
         storage.create_once(name, json.dumps(body).encode())
-    found = owner_of(storage, folder=folder)
-    if found != owner:
+        document = _document(storage, name)
+    found = None if document is None else document["owner"]
+    if document is None or found != owner:
         raise ConfigError(
             f"{storage.uri}/{name} says that this folder is {found}, and it was to be used as {owner}",
             hint="choose another storage path",
         )
+    return str(document.get("id", ""))
 
 
 def owner_of(storage: Storage, *, folder: str = "") -> str | None:
     """Return whose folder this is; None while it is nobody's."""
-    name = f"{folder}/{NAME}" if folder else NAME
+    document = _document(storage, _name(folder))
+    return None if document is None else str(document["owner"])
+
+
+def _document(storage: Storage, name: str) -> dict[str, Any] | None:
     try:
         data = storage.read(name)
     except ObjectMissing:
         return None
-    return str(read_document("strata-root", data, what=name)["owner"])
+    return read_document("strata-root", data, what=name)
+
+
+def _name(folder: str) -> str:
+    return f"{folder}/{NAME}" if folder else NAME

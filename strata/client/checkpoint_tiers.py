@@ -60,10 +60,9 @@ class Tiers:
         self._others_s = config.commit_timeout_s
         self._replicator: Replicator | None = None
 
-    def claim(self, owner: str, *, folder: str = "") -> None:
-        """Take every root for `owner`; `ConfigError` when one is somebody else's."""
-        for storage in tiers_of(self.storage):
-            root.claim(storage, owner, folder=folder)
+    def claim(self, owner: str, *, folder: str = "") -> dict[str, str]:
+        """Take every root for `owner` and return the ids by URI; `ConfigError` when one is somebody else's."""
+        return {storage.uri: root.claim(storage, owner, folder=folder) for storage in tiers_of(self.storage)}
 
     def claim_again(self, owner: str) -> None:
         """The same for roots that have an owner already."""

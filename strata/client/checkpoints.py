@@ -83,6 +83,8 @@ class CheckpointManager:
         self._owned: Any = None
         if client is None and os.environ.get("STRATA_SOCKET"):
             client = self._owned = session_of_rank()
+        self.root_ids: dict[str, str] = {}
+        """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
         self._coordinated: CoordinatedCatalog | None = None
         self._local: LocalCatalog | None = None
         self._keeping: Keeping | None = None
@@ -118,7 +120,8 @@ class CheckpointManager:
 
         check_port(client)
         self._tiers.claim(root.COORDINATED)
-        self._tiers.claim(f"{root.COORDINATED}:{client.uid}/{client.job}", folder=client.job)
+        owner = f"{root.COORDINATED}:{client.uid}/{client.job}"
+        self.root_ids = self._tiers.claim(owner, folder=client.job)
         self._coordinated = CoordinatedCatalog(
             client,
             root_uri=self._storage.uri,

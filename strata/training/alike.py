@@ -5,6 +5,9 @@ computed order. Where one node's file or flags say something else, its ranks wou
 that the others do not make, or train on samples that others train on as well. So the ranks meet
 before the first step, and what rank 0 was told holds for all of them; a difference is said aloud.
 
+They also tell each other which storage root each one sees: checkpoints of several ranks need one that
+all hosts share, and without it the first save would be the first to notice.
+
 That they have met also tells the leader that these ranks heed notices (`core.reshaping`).
 
 A loader that is only iterated over may be longer on one rank than on another (files that were dealt
@@ -22,7 +25,7 @@ from typing import Any, Final
 
 from strata.core.arrivals import ranks_text
 from strata.core.reshaping import BEGIN_BARRIER
-from strata.errors import BarrierBroken, BarrierTimeout, Refused, Unavailable
+from strata.errors import BarrierBroken, BarrierTimeout, ConfigError, Refused, Unavailable
 from strata.training.cadence import Rule
 from strata.training.peers import Peers
 
@@ -32,6 +35,8 @@ LOADER_S: Final = 60.0
 LOADER_ROUNDS: Final = 5
 """So often: a rank may be late, but it may also take another kind of loader."""
 _VERSION: Final = 1
+_ROOTS: Final = "roots"
+_NO_ROOTS: Final[Mapping[str, str]] = {}
 
 log: Final = logging.getLogger("strata.training")
 
@@ -57,16 +62,21 @@ class Wanted:
         return {**asdict(self.rule), **asdict(self.sampling)}
 
 
-def as_rank_0(peers: Peers, mine: Wanted) -> Wanted:
+def as_rank_0(peers: Peers, mine: Wanted, *, roots: Mapping[str, str] = _NO_ROOTS) -> Wanted:
     """Return what holds for all ranks, once every one is here; warn where this rank was told otherwise.
 
-    `Refused` when another version of Strata runs on some of them; else what a barrier raises.
+    `roots` are the ids of the storage roots that this rank sees, by their URIs; `ConfigError`, on every rank,
+    when some rank sees others than rank 0. `Refused` when another version of Strata runs on some of
+    them; else what a barrier raises.
     """
-    payload = json.dumps({"v": _VERSION, **mine.settings()}, separators=(",", ":")).encode()
+    payload = json.dumps(
+        {"v": _VERSION, _ROOTS: dict(roots), **mine.settings()}, separators=(",", ":")
+    ).encode()
     told = {rank: _read(rank, data) for rank, data in peers.barrier(BEGIN_BARRIER, payload).items()}
     if 0 not in told:
         raise Refused("rank 0 did not say what it was told", hint=_ALIKE)
     first = told[0]
+    _check_shared({rank: settings.pop(_ROOTS) for rank, settings in told.items()})
     if peers.rank == 0:
         _warn_of_others(told)
     else:
@@ -77,6 +87,22 @@ def as_rank_0(peers: Peers, mine: Wanted) -> Wanted:
         rule=Rule(**{name: first[name] for name in Rule.__slots__}),
         sampling=Sampling(**{name: first[name] for name in Sampling.__slots__}),
     )
+
+
+def _check_shared(roots: Mapping[int, Mapping[str, str]]) -> None:
+    """Raise `ConfigError` unless all ranks see the storage roots that rank 0 sees."""
+    for rank, seen in sorted(roots.items()):
+        for (uri, found), (first_uri, first_found) in zip(seen.items(), roots[0].items(), strict=False):
+            if found != first_found:
+                raise ConfigError(
+                    f"rank {rank} sees another storage at {uri} than rank 0 at {first_uri}",
+                    hint="ranks on several hosts need one storage root that they share: mount it on all hosts, or use s3://",
+                )
+        if len(seen) != len(roots[0]):
+            raise ConfigError(
+                f"rank {rank} has the storages {', '.join(seen)}, and rank 0 {', '.join(roots[0])}",
+                hint="give all ranks the same storage_path and replica",
+            )
 
 
 class Lengths:
@@ -157,5 +183,5 @@ def _read(rank: int, payload: bytes) -> dict[str, Any]:
     return body
 
 
-_NAMES: Final = {"v", *Rule.__slots__, *Sampling.__slots__}
+_NAMES: Final = {"v", _ROOTS, *Rule.__slots__, *Sampling.__slots__}
 _ALIKE: Final = "all ranks must run the same version of Strata"

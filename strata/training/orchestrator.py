@@ -234,7 +234,7 @@ class TrainingOrchestrator:
                         clock=self._clock,
                         ledger=ledger,
                         arm=ending.arm,
-                        agree=partial(as_rank_0, peers),
+                        agree=partial(as_rank_0, peers, roots=checkpoints.root_ids),
                     )
                 except StaleGeneration as error:
                     if ending.armed:

@@ -216,3 +216,27 @@ def test_a_process_group_ends_and_begins_in_the_same_process(
     ends = record.of("end")
     assert [e["step"] for e in ends] == [90, 90]
     assert ends[0]["weight"] == ends[1]["weight"]
+
+
+@pytest.mark.journey
+def test_hosts_without_a_common_storage_train_no_step(
+    cluster: LocalCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import numpy as np\n"
+        "import strata\n"
+        "run = strata.init(state={'sum': np.zeros(1)}, save_every_steps=10)\n"
+        "print('TRAINS', run.world.rank, flush=True)\n"
+        "for _ in range(20):\n"
+        "    run.step_done(1)\n"
+        "run.close()\n"
+    )
+    options = ("--min-workers", "2", "--max-workers", "2", "--slots", "1")
+    for name in ("a", "b"):  # each has a disk of its own
+        env = {"STRATA_TRAIN_STORAGE": str(tmp_path / name)}
+        nodes.run_script(cluster.endpoints, script, node=name, options=options, env=env)
+    line = nodes.record.wait_line("rank 1 sees another storage at")
+    assert "one storage root that they share" in line
+    assert [node.join() for node in nodes.talkers] == [78, 78], "the job failed, and a restart would not help"
+    assert not [e for e in nodes.record.of("line") if "TRAINS" in e["text"]]

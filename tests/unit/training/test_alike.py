@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strata.errors import Refused
+from strata.errors import ConfigError, Refused
 from strata.training.alike import Sampling, Wanted, as_rank_0
 from strata.training.cadence import Rule
 from strata.training.peers import Alone
@@ -86,3 +86,53 @@ def test_another_version_is_refused(payload: bytes) -> None:
         as_rank_0(Told(1, others), MINE)
     with pytest.raises(Refused, match="rank 0 did not say"):
         as_rank_0(Told(1, {}), MINE)
+
+
+def test_hosts_that_do_not_share_the_storage_are_told_before_the_first_step() -> None:
+    room = Room(3)
+    roots = [{"file:///ckpt": "a1"}, {"file:///ckpt": "a1"}, {"file:///ckpt": "b2"}]
+    raised: dict[int, ConfigError] = {}
+
+    def agree(rank: int) -> None:
+        try:
+            as_rank_0(room.rank(rank), MINE, roots=roots[rank])
+        except ConfigError as error:
+            raised[rank] = error
+
+    threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert raised.keys() == {0, 1, 2}
+    for error in raised.values():
+        assert error.message == "rank 2 sees another storage at file:///ckpt than rank 0 at file:///ckpt"
+        assert "one storage root that they share" in (error.hint or "")
+
+
+def test_a_second_storage_that_only_some_ranks_have_is_refused() -> None:
+    mine = Told(0, {})
+    mine.others = {1: _brought({"file:///ckpt": "a1"})}
+    with pytest.raises(
+        ConfigError, match="rank 1 has the storages file:///ckpt, and rank 0 file:///ckpt, s3"
+    ):
+        as_rank_0(mine, MINE, roots={"file:///ckpt": "a1", "s3://b/far": "c3"})
+
+
+def test_one_root_by_two_paths_is_shared() -> None:
+    mine = Told(0, {})
+    mine.others = {1: _brought({"file:///mnt/ckpt": "a1"})}
+    assert as_rank_0(mine, MINE, roots={"file:///ckpt": "a1"}) == MINE
+
+
+def _brought(roots: dict[str, str]) -> bytes:
+    """Return what a rank that sees `roots` brings to the barrier."""
+    seen: list[bytes] = []
+
+    class Listening(Alone):
+        def barrier(self, name: str, payload: bytes | None = None, **_: Any) -> dict[int, bytes]:
+            seen.append(payload or b"")
+            return {0: payload or b""}
+
+    as_rank_0(Listening(world_size=1), MINE, roots=roots)
+    return seen[0]
