@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, ListGenerationsRequest
-from tests.cluster_fixtures import Nodes, StartCluster
+from tests.cluster_fixtures import RANKS, Nodes, StartCluster
 from tests.processes import LIMIT_S, Event, Record, Talker
 from tests.torchrun_agents import agent
 
@@ -261,3 +262,27 @@ def test_a_worker_that_hangs_is_named_with_its_stack_and_ended_if_asked_for(
     assert record.wait_one("rank.killed")["rank"] == 1
     record.wait("end", count=3, generation=2, limit_s=START_S)
     assert one.join(LIMIT_S) == 0
+
+
+@pytest.mark.timeout(180)
+def test_an_agent_that_a_program_makes_numbers_the_workers_of_its_role(
+    cluster: LocalCluster, nodes: Nodes, record: Record
+) -> None:
+    roles = {"a": ("master", 1), "b": ("trainer", 2), "c": ("trainer", 1)}
+    for name, (role, workers) in roles.items():
+        nodes.start(
+            sys.executable,
+            str(RANKS / "role_agent.py"),
+            *("--endpoints", cluster.endpoints, "--job", nodes.job, "--agents", "3"),
+            *("--role", role, "--workers", str(workers)),
+            name=name,
+        )
+    found = record.wait("place", count=4, limit_s=START_S)
+    assert sorted(e["rank"] for e in found) == ["0", "1", "2", "3"]
+    assert {e["world_size"] for e in found} == {"4"}
+    by_role = {
+        role: sorted((e["role_rank"], e["role_world_size"]) for e in found if e["role_name"] == role)
+        for role in ("master", "trainer")
+    }
+    assert by_role == {"master": [("0", "1")], "trainer": [("0", "3"), ("1", "3"), ("2", "3")]}
+    assert [one.join(LIMIT_S) for one in nodes.talkers] == [0, 0, 0]

@@ -45,10 +45,10 @@ from strata.errors import (
     StrataError,
     Unavailable,
 )
-from strata.integrations.torchrun.launcher import RankFailure, find_failure, find_launch
+from strata.integrations.torchrun.launcher import RankFailure, find_failure, find_launch, find_workers
 from strata.integrations.torchrun.meeting import Met
 from strata.integrations.torchrun.member import AgentMember, Preempted, Spare
-from strata.integrations.torchrun.settings import AgentSettings, read_settings
+from strata.integrations.torchrun.settings import AgentSettings, of_agent, read_settings
 from strata.integrations.torchrun.signals import AgentSignals
 from strata.integrations.torchrun.store import AgentStore
 from strata.launch.environment import Place
@@ -124,6 +124,7 @@ class StrataRendezvous(RendezvousHandler):
         self._signals.give_back()
         failure = find_failure()
         if self._running is None:
+            self._know_workers()
             self._running = self._loop.submit(self._member.run())
             self._loop.at_stop(self._member.leave)
         tries = 0
@@ -186,6 +187,15 @@ class StrataRendezvous(RendezvousHandler):
         return True
 
     # -- inside
+
+    def _know_workers(self) -> None:
+        """Take the role and the number of workers from the agent, before it becomes a member."""
+        try:
+            settings = of_agent(self._settings, find_workers())
+        except ConfigError as error:
+            raise as_torchs(error, attempt=self._settings.attempt) from error
+        if settings != self._settings:
+            self._settings, self._member = settings, AgentMember(settings)
 
     def _join(self, failure: RankFailure | None) -> tuple[Place, Met]:
         """Return where this agent's workers stand next; errors as torch's."""

@@ -26,6 +26,14 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """What the agent's own specification says of its workers, whoever made the agent."""
+
+    slots: int
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     """A worker that failed, by its global rank: its exit code, or minus the signal that ended it."""
 
@@ -41,6 +49,15 @@ def find_launch() -> Launch | None:
         return Launch(
             slots=int(config.nproc_per_node), max_restarts=int(config.max_restarts), role=str(config.role)
         )
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def find_workers() -> Workers | None:
+    """Return what the agent that asks for a rendezvous runs, or None outside of torch's own agents."""
+    spec = getattr(_local("_rendezvous", "worker_group"), "spec", None)
+    try:
+        return Workers(slots=int(spec.local_world_size), role=str(spec.role))  # type: ignore[union-attr]
     except (AttributeError, TypeError, ValueError):
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from strata.client.endpoints import Endpoint, parse_endpoints
@@ -19,7 +19,7 @@ from strata.config import Credentials, TrainingConfig
 from strata.config.training import MAX_GRACE_S, check_preempt
 from strata.core.ids import checked_id
 from strata.errors import ConfigError, StrataError
-from strata.integrations.torchrun.launcher import Launch
+from strata.integrations.torchrun.launcher import Launch, Workers
 
 NO_BREAKER: Final = 1_000_000
 """Generations in a row without a committed checkpoint that a job may have by default: `--max-restarts`
@@ -66,6 +66,8 @@ class AgentSettings:
     host: str
     pid: int
     slots: int
+    slots_given: bool = False
+    """Whether `--rdzv-conf` or torch's launcher has said how many workers there are."""
     role: str
     min_nodes: int
     max_nodes: int
@@ -141,6 +143,7 @@ def read_settings(
         host=host,
         pid=pid,
         slots=slots,
+        slots_given=launch is not None or "slots" in conf,
         role=launch.role if launch is not None else "default",
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -152,6 +155,22 @@ def read_settings(
         preempt_grace_s=grace_s,
         local_addr=local_addr or env.get("STRATA_ADDRESS", ""),
     )
+
+
+def of_agent(settings: AgentSettings, workers: Workers | None) -> AgentSettings:
+    """Return the settings with the role and the number of workers that the agent itself has.
+
+    A program that makes a `LocalElasticAgent` has said them to nobody else. `ConfigError` where
+    `--rdzv-conf` names another number.
+    """
+    if workers is None:
+        return settings
+    if settings.slots_given and settings.slots != workers.slots:
+        raise ConfigError(
+            f"slots = {settings.slots}, but the agent runs {workers.slots} workers",
+            hint="leave slots out of --rdzv-conf",
+        )
+    return replace(settings, slots=workers.slots, role=workers.role)
 
 
 def own_name(host: str, pid: int) -> str:

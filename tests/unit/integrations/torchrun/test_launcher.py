@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from strata.integrations.torchrun.launcher import Launch, RankFailure, find_failure, find_launch
+from strata.integrations.torchrun.launcher import (
+    Launch,
+    RankFailure,
+    Workers,
+    find_failure,
+    find_launch,
+    find_workers,
+)
 
 
 @dataclass
@@ -15,6 +22,17 @@ class Config:
     nproc_per_node: Any = 4
     max_restarts: Any = 2
     role: str = "default"
+
+
+@dataclass
+class Spec:
+    local_world_size: Any = 2
+    role: str = "trainer"
+
+
+@dataclass
+class WorkerGroup:
+    spec: object
 
 
 @dataclass
@@ -36,6 +54,10 @@ def launch_agent(config: object) -> Launch | None:
     return find_launch()
 
 
+def _rendezvous(worker_group: object) -> Workers | None:
+    return find_workers()
+
+
 def _invoke_run(run_result: object) -> RankFailure | None:
     return find_failure()
 
@@ -47,6 +69,17 @@ def test_the_launcher_s_configuration_is_found_by_name() -> None:
 @pytest.mark.parametrize("config", [None, object(), Config(nproc_per_node=None), Config(max_restarts="many")])
 def test_a_launcher_that_is_not_torch_s_tells_nothing(config: object) -> None:
     assert launch_agent(config) is None
+
+
+def test_an_agent_is_asked_what_it_runs() -> None:
+    assert _rendezvous(WorkerGroup(Spec())) == Workers(slots=2, role="trainer")
+
+
+@pytest.mark.parametrize(
+    "group", [None, object(), WorkerGroup(None), WorkerGroup(Spec(local_world_size=None))]
+)
+def test_an_agent_that_is_not_torch_s_says_nothing_of_its_workers(group: object) -> None:
+    assert _rendezvous(group) is None
 
 
 def test_the_worker_that_failed_first_is_named() -> None:
@@ -91,6 +124,8 @@ def test_the_names_are_still_torch_s() -> None:
     api = pytest.importorskip("torch.distributed.elastic.agent.server.api")
     launcher = pytest.importorskip("torch.distributed.launcher.api")
     assert "run_result" in api.SimpleElasticAgent._invoke_run.__code__.co_varnames
+    assert "worker_group" in api.SimpleElasticAgent._rendezvous.__wrapped__.__code__.co_varnames
+    assert {"local_world_size", "role"} <= set(api.WorkerSpec.__dataclass_fields__)
     assert "config" in launcher.launch_agent.__code__.co_varnames
     fields = launcher.LaunchConfig.__dataclass_fields__
     assert {"nproc_per_node", "max_restarts", "role"} <= set(fields)

@@ -10,8 +10,8 @@ import pytest
 
 from strata.config import Credentials, TrainingConfig
 from strata.errors import ConfigError, StrataError
-from strata.integrations.torchrun.launcher import Launch
-from strata.integrations.torchrun.settings import NO_BREAKER, AgentSettings, read_settings
+from strata.integrations.torchrun.launcher import Launch, Workers
+from strata.integrations.torchrun.settings import NO_BREAKER, AgentSettings, of_agent, read_settings
 
 LAUNCH = Launch(slots=8, max_restarts=3, role="default")
 
@@ -117,6 +117,14 @@ def test_torch_s_last_call_is_our_settling_and_the_environment_names_coordinator
 def test_outside_of_torch_s_launcher_slots_are_told() -> None:
     assert settings(launch=None).slots == 1
     assert settings(launch=None, conf={"slots": 4}).slots == 4
+
+
+def test_the_agent_s_own_specification_says_its_role_and_its_workers() -> None:
+    found = of_agent(settings(launch=None), Workers(slots=2, role="trainer"))
+    assert (found.slots, found.role) == (2, "trainer")
+    assert of_agent(settings(), None) == settings()
+    with pytest.raises(ConfigError, match="slots = 4, but the agent runs 2 workers"):
+        of_agent(settings(launch=None, conf={"slots": 4}), Workers(slots=2, role="trainer"))
 
 
 @pytest.mark.parametrize(
