@@ -20,7 +20,7 @@ from tests.processes import Record, Talker
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [
+COMMANDS: list[str] = [
     line
     for block in re.findall(
         r"^```sh\n(.*?)^```", README[README.index("## Use it") :], re.MULTILINE | re.DOTALL
