@@ -17,7 +17,8 @@ from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.unary import ATTEMPT_S, UnaryClient
 from strata.config import Credentials
-from strata.core.ids import checked_id
+from strata.core.ids import WorkerId, checked_id
+from strata.core.members import DEFAULT_JOB, bare_registration
 from strata.errors import InvalidArgument, NotFound
 from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
@@ -52,6 +53,7 @@ from strata.v1.worlds_pb2 import (
     StopNotice,
     World,
 )
+from strata.wire.worlds import spec_message
 
 POLL_S: Final = 0.1
 
@@ -87,7 +89,7 @@ class CoordinatorClient:
         credentials: Credentials | None = None,
     ) -> None:
         self.endpoints = tuple(endpoints)
-        self._credentials = credentials
+        self.credentials = credentials
         self.job = arguments.text("job", job)
         self.timeout_s = arguments.seconds(timeout_s)
         self.boot = uuid.uuid4().hex
@@ -101,7 +103,7 @@ class CoordinatorClient:
         cls,
         endpoints: str | Iterable[str],
         *,
-        job: str = "default",
+        job: str = DEFAULT_JOB,
         timeout_s: float = 10.0,
         credentials: Credentials | None = None,
     ) -> Self:
@@ -145,7 +147,7 @@ class CoordinatorClient:
 
     async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
         if self._unary is None:
-            self._unary = UnaryClient(self.endpoints, random.Random(), self._credentials)
+            self._unary = UnaryClient(self.endpoints, random.Random(), self.credentials)
         return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
 
     def _pages(self, request: Any) -> Iterator[Any]:
@@ -316,14 +318,15 @@ class CoordinatorClient:
         """Say that `worker_id` is alive, and return the current world.
 
         The first heartbeat of a worker that this client has not registered does that first, with
-        one slot. A worker that was given up for silence, and not replaced, is registered anew:
+        one slot; if that creates the job, the job takes every worker that comes. A worker that was given up for silence, and not replaced, is registered anew:
         its incarnation changes, and the next world is one of a newcomer.
         """
         worker_id = checked_id("worker", worker_id)
         with self._lock:
             known = self._registered.get(worker_id)
         if known is None:
-            return self.register(worker_id=worker_id).world
+            spec = spec_message(bare_registration(WorkerId(worker_id)).spec)
+            return self.register(worker_id=worker_id, spec=spec).world
         request = HeartbeatRequest(
             job=self.job, worker_id=worker_id, boot=self.boot, incarnation=known.incarnation
         )

@@ -46,6 +46,12 @@ MAX_SLOTS = 1024
 MAX_WORKERS = 10_000
 MAX_JOBS = 10_000
 """Of a cluster: each has keys that every replica holds, and whoever may register may make one."""
+DEFAULT_JOB = "default"
+"""The job of a heartbeat that names none."""
+BARE_BOOT = BootId("heartbeat")
+"""The boot of every worker whose heartbeats name none: its name alone identifies it, across restarts too."""
+UNLIMITED = 1_000_000
+"""As many fruitless generations as no job has."""
 STOPPED_CODE = 75
 """The exit code of a rank that ended because a notice asked it to: sysexits' "try again later"."""
 MAX_REASON_CHARS = 2000
@@ -90,6 +96,15 @@ def check_registration(registration: Registration) -> None:
     if registration.attempt < 0:
         raise InvalidArgument(f"attempt = {registration.attempt} is below 0")
     check_spec(registration.spec)
+
+
+def bare_registration(worker: WorkerId) -> Registration:
+    """Return what a bare heartbeat registers: one slot, in a job that takes every such worker.
+
+    The job may be no training, so it never fails for want of checkpoints.
+    """
+    spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_fruitless_generations=UNLIMITED)
+    return Registration(worker=worker, boot=BARE_BOOT, spec=spec)
 
 
 def check_spec(spec: JobSpec) -> None:

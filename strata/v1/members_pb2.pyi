@@ -161,8 +161,10 @@ class HeartbeatRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    """Empty: the job "default"."""
     worker_id: _builtins.str
     boot: _builtins.str
+    """Those of the registration. With neither, the worker id alone identifies the process."""
     incarnation: _builtins.int
     generation: _builtins.int
     """What the worker's ranks of this generation do, if it cares to say; shown to people, and named

@@ -74,7 +74,8 @@ class MembersServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Proves that a worker registered by Register is alive; due every heartbeat_s, to any replica.
+        """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
+        incarnation registers the worker first if need be, with one slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class MembersStub:
     Register: _grpc.UnaryUnaryMultiCallable[_members_pb2.RegisterRequest, _members_pb2.RegisterResponse]
     """Registers a worker, or takes over one with the same boot. Creates the job when it is new."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_members_pb2.HeartbeatRequest, _members_pb2.HeartbeatResponse]
-    """Proves that a worker registered by Register is alive; due every heartbeat_s, to any replica."""
+    """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
+    incarnation registers the worker first if need be, with one slot.
+    """
     ReportRankExit: _grpc.UnaryUnaryMultiCallable[_members_pb2.ReportRankExitRequest, _members_pb2.ReportRankExitResponse]
     """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world."""
     Leave: _grpc.UnaryUnaryMultiCallable[_members_pb2.LeaveRequest, _members_pb2.LeaveResponse]
@@ -50,7 +52,9 @@ class MembersAsyncStub(MembersStub):
     Register: _aio.UnaryUnaryMultiCallable[_members_pb2.RegisterRequest, _members_pb2.RegisterResponse]  # type: ignore[assignment]
     """Registers a worker, or takes over one with the same boot. Creates the job when it is new."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_members_pb2.HeartbeatRequest, _members_pb2.HeartbeatResponse]  # type: ignore[assignment]
-    """Proves that a worker registered by Register is alive; due every heartbeat_s, to any replica."""
+    """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
+    incarnation registers the worker first if need be, with one slot.
+    """
     ReportRankExit: _aio.UnaryUnaryMultiCallable[_members_pb2.ReportRankExitRequest, _members_pb2.ReportRankExitResponse]  # type: ignore[assignment]
     """Says that a rank's process ended: with code 0 it is done, else it failed, which ends the world."""
     Leave: _aio.UnaryUnaryMultiCallable[_members_pb2.LeaveRequest, _members_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -73,7 +77,9 @@ class MembersServicer(metaclass=_abc_1.ABCMeta):
         request: _members_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_members_pb2.HeartbeatResponse, _abc.Awaitable[_members_pb2.HeartbeatResponse]]:
-        """Proves that a worker registered by Register is alive; due every heartbeat_s, to any replica."""
+        """Proves that a worker is alive; due every heartbeat_s, to any replica. One that names neither boot nor
+        incarnation registers the worker first if need be, with one slot.
+        """
 
     @_abc_1.abstractmethod
     def ReportRankExit(

@@ -9,12 +9,16 @@ for itself might be believed while the serving replica counts `detect_s` of sile
 is not there, does not answer or knows nothing of the member, the heartbeat is a hand-over (5.2): a
 guarded write, after which the key names this replica. So a heartbeat that was answered has reached
 the replica in `served_by`, whichever way it came.
+
+A *bare* heartbeat names neither boot nor incarnation, for programs that know no other call. The first one
+registers its worker; the worker's name is all that identifies the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
@@ -26,7 +30,13 @@ from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.registrar import Registrar
 from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
-from strata.core.members import Registration, check_registration, decide_leave, decide_rank_exit
+from strata.core.members import (
+    Registration,
+    bare_registration,
+    check_registration,
+    decide_leave,
+    decide_rank_exit,
+)
 from strata.core.records import Worker
 from strata.core.stopping import all_asked, asked_notice
 from strata.core.view import Entry
@@ -131,16 +141,11 @@ class UnaryMembers:
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        heartbeat = peers_pb2.PeerHeartbeat(
-            job=request.job,
-            worker_id=request.worker_id,
-            boot=request.boot,
-            incarnation=request.incarnation,
-        )
         self._check_health()
-        if not self.heard(heartbeat) and not await self._heard_elsewhere(heartbeat):
-            entry = await self._registered(request)
-            await self._attended(request.job, _registration(entry))
+        if request.boot or request.incarnation:
+            await self._alive(request)
+        else:
+            await self._bare(request)
         index = self._ranks.of(request.job)
         place = None if index is None else index.place(request.worker_id, request.incarnation)
         if index is not None and index.head.generation == request.generation:
@@ -253,6 +258,35 @@ class UnaryMembers:
             else:
                 transport.touch()
         return transport.incarnation
+
+    async def _alive(self, request: pb.HeartbeatRequest) -> None:
+        """Have the replica that serves this incarnation hear of it; this one takes over where none does."""
+        heartbeat = peers_pb2.PeerHeartbeat(
+            job=request.job,
+            worker_id=request.worker_id,
+            boot=request.boot,
+            incarnation=request.incarnation,
+        )
+        if not self.heard(heartbeat) and not await self._heard_elsewhere(heartbeat):
+            entry = await self._registered(request)
+            await self._attended(request.job, _registration(entry))
+
+    async def _bare(self, request: pb.HeartbeatRequest) -> None:
+        """Answer a heartbeat that names neither boot nor incarnation, and fill them in.
+
+        The worker's key is kept alive if such a heartbeat made it. Without a key the worker registers.
+        """
+        registration = bare_registration(WorkerId(request.worker_id))
+        check_registration(registration)
+        job = checked_id("job", request.job)
+        request.boot = registration.boot
+        entry = job_view(self._context, job).worker(request.worker_id)
+        if entry is not None and entry.record.boot == registration.boot:
+            request.incarnation = entry.create_revision
+            with suppress(NotFound, StaleIncarnation):  # it was given up since
+                await self._alive(request)
+                return
+        request.incarnation = await self._attended(job, registration)
 
     async def _heard_elsewhere(self, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
         """Tell whether the replica that serves this incarnation, as the view has it, heard of it."""

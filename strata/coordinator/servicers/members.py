@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strata.coordinator.servicers.answering import Desk, answer
+from strata.core.members import DEFAULT_JOB
 from strata.v1 import members_pb2 as pb
 from strata.v1.members_pb2_grpc import MembersServicer as Base
 
@@ -20,6 +21,7 @@ class MembersServicer(Base):
         return response
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        request.job = request.job or DEFAULT_JOB  # before it is asked whether the caller may act in it
         response: pb.HeartbeatResponse = await answer(self._desk, "heartbeat", request, context)
         return response
 

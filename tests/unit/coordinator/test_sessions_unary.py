@@ -10,6 +10,7 @@ import pytest
 
 from strata.coordinator.calls.barriers import WAIT_S
 from strata.core.job import JobView
+from strata.core.view import View
 from strata.errors import (
     BarrierBroken,
     BarrierTimeout,
@@ -385,3 +386,84 @@ async def test_jobs_are_listed_and_an_unknown_one_is_not_found() -> None:
         ):
             with pytest.raises(NotFound, match="other"):
                 await client.call("r1", name, request)
+
+
+def bare(worker: str) -> members_pb2.HeartbeatRequest:
+    """What a stub sends that knows no other call; the servicer fills in the job."""
+    return members_pb2.HeartbeatRequest(job="job", worker_id=worker)
+
+
+@in_virtual_time()
+async def test_a_first_bare_heartbeat_registers_and_the_next_ones_keep_alive_at_any_replica() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        first = await client.call("r1", "heartbeat", bare("w0"))
+        assert first.phase == worlds_pb2.JOB_PHASE_RUNNING
+        await c["r1"].see(lambda view: view.get(JOB.head) is not None)
+        await client.call("r1", "heartbeat", bare("w0"))
+        incarnations = set()
+        for replica in ("r2", "r3", "r1", "r2", "r3"):
+            await asyncio.sleep(DETECT_S * 0.9)
+            answer = await client.call(replica, "heartbeat", bare("w0"))
+            incarnations.add(answer.place.incarnation)
+            assert (answer.place.slots, answer.world.generation) == (1, 1)
+        assert len(incarnations - {0}) == len(incarnations) == 1
+
+
+@in_virtual_time()
+async def test_bare_heartbeats_of_several_workers_make_one_world_that_outlives_each_of_them() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        beats = [
+            asyncio.create_task(_bare_beat(client, "w0", "r1")),
+            asyncio.create_task(_bare_beat(client, "w1", "r2")),
+        ]
+        await c["r1"].see(_two_ranks)
+        for _ in range(5):  # more losses than a training that commits nothing may have
+            beats[1].cancel()
+            await until_gone(c, "w1")
+            beats[1] = asyncio.create_task(_bare_beat(client, "w1", "r3"))
+            await c["r1"].see(_two_ranks)
+        answer = await client.call("r1", "heartbeat", bare("w0"))
+        assert (answer.phase, answer.world.size) == (worlds_pb2.JOB_PHASE_RUNNING, 2)
+        for beat_ in beats:
+            beat_.cancel()
+
+
+def _two_ranks(view: View) -> bool:
+    world = JobView(view, JOB).world()
+    return world is not None and world.head.size == 2
+
+
+async def _bare_beat(client: Client, worker: str, replica: str) -> None:
+    while True:
+        await client.call(replica, "heartbeat", bare(worker))
+        await asyncio.sleep(1)
+
+
+@in_virtual_time()
+async def test_after_its_silence_a_bare_heartbeat_registers_a_newcomer() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.call("r1", "heartbeat", bare("w0"))
+        await c["r2"].see(lambda view: view.get(JOB.worker("w0")) is not None)
+        before = c.worker("w0")
+        await until_gone(c, "w0")
+        await client.call("r2", "heartbeat", bare("w0"))
+        await c["r2"].see(lambda view: view.get(JOB.worker("w0")) is not None)
+        after = c.worker("w0")
+        assert before is not None
+        assert after is not None
+        assert after.create_revision > before.create_revision
+
+
+@in_virtual_time()
+async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        beats = asyncio.create_task(beat(client, "r1"))
+        assert isinstance(await refused(client.call("r2", "heartbeat", bare("w0"))), Conflict)
+        beats.cancel()
+        with_boot = members_pb2.HeartbeatRequest(job="job", worker_id="w9", boot="b")
+        assert isinstance(await refused(client.call("r1", "heartbeat", with_boot)), NotFound)
