@@ -38,6 +38,7 @@ from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer
 from strata.coordinator.servicers.worlds import WorldsServicer
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Unavailable
+from strata.observe import get_logger
 from strata.security.tls import read_pem
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1 import admin_pb2_grpc as admin
@@ -71,6 +72,8 @@ SERVICES: Final = (
     "Worlds",
 )
 
+log = get_logger()
+
 
 class Server:
     """The serving half of a replica over gRPC; a `Serving`."""
@@ -88,7 +91,7 @@ class Server:
         server = grpc.aio.server(options=server_options(self._context.timing), interceptors=[Decoding()])
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
-        bound = _bind(server, config)
+        bound = bind(server, config)
         await server.start()
         self._server = server
         for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
@@ -154,17 +157,36 @@ def server_options(timing: Timing) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
-    """Return the port bound; `ConfigError` says why there is none."""
-    address = config.listen
+def bind(server: grpc.aio.Server, config: CoordinatorConfig) -> int:
+    """Return the port bound; `ConfigError` says why there is none.
+
+    `localhost` is ::1 to some programs and 127.0.0.1 to others, so a replica at 127.0.0.1 serves ::1 as
+    well, at the same port. It does without where the machine has no ::1, or another program has the port.
+    """
     tls = None
     if config.serves_tls:
         verify = config.accepted_tokens_file is None
         tls = ServerTls(config.credentials, verify_clients=verify, now=_now).credentials()
-    try:
-        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
-    except RuntimeError as error:
-        raise ConfigError(f"cannot serve at {address}: {_why(address) or error}") from error
+
+    def add(address: str) -> int:
+        try:
+            return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
+        except RuntimeError as error:
+            raise ConfigError(f"cannot serve at {address}: {_why(address) or error}") from error
+
+    bound = add(config.listen)
+    host, _port = split_address("coordinator.listen", config.listen)
+    if host == "127.0.0.1":
+        other = f"[::1]:{bound}"
+        why = _why(other)  # first: gRPC itself complains at length on standard error
+        try:
+            if not why:
+                add(other)
+        except ConfigError as error:
+            why = error.message
+        if why:
+            log.warning("serves_ipv4_only", address=other, why=why)
+    return bound
 
 
 def _why(address: str) -> str:
