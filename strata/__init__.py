@@ -39,6 +39,7 @@ _HOME = {
     "DatasetRegistry": "client.datasets",
     "RankClient": "client.rank",
     "RecoveryResponse": "v1.recovery_pb2",
+    "ShardManager": "client.shards",
     "TrainingOrchestrator": "training.orchestrator",
     "TrainingConfig": "config.training",
     "TrainingWorld": "training.world",
@@ -86,7 +87,14 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if home in {"client.coordinator", "client.datasets", "client.joining", "client.rank", "training.run"}:
+    if home in {
+        "client.coordinator",
+        "client.datasets",
+        "client.joining",
+        "client.rank",
+        "client.shards",
+        "training.run",
+    }:
         import_module("strata.client.fork").check_import_order()
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value

@@ -11,6 +11,7 @@ from strata.client.coordinator import CoordinatorClient as CoordinatorClient
 from strata.client.datasets import DatasetRegistry as DatasetRegistry
 from strata.client.joining import connect as connect
 from strata.client.rank import RankClient as RankClient
+from strata.client.shards import ShardManager as ShardManager
 from strata.config.training import TrainingConfig as TrainingConfig
 from strata.core.records import CheckpointType as CheckpointType
 from strata.data.sampler import ElasticSampler as ElasticSampler

@@ -16,18 +16,21 @@ from strata.core.records import CheckpointState, CheckpointType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
-    """One checkpoint as the catalog knows it. `id` names the attempt, `path` is a URI."""
+    """One checkpoint as the catalog knows it. `id` names the attempt, `path` is a URI.
+
+    The first eight describe it; what follows is what a catalog adds.
+    """
 
     id: str
     step: int
-    generation: int
-    path: str
-    state: CheckpointState
-    checkpoint_type: CheckpointType = CheckpointType.FULL
     epoch: int = 0
+    path: str
     size_bytes: int = 0
+    checkpoint_type: CheckpointType = CheckpointType.FULL
     model_hash: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    generation: int = 0
+    state: CheckpointState = CheckpointState.OPEN
     manifest_digest: str = ""
     created_unix_ms: int = 0
     ranks: int = 1

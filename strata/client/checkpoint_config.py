@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -44,8 +44,11 @@ class CheckpointManagerConfig:
     dimensions of DTensors' meshes are added.
 
     The storage is `storage_path`: a folder, or `s3://bucket/prefix`. Or `bucket` with
-    `storage_type="s3"`, where `storage_path` is the prefix. `endpoint_url` and `region` are for S3.
+    `storage_type="s3"`, where `storage_path` is the prefix; without `bucket` it is "bucket/prefix".
+    `storage_backend` and `checkpoint_dir` are other names of `storage_type` and `storage_path`.
+    `endpoint_url` and `region` are for S3.
     `replica_path` is a second storage, which gets each checkpoint after it is committed.
+    `save_interval_steps` is what `should_save` goes by; `save` itself saves whenever it is called.
     """
 
     storage_path: str | Path | None = None
@@ -71,8 +74,13 @@ class CheckpointManagerConfig:
     best_mode: str = "min"
     keep_age_s: float | None = None
     corrupt_wait_s: float = 60.0
+    save_interval_steps: int = 1
+    storage_backend: InitVar[str | None] = None
+    checkpoint_dir: InitVar[str | Path | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, storage_backend: str | None, checkpoint_dir: str | Path | None) -> None:
+        self._take("storage_type", "storage_backend", storage_backend)
+        self._take("storage_path", "checkpoint_dir", checkpoint_dir)
         for name in ("save_wait_s", "commit_timeout_s", "corrupt_wait_s", "keep_age_s"):
             value = getattr(self, name)
             if value is None and name == "keep_age_s":
@@ -105,8 +113,21 @@ class CheckpointManagerConfig:
             raise ConfigError(
                 f"storage_type is {self.storage_type!r}", hint=f"it may be {' or '.join(_TYPES)}, or left out"
             )
-
+        interval = self.save_interval_steps
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ConfigError(f"save_interval_steps must be at least 1, not {interval!r}")
         self._check_keep()
+
+    def _take(self, name: str, other: str, value: str | Path | None) -> None:
+        """Set a field by its other name."""
+        held = getattr(self, name)
+        if value is None or value == held:
+            return
+        if held is not None:
+            raise ConfigError(
+                f"{name} is {held!r}, and {other} is {value!r}", hint="they are one setting: give one of them"
+            )
+        object.__setattr__(self, name, value)
 
     def _check_keep(self) -> None:
         for name in ("keep_count", "keep_every_steps", "keep_best"):
@@ -157,9 +178,13 @@ class CheckpointManagerConfig:
         scheme = scheme_of(text)
         if self.bucket is None and scheme != "s3":
             if self.storage_type == "s3":
-                raise ConfigError(
-                    "storage_type is 's3', and no bucket is named", hint="bucket=…, or s3://bucket"
-                )
+                if scheme or text.startswith("/") or "/" not in text.removesuffix("/"):
+                    raise ConfigError(
+                        "storage_type is 's3', and no bucket is named",
+                        hint='bucket=…, or a storage path like "s3://bucket/prefix" or "bucket/prefix"',
+                    )
+                bucket, _, prefix = text.partition("/")
+                return self._in_bucket(bucket, prefix)
             self._refuse_s3_settings(text)
             return parse_place(text)
         if self.storage_type == "local":
@@ -171,9 +196,12 @@ class CheckpointManagerConfig:
                 f"bucket is {self.bucket!r}, and the storage path {text!r} names a place of its own",
                 hint=f"with bucket= the storage path is the prefix in it, or leave bucket out: s3://{self.bucket}/…",
             )
+        return self._in_bucket(self.bucket, text)
+
+    def _in_bucket(self, bucket: str, prefix: str) -> S3Place:
         return S3Place(
-            bucket=self.bucket,
-            prefix=text.removesuffix("/"),
+            bucket=bucket,
+            prefix=prefix.removesuffix("/"),
             endpoint_url=self.endpoint_url,
             region=self.region,
         )

@@ -93,6 +93,10 @@ class Keeping:
         """Remove what the policy gives up; for one rank of the job."""
         self._chores.tidy(marked_within_s=MARKED_WITHIN_S)
 
+    def clear(self) -> None:
+        """Remove the bytes of what was marked for deletion, as far as this host has them."""
+        self._chores.tidy()
+
     def _tell(self) -> None:
         """Hand the rules over, once, from the beginning on; `Unavailable` when nobody takes them just now.
 

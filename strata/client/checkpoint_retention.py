@@ -57,7 +57,7 @@ def excess(
     if keep.latest and len(committed) >= keep.latest:
         oldest = committed[-keep.latest].order
     whole_or_not = (c for c in checkpoints if c.state is CheckpointState.COMMITTED)
-    stays = kept(map(_candidate, whole_or_not), keep, now_unix_ms=now_unix_ms)
+    stays = kept(map(candidate_of, whole_or_not), keep, now_unix_ms=now_unix_ms)
     return [
         c
         for c in checkpoints
@@ -92,7 +92,7 @@ def _is_whole(far: Storage, folder: str) -> bool:
             return False
 
 
-def _candidate(checkpoint: CheckpointMetadata) -> Candidate:
+def candidate_of(checkpoint: CheckpointMetadata) -> Candidate:
     return Candidate(
         key=checkpoint.id,
         type=checkpoint.checkpoint_type,

@@ -27,7 +27,9 @@ from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, t
 from strata.client.checkpoint_loading import MAX_STEP, Loading, steps_of
 from strata.client.checkpoint_restore import put_into
 from strata.client.checkpoint_retention import retain
+from strata.client.checkpoint_steps import best_step, delete_step
 from strata.client.checkpoint_tiers import Tiers
+from strata.client.preemption import PreemptionPoint
 from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointType
@@ -61,7 +63,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        storage_path: str | Path | None = None,
+        storage_path: str | Path | CheckpointManagerConfig | None = None,
         *,
         client: SessionPort | None = None,
         config: CheckpointManagerConfig | None = None,
@@ -69,10 +71,15 @@ class CheckpointManager:
     ) -> None:
         """Open a storage root. `settings` are the fields of `CheckpointManagerConfig`.
 
-        `client` is what `strata.connect()` returned. Without it, under `strata run`, the manager
-        connects by itself. `ConfigError` when the root belongs to the other mode.
+        A whole configuration may stand in the place of the path. `client` is what `strata.connect()`
+        returned. Without it, under `strata run`, the manager connects by itself. `ConfigError` when
+        the root belongs to the other mode.
         """
-        if storage_path is not None:
+        if isinstance(storage_path, CheckpointManagerConfig):
+            if config is not None:
+                raise ConfigError("two configurations are given", hint="pass one of them")
+            config = storage_path
+        elif storage_path is not None:
             settings["storage_path"] = storage_path
         try:
             self.config = replace(config or CheckpointManagerConfig(), **settings)
@@ -93,7 +100,12 @@ class CheckpointManager:
         else:
             self._catalog = self._stand_alone()
         self._claimed = self._coordinated is not None
+        self._preemption: PreemptionPoint | None = None
+        if client is not None:
+            self._preemption = PreemptionPoint(client, storage_uri=self._storage.uri)
         self._progressed_to: int | None = None
+        self._reached: int | None = None
+        """The step that was saved or restored last."""
         self._gone_back: str | None = None
         self._tiers.start(self._catalog, told=self._coordinated, afterwards=self._tidy)
         self._writer = AsyncCheckpointWriter(
@@ -247,7 +259,7 @@ class CheckpointManager:
         if not self._claimed:
             self._tiers.claim(root.STANDALONE)
             self._claimed = True
-        self._progressed_to = step
+        self._progressed_to = self._reached = step
         return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
 
     def _retain(self, saved: CheckpointMetadata | None) -> None:
@@ -316,6 +328,8 @@ class CheckpointManager:
 
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
         """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
+        if checkpoint.checkpoint_type in RESTORABLE_TYPES:
+            self._reached = checkpoint.step
         if self._local is not None:
             self._local.go_back()
         elif checkpoint.checkpoint_type in RESTORABLE_TYPES:
@@ -331,7 +345,52 @@ class CheckpointManager:
             return "this world begins from no checkpoint"
         return f"{self._storage.uri} has no checkpoint"
 
+    # -- when to save
+
+    def should_save(self, step: int) -> bool:
+        """Tell whether a loop should save this step: the same on all ranks that ask about the same steps.
+
+        Yes for the first step of all, for multiples of `save_interval_steps`, and when `reached_preemption`
+        says so. No for a step that is not beyond the one saved, restored or begun from last.
+        """
+        step = integer("step", step, below=MAX_STEP)
+        if self._reached is None:
+            # under coordinators not the newest checkpoint: ranks may look before and after a commit
+            point = self._catalog.restore_point() if self._local is None else self._local.latest()
+            self._reached = point.step if point is not None else -1
+        stops = self.reached_preemption(step)
+        if step <= self._reached:
+            return False
+        return stops or self._reached < 0 or step % self.config.save_interval_steps == 0
+
+    def reached_preemption(self, step: int) -> bool:
+        """Tell whether this job is asked to stop, and `step` is one to save before the end.
+
+        All ranks ask, at the same steps, and are told so from the same step on, whichever of them heard
+        first. Always False without coordinators. Under `strata.init` the run does this by itself.
+        """
+        step = integer("step", step, below=MAX_STEP)
+        return self._preemption is not None and self._preemption.reached(step)
+
+    def is_saving_in_progress(self) -> bool:
+        """Tell whether a save is in flight: staged, and neither committed nor given up yet."""
+        return not self._writer.idle
+
     # -- looking
+
+    @property
+    def directory(self) -> Path | str:
+        """Where the storage root is: the path of a folder, or the URI of a place in S3."""
+        place = self.config.place()
+        return place if isinstance(place, Path) else place.uri
+
+    def best_step(self) -> int | None:
+        """Return the step of the best whole checkpoint by the number under `best_metric` in its metadata.
+
+        The highest or the lowest, as `best_mode` says; of equals the newer. None when no metric is
+        configured (`keep_best`, `best_metric`), and when no checkpoint has such a number.
+        """
+        return best_step(self._catalog.all(), self.config.keep)
 
     def latest_step(self) -> int | None:
         """Return the step of the newest committed checkpoint, or None before the first."""
@@ -349,6 +408,16 @@ class CheckpointManager:
     def texts_of_ranks(self, checkpoint: CheckpointMetadata, *path: str) -> dict[int, str]:
         """Return the text that each rank had saved at `path`, key below key; ranks without one are absent."""
         return self._tiers.texts_of_ranks(checkpoint, self._catalog.folder(checkpoint), path)
+
+    # -- deleting
+
+    def delete(self, step: int) -> None:
+        """Delete what is committed of `step`, and its bytes; for one rank of the job.
+
+        `Refused`, saying why, for the newest checkpoint there is, a pinned or tagged one, one that an
+        Incremental uses or that is being read. `CheckpointNotFound` when there is none of this step.
+        """
+        delete_step(self._catalog, self._storage, self._keeping, integer("step", step, below=MAX_STEP))
 
     # -- the end
 
@@ -395,6 +464,8 @@ class CheckpointManager:
         try:
             self._tiers.close(patience_s)
         finally:
+            if self._preemption is not None:
+                self._preemption.close()
             if self._keeping is not None:
                 self._keeping.close()
             if self._coordinated is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from strata.client import arguments
 from strata.client.coordinator import CoordinatorClient
 from strata.config import Credentials
+from strata.core.members import DEFAULT_JOB
 from strata.errors import ConfigError, NotFound
 from strata.v1.datasets_pb2 import (
     Dataset,
@@ -18,6 +19,8 @@ from strata.v1.datasets_pb2 import (
     GetAssignmentResponse,
     RegisterDatasetRequest,
 )
+
+T = TypeVar("T")
 
 _FORMATTER: Final = string.Formatter()
 _PADDING: Final = re.compile(r"(0?[1-9][0-9]?)?[dxX]?")
@@ -60,7 +63,7 @@ class DatasetRegistry:
         self,
         coordinator_url: str | Iterable[str],
         *,
-        job: str = "default",
+        job: str = DEFAULT_JOB,
         timeout_s: float = 10.0,
         credentials: Credentials | None = None,
     ) -> None:
@@ -123,7 +126,8 @@ class DatasetRegistry:
 
         `worker_id` names a member of the job, not a rank. Waits, up to `timeout_s`, until it takes
         part in the assignment; `NotFound` when it does not: nobody is told that it owns nothing
-        because it came too early.
+        because it came too early. Where no dataset is registered, or no such worker, the error's hint
+        has the calls to copy.
         """
         answer = self._ask(dataset, worker_id=worker_id)
         return [
@@ -140,19 +144,63 @@ class DatasetRegistry:
             dataset="" if dataset is None else arguments.text("dataset", dataset),
             worker_id=arguments.text("worker_id", worker_id),
         )
-        answer: GetAssignmentResponse = self._client.call_until(request, settled)
+        try:
+            answer: GetAssignmentResponse = self._client.call_until(request, settled)
+        except NotFound as error:
+            self._check_begun(dataset, worker_id)
+            raise error from None
         if not answer.assign_epoch:
+            self._check_begun(answer.dataset.name, worker_id)
             raise NotFound(
                 f"nobody owns shards of dataset {answer.dataset.name!r} yet",
                 hint="they are divided once the job has a world: see `strata members`",
             )
         if not settled(answer):
+            self._check_begun(answer.dataset.name, worker_id)
             raise NotFound(
                 f"worker {worker_id!r} has no part in dataset {answer.dataset.name!r}"
                 f" in generation {answer.generation}",
                 hint=f"its workers are {', '.join(answer.workers[:8])}; standbys own nothing",
             )
         return answer
+
+    def _check_begun(self, dataset: str | None, worker_id: str) -> None:
+        """Raise a `NotFound` that names the calls which have to come first, where one has not come."""
+        names, members = _listed(self.datasets), _listed(self._client.members)
+        workers = [member.worker_id for member in members]
+        missing, calls = [], []
+        if not names or (dataset and dataset not in names):
+            missing.append(f"no dataset {dataset!r} is registered" if dataset else "no dataset is registered")
+            calls.append(f'DatasetRegistry({self._where}).register("{dataset or "train"}", shards=64)')
+        if not workers or (worker_id and worker_id not in workers):
+            missing.append(f"worker {worker_id!r} is no member" if worker_id else "there is no member")
+            heartbeat = f'heartbeat(worker_id="{worker_id or "worker-01"}")'
+            calls.append(
+                f"CoordinatorClient.connect({self._where}).{heartbeat}  # and again every second or two"
+            )
+        if not calls:
+            return
+        what = "this call has" if len(calls) == 1 else "these two calls have"
+        example = "\n".join(["from strata import CoordinatorClient, DatasetRegistry", *calls])
+        raise NotFound(
+            f"nobody owns shards in job {self._client.job!r}: {' and '.join(missing)}",
+            hint=f"{what} to come first:\n\n{example}\n\n",
+        )
+
+    @property
+    def _where(self) -> str:
+        """The arguments that lead to this job, as a person writes them."""
+        endpoints = ",".join(map(str, self._client.endpoints))
+        job = self._client.job
+        return f'"{endpoints}"' if job == DEFAULT_JOB else f'"{endpoints}", job="{job}"'
+
+
+def _listed(ask: Callable[[], list[T]]) -> list[T]:
+    """Return what a job has; nothing, if there is no such job."""
+    try:
+        return ask()
+    except NotFound:
+        return []
 
 
 def _file(uri: str, shard: int) -> str:

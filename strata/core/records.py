@@ -35,12 +35,12 @@ class StopAction(Enum):
 
 
 class CheckpointType(Enum):
-    """Which part of the state a checkpoint holds, and against what."""
+    """Which part of the state a checkpoint holds, and against what. `Full` is another name of `FULL`, and so on."""
 
-    FULL = "full"
-    INCREMENTAL = "incremental"
-    OPTIMIZER_ONLY = "optimizer_only"
-    MODEL_ONLY = "model_only"
+    FULL = Full = "full"
+    INCREMENTAL = Incremental = "incremental"
+    OPTIMIZER_ONLY = OptimizerOnly = "optimizer_only"
+    MODEL_ONLY = ModelOnly = "model_only"
 
 
 class CheckpointState(Enum):

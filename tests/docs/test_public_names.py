@@ -20,6 +20,8 @@ EXISTING = [
     "CheckpointType",
     "CoordinatorClient",
     "DatasetRegistry",
+    "ShardManager",
+    "TrainingOrchestrator",
     "StrataError",
     "NotLeader",
     "StaleGeneration",

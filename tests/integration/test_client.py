@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,3 +216,93 @@ def test_reading_a_job_that_does_not_exist(cluster: LocalCluster) -> None:
         for read in (client.job_status, client.world):
             with pytest.raises(errors.NotFound):
                 read()
+
+
+def test_asking_for_shards_where_nothing_is_registered_names_the_calls_to_copy(
+    cluster: LocalCluster, job: str
+) -> None:
+    with strata.DatasetRegistry(cluster.endpoints, job=job, timeout_s=LIMIT_S) as registry:
+        with pytest.raises(errors.NotFound) as told:
+            registry.get_assigned_shards(worker_id="worker-01")
+        assert "no dataset is registered and worker 'worker-01' is no member" in str(told.value)
+        said, example, _ = told.value.hint.split("\n\n")
+        assert said == "these two calls have to come first:"
+        exec(example, {})  # copied, as a user does
+        owned = registry.get_assigned_shards(worker_id="worker-01")
+        assert [shard.index for shard in owned] == list(range(64))
+        with pytest.raises(errors.NotFound, match="no dataset 'test' is registered") as told:
+            registry.assignment("test")
+        assert told.value.hint.startswith("this call has to come first:")
+
+
+@pytest.mark.journey
+def test_shards_are_assigned_reassigned_and_listened_to(cluster: LocalCluster, job: str) -> None:
+    changes: queue.Queue[Any] = queue.Queue()
+    with (
+        strata.CoordinatorClient.connect(cluster.endpoints, job=job) as workers,
+        strata.ShardManager(cluster.endpoints, job=job, timeout_s=LIMIT_S) as shards,
+        heartbeats(workers, "w0") as first,
+    ):
+        shards.register_dataset("train", shards=10)
+        assert set(shards.assign().owners) == {"w0"}
+        stop = shards.listen(changes.put)
+        assert changes.get(timeout=LIMIT_S) == shards.assign("train")
+        with heartbeats(workers, "w1"):
+            while set((now := shards.reassign()).owners) != {"w0", "w1"}:
+                assert first.is_alive()
+            assert changes.get(timeout=LIMIT_S) == now
+            assert sorted(i for owned in now.owners.values() for i in owned) == list(range(10))
+        workers.leave(worker_id="w1")
+        after = changes.get(timeout=LIMIT_S)
+        assert (set(after.owners), after.assign_epoch) == ({"w0"}, now.assign_epoch + 1)
+        assert shards.reassign() == after
+        stop()
+        assert changes.empty()
+
+
+@contextlib.contextmanager
+def heartbeats(client: strata.CoordinatorClient, worker: str) -> Iterator[threading.Thread]:
+    """Keep a worker alive by heartbeats."""
+    enough = threading.Event()
+
+    def beat() -> None:
+        while not enough.wait(0.3):
+            client.heartbeat(worker_id=worker)
+
+    client.heartbeat(worker_id=worker)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield thread
+    enough.set()
+    thread.join()
+
+
+@pytest.mark.journey
+def test_all_ranks_reach_a_preemption_at_the_same_step(trainers: Trainers, tmp_path: Path) -> None:
+    ranks = trainers.join(2)
+    begun = threading.Event()
+
+    def train(client: RankClient) -> int:
+        with strata.CheckpointManager(tmp_path, client=client, save_interval_steps=1_000_000) as manager:
+            for step in itertools.count(1):
+                client.barrier("step", timeout_s=LIMIT_S)
+                if manager.should_save(step) and step > 1:
+                    assert manager.reached_preemption(step)
+                    manager.save_state({"step": step}, step, sync=True)
+                    return step
+                if step == 1:
+                    manager.save_state({"step": step}, step, sync=True)
+                elif step == 3:
+                    begun.set()
+        raise AssertionError
+
+    def preempt() -> None:
+        assert begun.wait(LIMIT_S)
+        with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
+            assert client.stop("preempt", reason="maintenance", grace_s=LIMIT_S) is not None
+
+    asked = trainers.pool.submit(preempt)
+    (stopped,) = set(trainers.pool.map(train, ranks, timeout=LIMIT_S))
+    asked.result(LIMIT_S)
+    with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
+        assert client.latest_checkpoint().step == stopped

@@ -86,6 +86,10 @@ def test_a_path_that_would_lead_elsewhere_is_refused_with_a_way_out(path: Any, m
         ({"storage_path": "S3://my-bucket"}, "s3://my-bucket"),
         ({"storage_path": "s3://my-bucket/a%20b/"}, "s3://my-bucket/a%20b"),
         ({"bucket": "my-checkpoints", "storage_type": "s3"}, "s3://my-checkpoints"),
+        (
+            {"storage_backend": "s3", "checkpoint_dir": "checkpoints/my-experiment"},
+            "s3://checkpoints/my-experiment",
+        ),
         ({"bucket": "my-checkpoints", "storage_path": "runs/gpt"}, "s3://my-checkpoints/runs/gpt"),
     ],
 )
@@ -106,6 +110,8 @@ def test_keys_lie_below_the_decoded_prefix() -> None:
     ("settings", "match"),
     [
         ({"storage_path": "x", "storage_type": "s3"}, "no bucket is named"),
+        ({"storage_path": "/x/y", "storage_type": "s3"}, "no bucket is named"),
+        ({"storage_path": "file:///x/y", "storage_type": "s3"}, "no bucket is named"),
         ({"storage_path": "s3://bucket/x", "storage_type": "local"}, "in an object store"),
         ({"storage_path": "s3://bucket/x", "bucket": "other"}, "names a place of its own"),
         ({"storage_path": "/data", "bucket": "bucket"}, "names a place of its own"),

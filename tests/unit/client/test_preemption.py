@@ -1,0 +1,119 @@
+"""All ranks are told of a preemption from the same step on, whoever hears of it first."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from strata.client.preemption import PreemptionPoint
+from strata.errors import BarrierBroken, Unavailable
+from strata.v1.session_pb2 import WorldUpdate
+from strata.v1.worlds_pb2 import (
+    STOP_ACTION_PREEMPT,
+    STOP_ACTION_RESHAPE,
+    StopNotice,
+)
+
+LIMIT_S = 20.0
+
+
+class Ranks:
+    """The sessions of a world's ranks, as far as a point uses them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.said: dict[int, bytes] = {}
+        self.meeting = threading.Barrier(size)
+        self.broken = False
+        self.each = [Rank(self, rank) for rank in range(size)]
+
+
+class Rank:
+    generation = 7
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.ranks = ranks
+        self.rank = rank
+        self.heeds = False
+        self.hears: Callable[[WorldUpdate], None] | None = None
+
+    def heed_notices(self) -> None:
+        self.heeds = True
+
+    def observe_world(self, hears: Callable[[WorldUpdate], None]) -> Callable[[], None]:
+        self.hears = hears
+        return lambda: setattr(self, "hears", None)
+
+    def barrier(self, name: str, payload: bytes, *, timeout_s: float) -> dict[int, bytes]:
+        assert name.startswith("strata.")
+        if self.ranks.broken:
+            raise BarrierBroken("rank 1 died")
+        self.ranks.said[self.rank] = payload
+        self.ranks.meeting.wait(timeout_s)
+        return dict(self.ranks.said)
+
+    def hear(self, action: int = STOP_ACTION_PREEMPT, generation: int = 7) -> None:
+        notice = StopNotice(action=action, generation=generation, grace_ms=20_000)  # type: ignore[arg-type]
+        assert self.hears is not None
+        self.hears(WorldUpdate(notice=notice))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_ranks_stop_behind_the_same_step(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = Ranks(3)
+    points = [PreemptionPoint(rank, storage_uri="file:///x") for rank in ranks.each]
+    collective = threading.Barrier(3)
+    heard = [rng.randint(1, 6) for _ in range(3)]
+
+    def train(rank: int) -> int:
+        for step in range(0, 1000, 2):
+            collective.wait(LIMIT_S)  # nobody is more than a step ahead
+            if points[rank].reached(step):
+                return step
+            if step == 2 * heard[rank]:
+                threading.Timer(rng.random() / 100, ranks.each[rank].hear).start()
+        raise AssertionError("nobody stopped")
+
+    with ThreadPoolExecutor(3) as pool:
+        stopped = set(pool.map(train, range(3)))
+    assert len(stopped) == 1
+    assert ranks.each[0].heeds
+
+
+def test_a_notice_that_means_nobody_here_changes_nothing() -> None:
+    (rank,) = Ranks(1).each
+    point = PreemptionPoint(rank, storage_uri="x")
+    assert not point.reached(1)
+    rank.hear(STOP_ACTION_RESHAPE)
+    rank.hear(generation=6)
+    assert not point.reached(2)
+    rank.hear()
+    assert point.reached(3)
+    assert not point.reached(2)
+    point.close()
+    assert rank.hears is None
+
+
+def test_without_an_agreement_no_step_is_the_last() -> None:
+    ranks = Ranks(2)
+    point = PreemptionPoint(ranks.each[0], storage_uri="x")
+    assert not point.reached(1)
+    ranks.broken = True
+    ranks.each[0].hear()
+    assert not point.reached(2)
+
+
+def test_a_client_that_tells_of_no_world_is_never_asked_to_stop() -> None:
+    class Bare:
+        generation = 1
+
+        def barrier(self, *_: Any) -> None:
+            raise Unavailable("never asked")
+
+    assert not PreemptionPoint(Bare(), storage_uri="x").reached(1)
