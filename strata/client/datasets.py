@@ -12,7 +12,7 @@ from strata.client import arguments
 from strata.client.coordinator import CoordinatorClient
 from strata.config import Credentials
 from strata.core.members import DEFAULT_JOB
-from strata.errors import ConfigError, NotFound
+from strata.errors import ConfigError, NotFound, Unavailable
 from strata.v1.datasets_pb2 import (
     Dataset,
     GetAssignmentRequest,
@@ -166,13 +166,15 @@ class DatasetRegistry:
 
     def _check_begun(self, dataset: str | None, worker_id: str) -> None:
         """Raise a `NotFound` that names the calls which have to come first, where one has not come."""
-        names, members = _listed(self.datasets), _listed(self._client.members)
-        workers = [member.worker_id for member in members]
+        try:
+            names, members = _listed(self.datasets), _listed(self._client.members)
+        except Unavailable:  # what is known already has to do
+            return
         missing, calls = [], []
-        if not names or (dataset and dataset not in names):
-            missing.append(f"no dataset {dataset!r} is registered" if dataset else "no dataset is registered")
+        if not names:
+            missing.append("no dataset is registered")
             calls.append(f'DatasetRegistry({self._where}).register("{dataset or "train"}", shards=64)')
-        if not workers or (worker_id and worker_id not in workers):
+        if not members or (worker_id and worker_id not in [member.worker_id for member in members]):
             missing.append(f"worker {worker_id!r} is no member" if worker_id else "there is no member")
             heartbeat = f'heartbeat(worker_id="{worker_id or "worker-01"}")'
             calls.append(
@@ -180,11 +182,11 @@ class DatasetRegistry:
             )
         if not calls:
             return
-        what = "this call has" if len(calls) == 1 else "these two calls have"
+        first = "these two calls have to come first" if len(calls) == 2 else "register it first"
         example = "\n".join(["from strata import CoordinatorClient, DatasetRegistry", *calls])
         raise NotFound(
             f"nobody owns shards in job {self._client.job!r}: {' and '.join(missing)}",
-            hint=f"{what} to come first:\n\n{example}\n\n",
+            hint=f"{first}:\n\n{example}\n\n",
         )
 
     @property

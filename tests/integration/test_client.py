@@ -230,9 +230,16 @@ def test_asking_for_shards_where_nothing_is_registered_names_the_calls_to_copy(
         exec(example, {})  # copied, as a user does
         owned = registry.get_assigned_shards(worker_id="worker-01")
         assert [shard.index for shard in owned] == list(range(64))
-        with pytest.raises(errors.NotFound, match="no dataset 'test' is registered") as told:
+        with pytest.raises(errors.NotFound, match="has no dataset test") as told:
             registry.assignment("test")
-        assert told.value.hint.startswith("this call has to come first:")
+        assert told.value.hint == "it has train"
+        with (
+            strata.DatasetRegistry(cluster.endpoints, job=job, timeout_s=0.2) as hasty,
+            pytest.raises(errors.NotFound, match="worker 'w9' is no member") as told,
+        ):
+            hasty.get_assigned_shards(worker_id="w9")
+        assert told.value.hint.startswith("register it first:")
+        assert "register(" not in told.value.hint
 
 
 @pytest.mark.journey

@@ -21,6 +21,7 @@ from strata.security.certificates import Authority
 from strata.v1.admin_pb2 import GetStatusRequest
 from strata.v1.checkpoints_pb2 import DeleteCheckpointRequest
 from strata.v1.members_pb2 import HeartbeatRequest, RegisterRequest, Registration
+from strata.v1.members_pb2_grpc import MembersStub
 from strata.v1.peers_pb2 import PeerHello, PeerUp
 from strata.v1.peers_pb2_grpc import PeersStub
 from strata.v1.watch_pb2 import WatchRequest
@@ -65,6 +66,26 @@ def test_a_member_is_itself_and_nobody_else(secured: Secured, job: str) -> None:
         with pytest.raises(PermissionDenied):
             client.call(HeartbeatRequest(job=job, worker_id="w2"))
         client.leave(worker_id="w1")
+
+
+def test_a_bare_heartbeat_registers_whom_the_caller_may_speak_for(secured: Secured, job: str) -> None:
+    address = secured.local.coordinators[0].address
+
+    def beat(who: Credentials, *, worker_id: str, job: str = "") -> None:
+        with sync_channel(address, who) as channel, translated(address):
+            stub: Any = MembersStub(channel)
+            stub.Heartbeat(HeartbeatRequest(job=job, worker_id=worker_id), timeout=LIMIT_S)
+
+    mine = secured.who(Role.MEMBER, "w1", jobs=[job])
+    beat(mine, job=job, worker_id="w1")
+    with secured.client(mine, job=job) as client:
+        assert [member.worker_id for member in client.members()] == ["w1"]
+    with pytest.raises(PermissionDenied, match="may not act in job default"):
+        beat(mine, worker_id="w1")
+    with pytest.raises(PermissionDenied, match="may not speak for worker 'w2'"):
+        beat(mine, job=job, worker_id="w2")
+    with pytest.raises(PermissionDenied):
+        beat(secured.who(Role.VIEWER, "v"), worker_id="v")
 
 
 def test_a_viewer_reads_and_changes_nothing(secured: Secured, job: str) -> None:
