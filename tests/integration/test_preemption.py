@@ -159,6 +159,27 @@ def test_members_drain_pause_and_leave_by_command_or_signal(training: Training) 
     stopped_together(training.heard("preempted", count=2))
 
 
+def test_ranks_that_ask_their_manager_stop_together_under_a_supervisor(
+    training: Training, cluster: LocalCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    """`should_save` and `reached_preemption` say yes to all at the same step, and no signal comes before."""
+    reached = 0
+    for _ in range(2):
+        training.mark()
+        node = nodes.run(
+            cluster.endpoints,
+            "asking",
+            *("--storage", str(tmp_path)),
+            options=("--slots", "3", "--no-warm"),
+        )
+        assert {event["step"] for event in training.heard("start")} == {reached}
+        training.heard("training")
+        training.ask("preempt")
+        assert node.join() == 75
+        ((reached, latest),) = {(event["step"], event["latest"]) for event in training.heard("stopped")}
+        assert latest == reached
+
+
 def test_trainers_without_a_supervisor_stop_together_too(training: Training) -> None:
     lone = [training.lone(number, 2) for number in range(2)]
     training.heard("training", count=2)
