@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata, SaveRequest
-from strata.checkpoint.chunk_map import known_places, object_name, objects_in
+from strata.checkpoint.chunk_map import ChunkPlace, known_places, object_name, objects_in
 from strata.checkpoint.digest import chunks
 from strata.checkpoint.incremental import Delta, Digests, compare
 from strata.checkpoint.manifest import RankManifest
@@ -23,6 +23,7 @@ from strata.checkpoint.marker import read_manifest, read_rank_manifest
 from strata.checkpoint.pipeline import DEFAULT_THREADS, digests
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.snapshot import Snapshot
+from strata.checkpoint.tensors import TensorSpec
 from strata.checkpoint.tiers import tiers_of
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointError, StorageError
@@ -34,12 +35,14 @@ log: Final = logging.getLogger("strata.checkpoint")
 class Plan:
     """What to ask the catalog for, and how to write it: whole, unless there is a `delta`.
 
-    `beside` is the folder that the base's folder lies in.
+    `digests` are those of chunks that are known already, of some tensors or of all. `base` says where
+    the base's chunks lie, and `beside` which folder its folder lies in.
     """
 
     request: SaveRequest
     digests: Digests | None = None
     delta: Delta | None = None
+    base: Mapping[str, Mapping[int, ChunkPlace]] = field(default_factory=dict)
     beside: str = ""
 
     def whole(self) -> Plan:
@@ -57,6 +60,11 @@ class Plan:
         if record.base_attempt != self.request.base_attempt or self.beside != folder.rpartition("/")[0]:
             return Plan(request=self.request)
         return self
+
+    def shared(self, shares: Mapping[str, range], specs: Mapping[str, TensorSpec], digests: Digests) -> Plan:
+        """Return the plan that writes only these chunks of the tensors in `shares`; `digests` are known."""
+        delta = compare(specs, digests, self.base, shares) if self.delta is not None else None
+        return dataclasses.replace(self, digests=digests, delta=delta)
 
 
 class Doubted:
@@ -120,8 +128,9 @@ def choose(
         return Plan(request=request)
     found = _digests_of(snapshot, threads)
     specs = {name: place.spec for name, place in snapshot.places.items()}
-    shared = {name: entry.chunks for name, entry in manifest.tensors.items() if entry.replicated}
-    delta = compare(specs, found, known_places(folder, manifest), snapshot.shares, shared)
+    before = {name: entry.chunks for name, entry in manifest.tensors.items()}
+    places = known_places(folder, manifest)
+    delta = compare(specs, found, places, snapshot.shares, before)
     if not delta.worth_it:
         return _whole(asked, delta.told)
     try:
@@ -132,6 +141,7 @@ def choose(
         request=dataclasses.replace(request, uses=delta.uses),
         digests=found,
         delta=delta,
+        base=places,
         beside=folder.rpartition("/")[0],
     )
 

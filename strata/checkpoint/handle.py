@@ -47,6 +47,8 @@ class CheckpointInfo:
         """Whether the second storage has it too, whole and marked; always False without one."""
         self.bytes_total = 0
         self.bytes_written = 0
+        self.compared_s = 0.0
+        """How long it was hashed and compared with what the other ranks hold, in the background."""
         self.cancelled = threading.Event()
         """Set by `cancel`; the writing thread looks at it."""
         self._progress = progress

@@ -72,39 +72,36 @@ def compare(
     digests: Digests,
     base: Mapping[str, Mapping[int, ChunkPlace]],
     shares: Mapping[str, range] | None = None,
-    shared_before: Digests | None = None,
+    before: Digests | None = None,
 ) -> Delta:
     """Return what has changed since `base`, the places of the chunks of an earlier checkpoint.
 
     Of the tensors in `shares`, which other ranks hold as well, only these chunks are this rank's to
-    write. Whether it is worth it goes by all of them, whose digests were `shared_before`: so that a
-    rank with a small share, or none, does not decide otherwise than the others.
+    write. Whether it is worth it goes by what has changed of the whole state, whoever wrote it: by the
+    digests that this rank had `before`, too. So no rank decides otherwise for the size of its share.
     """
-    shares, shared_before = shares or {}, shared_before or {}
+    shares, before = shares or {}, before or {}
     kept: dict[str, dict[int, ChunkPlace]] = {}
     partly: dict[str, tuple[range, ...]] = {}
     changed_bytes = total_bytes = 0
     for tensor, spec in specs.items():
         changed = []
         same: dict[int, ChunkPlace] = {}
-        known = base.get(tensor, {})
+        known, earlier = base.get(tensor, {}), before.get(tensor, ())
         mine = shares.get(tensor, range(len(digests[tensor])))
-        for number in mine:
-            digest = digests[tensor][number]
+        for number, digest in enumerate(digests[tensor]):
             size_bytes = min(CHUNK_BYTES, spec.size_bytes - number * CHUNK_BYTES)
             total_bytes += size_bytes
-            before = known.get(number)
-            if before is not None and (before.digest, before.size_bytes) == (digest, size_bytes):
-                same[number] = before
+            place = known.get(number)
+            here = place is not None and (place.digest, place.size_bytes) == (digest, size_bytes)
+            if not here and (number >= len(earlier) or earlier[number] != digest):
+                changed_bytes += size_bytes
+            if number not in mine:
+                continue
+            if place is not None and here:
+                same[number] = place
             else:
                 changed.append(number)
-                changed_bytes += size_bytes
-        earlier = shared_before.get(tensor, ())
-        for number in sorted(set(range(len(digests[tensor]))) - set(mine)):
-            size_bytes = min(CHUNK_BYTES, spec.size_bytes - number * CHUNK_BYTES)
-            total_bytes += size_bytes
-            if number >= len(earlier) or earlier[number] != digests[tensor][number]:
-                changed_bytes += size_bytes
         if same:
             kept[tensor] = same
         if same or len(mine) < len(digests[tensor]):

@@ -1,9 +1,9 @@
 """Writing one rank's image: all of its snapshot, its share of what others hold as well, or what has
 changed since the base.
 
-A whole one is hashed while it is written, as it lies in memory. Of an Incremental the digests are
-known, because it was compared by them, and the chunks to be written are put together from where
-they lie.
+A whole one is hashed while it is written, as it lies in memory. What was compared before, with an
+earlier checkpoint or with the other ranks, is not hashed again. Chunks of which others are left out
+are put together from where they lie.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ def write_part(
     if not whole:
         snapshot.wait()  # its bytes are not written in the order in which they are copied
     parts = {tensor: list(chunks(view)) for tensor, view in snapshot.views.items()}
+    known = plan.digests or {}
     sink = storage.sink(name)
     try:
         sink.begin(layout.size_bytes)
         found = write_image(
             sink,
             snapshot.pieces if whole else image_pieces(layout, snapshot.views),
-            [chunk for part in parts.values() for chunk in part] if plan.digests is None else (),
+            [chunk for part in parts.values() for chunk in part],
+            known=[text for name, part in parts.items() for text in known.get(name) or [""] * len(part)],
             threads=threads,
             on_block=on_block,
             ready=snapshot.wait if whole else silent,
@@ -62,7 +64,7 @@ def write_part(
     finally:
         sink.abort()
     left = iter(found)
-    digests = plan.digests or {name: tuple(itertools.islice(left, len(part))) for name, part in parts.items()}
+    digests = {name: tuple(itertools.islice(left, len(part))) for name, part in parts.items()}
     snapshot.on_hashed(digests)
     kept = plan.delta.kept if plan.delta is not None else {}
     tensors, files = entries(layout, _specs(snapshot), digests, kept)

@@ -96,12 +96,23 @@ def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> N
 # -- writing ----------------------------------------------------------------------------------
 
 
-def digests(chunks: Sequence[memoryview], *, threads: int = DEFAULT_THREADS) -> list[str]:
-    """Return the digest of each of `chunks`."""
+def digests(
+    chunks: Sequence[memoryview],
+    *,
+    threads: int = DEFAULT_THREADS,
+    ends: Sequence[int] = (),
+    ready: Callable[[int], None] = silent,
+) -> list[str]:
+    """Return the digest of each of `chunks`.
+
+    Before any byte of a chunk is touched, `ready` is called with its end, or a later one, of `ends`.
+    """
     found = [""] * len(chunks)
     groups = _groups([len(chunk) for chunk in chunks], CHUNK_BYTES)
 
     def work(number: int) -> None:
+        if ends:
+            ready(max(ends[index] for index in groups[number]))
         for index in groups[number]:
             found[index] = digest(chunks[index])
 
@@ -114,6 +125,7 @@ def write_image(
     pieces: Sequence[memoryview],
     chunks: Sequence[memoryview] = (),
     *,
+    known: Sequence[str] = (),
     threads: int = DEFAULT_THREADS,
     on_block: OnBlock = silent,
     ready: Callable[[int], None] = silent,
@@ -121,6 +133,7 @@ def write_image(
     """Write `pieces`, one after the other, to a sink that has begun; return the digests of `chunks`.
 
     `chunks` are parts of the pieces, in their order; where they are given, the pieces end with them.
+    Those whose digests are `known`, in the same order and "" for others, are not hashed again.
     Before any of its bytes is touched, `ready` is called with how many there must be by now, counted
     from the beginning. The sink is left for the caller to finish.
     """
@@ -128,7 +141,7 @@ def write_image(
     joined = _Joined(pieces, block_bytes=size)
     blocks = -(-joined.size_bytes // size)
     groups = _groups([len(chunk) for chunk in chunks], size)
-    found = [""] * len(chunks)
+    found = list(known) or [""] * len(chunks)
     lead = joined.size_bytes - sum(map(len, chunks))
     ends = list(itertools.accumulate(map(len, chunks), initial=lead))
     telling = threading.Lock()
@@ -137,7 +150,7 @@ def write_image(
         hashed_to = ends[groups[number].stop] if number < len(groups) else 0
         ready(max(hashed_to, min((number + 1) * size, joined.size_bytes)))
         for index in groups[number] if number < len(groups) else ():
-            found[index] = digest(chunks[index])
+            found[index] = found[index] or digest(chunks[index])
         if number < blocks:
             start, end = number * size, min((number + 1) * size, joined.size_bytes)
             with joined.block(start, end) as block:

@@ -1,9 +1,9 @@
 """Which tensors of a state all ranks hold alike, so that each writes only its share of them.
 
-Nobody can see from one rank that the others have the same: it is declared. By paths of the state, or
-by a module in torch's DistributedDataParallel, whose parameters are (its buffers are not: each rank
-has its own until the next forward pass). Every rank hashes all of what it declares, and the save
-fails when two differ.
+Here it is declared: by paths of the state or, where the ranks do not compare what they hold
+(`sharing`), by a module in torch's DistributedDataParallel, whose parameters are alike. Its buffers
+are not: each rank has its own until the next forward pass. Every rank hashes all of what it
+declares, and the save fails when two differ.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Final
 
 EVERYTHING: Final = ""
 """The path of the whole state."""
+RNG_KEY: Final = "__rng__"
+"""Where the states of the random generators stand: each rank has its own."""
 WORLD: Final = "world"
 
 
@@ -28,7 +30,7 @@ class Replica:
 
 @dataclass(slots=True, kw_only=True)
 class Replication:
-    """What rank number `rank` of `ranks` declares: what stands under `paths`, and what it finds.
+    """What rank number `rank` of `ranks` declares: what stands under `paths`, and, if it `finds`, modules.
 
     `mesh` is its place, (index, size), in each named dimension of the partitioning.
     """
@@ -37,10 +39,13 @@ class Replication:
     ranks: int
     paths: frozenset[str] = frozenset()
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    finds: bool = True
     _found: set[str] = field(default_factory=set)
 
     def look_at(self, key: str, value: Any) -> None:
         """Take note of a module whose parameters all ranks hold alike."""
+        if not self.finds:
+            return
         if type(value).__name__ == "DistributedDataParallel" and hasattr(value, "named_parameters"):
             self._found |= {f"{key}.{name}" if key else name for name, _ in value.named_parameters()}
 
@@ -53,4 +58,9 @@ class Replication:
     def _declared(self, key: str) -> bool:
         return any(
             path in (EVERYTHING, key) or key.startswith(f"{path}.") for path in self.paths
-        ) and not key.startswith("__rng__")
+        ) and not is_random_state(key)
+
+
+def is_random_state(key: str) -> bool:
+    """Tell whether the state of a random generator stands under `key`."""
+    return key.startswith(RNG_KEY)

@@ -1,7 +1,7 @@
 """One rank's way through one save, from the snapshot to the marker.
 
-    begin ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
-                                        └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
+    begin ─▶ compare ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
+                                                    └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
 
 Whatever fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
 so that nobody waits for this one. Each step is announced to `on_step`, where a crash test ends the process.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,6 +36,7 @@ from strata.checkpoint.manifest import (
 from strata.checkpoint.marker import read_manifest, write_marker
 from strata.checkpoint.part import layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
+from strata.checkpoint.sharing import Exchange, Sharing
 from strata.checkpoint.sink import OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
 from strata.core.checkpoints import RESTORABLE_TYPES
@@ -57,7 +59,8 @@ DROPPED: Final = "dropped"
 class Saver:
     """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks.
 
-    `threads` hash and write an image together. Nothing is built on what is `doubted`.
+    `threads` hash and write an image together. Nothing is built on what is `doubted`. With `exchange`
+    the ranks compare what they hold, and write once what is equal on all of them.
     """
 
     storage: Storage
@@ -65,6 +68,7 @@ class Saver:
     commit_timeout_s: float
     doubted: Doubted = field(default_factory=Doubted)
     threads: int = DEFAULT_THREADS
+    exchange: Exchange | None = None
     on_step: OnStep = unobserved
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
@@ -98,6 +102,7 @@ class Saver:
             )
         try:
             _check_type(record, request.type, RESTORABLE_TYPES if request.type in RESTORABLE_TYPES else ())
+            snapshot, chosen = self._compared(record, snapshot, chosen, info)
             record, manifest = self._to_commit(record, folder, snapshot, chosen, info)
         except BaseException as error:
             # whatever it was, the other ranks must not wait for this one
@@ -141,6 +146,20 @@ class Saver:
             asked = asked.whole()
             record = self.catalog.begin(asked.request)
         return record, asked.for_record(record, self.catalog.folder(record))
+
+    def _compared(
+        self, record: CheckpointMetadata, snapshot: Snapshot, chosen: Plan, info: CheckpointInfo
+    ) -> tuple[Snapshot, Plan]:
+        """Return the snapshot and the plan by which this rank writes its share of what all hold equal."""
+        ranks = self.catalog.world_size
+        if self.exchange is None or ranks == 1:
+            return snapshot, chosen
+        self.on_step("compare")
+        begun_s = time.monotonic()
+        sharing = Sharing(exchange=self.exchange, rank=self.catalog.rank, ranks=ranks, threads=self.threads)
+        shared = sharing.of(snapshot, chosen, record, cancelled=info.cancelled)
+        info.compared_s = time.monotonic() - begun_s
+        return shared
 
     def _marked(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None

@@ -30,7 +30,7 @@ from strata.checkpoint.cuda_copies import CudaCopies, optimizers_in
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.memory import allocate
-from strata.checkpoint.replication import Replication
+from strata.checkpoint.replication import RNG_KEY, Replication
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
@@ -44,7 +44,6 @@ SAY_S: Final = 10.0
 """How often it is said what the end of a program waits for."""
 
 _TO_MAKE_ROOM: Final = f"{DROPPED} to make room"
-RNG_KEY: Final = "__rng__"
 
 log: Final = logging.getLogger("strata.checkpoint")
 

@@ -205,6 +205,17 @@ class CoordinatedCatalog:
                 except Unavailable:
                     continue
 
+    def look(self, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
+        """Return the record of an attempt that goes on, as the coordinators have it, or as it was known last.
+
+        `CheckpointAborted` when it was given up or replaced.
+        """
+        current = checkpoint
+        with contextlib.suppress(Unavailable):
+            current = self._get(checkpoint, wait_s=self._ask_again_s)
+        _check_attempt(current, checkpoint)
+        return current
+
     # -- reading
 
     def all(self) -> list[CheckpointMetadata]:

@@ -66,7 +66,7 @@ class CheckpointManagerConfig:
     replica_path: str | Path | None = None
     model_keys: Collection[str] = MODEL_KEYS
     optimizer_keys: Collection[str] = OPTIMIZER_KEYS
-    replicated: Collection[str] | bool = ()
+    replicated: Collection[str] | bool | None = None
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     keep_every_steps: int | None = None
     keep_best: int | None = None
@@ -141,6 +141,15 @@ class CheckpointManagerConfig:
             check_keep(self.keep)
         except InvalidArgument as error:
             raise ConfigError(f"what to keep: {error.message}", hint=error.hint) from None
+
+    @property
+    def compares(self) -> bool:
+        """Whether ranks compare what they hold at each save, and write once what is equal.
+
+        Not with little memory: there the trainer waits until its state is written, and would then wait
+        for the other ranks to come to their save.
+        """
+        return not self.low_memory and not isinstance(self.replicated, bool)
 
     @property
     def keep(self) -> Keep:
@@ -234,8 +243,10 @@ def type_named(value: CheckpointType | str) -> CheckpointType:
         raise InvalidArgument(f"{value!r} is no type of a checkpoint", hint=f"one of {names}") from None
 
 
-def paths_of(replicated: Collection[str] | bool) -> frozenset[str]:
+def paths_of(replicated: Collection[str] | bool | None) -> frozenset[str]:
     """Return the paths that are declared replicated; `ConfigError` for anything else."""
+    if replicated is None:
+        return frozenset()
     if isinstance(replicated, bool):
         return frozenset({EVERYTHING}) if replicated else frozenset()
     if isinstance(replicated, str) or not all(isinstance(path, str) for path in replicated):

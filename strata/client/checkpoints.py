@@ -20,6 +20,7 @@ from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
+from strata.checkpoint.sharing import Exchange
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
@@ -94,6 +95,7 @@ class CheckpointManager:
         """The ids of the job's folders, by the URIs of their roots. Hosts that share a root read the same id."""
         self._coordinated: CoordinatedCatalog | None = None
         self._local: LocalCatalog | None = None
+        self._exchange: Exchange | None = None
         self._keeping: Keeping | None = None
         if client is not None:
             self._catalog: CoordinatedCatalog | LocalCatalog = self._coordinate(client)
@@ -115,6 +117,7 @@ class CheckpointManager:
                 commit_timeout_s=self.config.commit_timeout_s,
                 doubted=self._tiers.doubted,
                 threads=self.config.io_threads,
+                exchange=self._exchange,
             ),
             after_save=self._retain,
             failing_patience_s=FAILING_PATIENCE_S if self._coordinated is not None else None,
@@ -127,6 +130,7 @@ class CheckpointManager:
 
     def _coordinate(self, client: SessionPort) -> CoordinatedCatalog:
         from strata.client.checkpoint_catalog import CoordinatedCatalog  # noqa: PLC0415  # imports protobuf
+        from strata.client.checkpoint_exchange import RankExchange  # noqa: PLC0415  # as above
         from strata.client.checkpoint_keeping import keeping_of  # noqa: PLC0415  # as above
         from strata.client.checkpoint_port import check_port  # noqa: PLC0415  # as above
 
@@ -141,6 +145,8 @@ class CheckpointManager:
             save_wait_s=self.config.save_wait_s,
         )
         self._keeping = keeping_of(self._coordinated, self._storage, self.config)
+        if self.config.compares:
+            self._exchange = RankExchange(client, self._coordinated, wait_s=self.config.commit_timeout_s)
         return self._coordinated
 
     def _stand_alone(self) -> LocalCatalog:
@@ -193,10 +199,10 @@ class CheckpointManager:
 
         An Incremental writes what has changed since the newest checkpoint, and is a Full when most
         has, or there is none. MODEL_ONLY and OPTIMIZER_ONLY hold the keys of the state that match
-        `model_keys` and `optimizer_keys`; no world begins from them. What stands under the paths in
-        `replicated`, or in the configuration's, all ranks have alike and write once between them;
-        the save fails, naming the tensor, if they have not. `CheckpointError`, naming the key, for
-        what cannot be saved.
+        `model_keys` and `optimizer_keys`; no world begins from them. Tensors that all ranks hold equal
+        in this save are written once between them, others by each rank. What stands under the paths
+        in `replicated`, or in the configuration's, must be equal: the save fails, naming the tensor,
+        if it is not. `CheckpointError`, naming the key, for what cannot be saved.
         """
         if not isinstance(state, Mapping):
             raise InvalidArgument(
@@ -233,6 +239,7 @@ class CheckpointManager:
             ranks=self._catalog.world_size,
             paths=paths_of(self.config.replicated) | paths_of(replicated),
             mesh=self.config.mesh,
+            finds=not self.config.compares,
         )
         if sync:
             self._meet()

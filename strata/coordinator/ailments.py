@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from strata.core.arrivals import OpenRound
+from strata.core.checkpoints import COMPARE_BARRIER
 from strata.core.job import World
 from strata.core.stalls import innermost
 from strata.core.trouble import RankWord, Trouble, trouble
@@ -43,7 +44,8 @@ def trouble_of(told: Told, name: str, generation: int, said: Iterable[RankProgre
     waiting = {
         rank
         for round_ in told.open_rounds(name)
-        if round_.key.generation == generation
+        # a save in the background holds no training up
+        if round_.key.generation == generation and round_.key.name != COMPARE_BARRIER
         for rank in round_.arrived
     }
     words = [

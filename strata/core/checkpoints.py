@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from strata.core.checkpoint_attempt import (
     Author,
@@ -74,6 +75,7 @@ from strata.errors import (
 )
 
 __all__ = [
+    "COMPARE_BARRIER",
     "RESTORABLE_TYPES",
     "AckRequest",
     "Author",
@@ -104,6 +106,9 @@ __all__ = [
     "superseded",
     "supersedes_any",
 ]
+
+COMPARE_BARRIER: Final = "strata.checkpoint.compare"
+"""Where the ranks of a save tell each other what they hold, in the background of their training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from strata.training.group import end_group
 from strata.training.peers import Alone, Peers
 from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.run import Run
-from strata.training.state import on_optimizer_steps, replicated_in, state_of
+from strata.training.state import on_optimizer_steps, state_of
 from strata.training.world import enter_place
 
 T = TypeVar("T")
@@ -125,9 +125,10 @@ class TrainingOrchestrator:
         whichever world trains. Where the ranks cannot have as many each, shares differ by one, and
         `run.weight` has each sample count alike; without `uneven` such a world is refused.
 
-        What is `replicated` is saved once, each rank its share: by default the parameters of modules in
-        DistributedDataParallel and the state of their optimizers; else these paths of the state
-        ("model", "optim.state"), True for everything, False for nothing.
+        At each save the ranks compare what they hold: a tensor that is equal on all of them is saved once,
+        each rank its share; any other each rank saves for itself. What stands under the paths in `replicated`
+        ("model", "optim.state"; True: everything) must be equal, else the save fails. With False nothing is
+        compared, and each rank saves all it has.
 
         A member of its own whose job was done before ends its program here, with exit code 0; so does one
         whose job the others finish while it trains, where `JobDone` would end the program. `ConfigError`
@@ -148,7 +149,7 @@ class TrainingOrchestrator:
                 data=data,
                 sampling=Sampling(global_batch=global_batch, uneven=uneven, seed=seed),
                 ledger=ledger,
-                replicated=replicated_in(model=model, optim=optim) if replicated is None else replicated,
+                replicated=replicated,
             )
 
         with nothing_to_do_where_done(lone=peers.is_lone):
@@ -210,7 +211,7 @@ class TrainingOrchestrator:
         data: Loader | None,
         sampling: Sampling,
         ledger: Ledger,
-        replicated: Collection[str] | bool,
+        replicated: Collection[str] | bool | None,
     ) -> Run:
         checkpoints = CheckpointManager(
             self.config.storage,

@@ -72,34 +72,6 @@ def state_of(
     return state
 
 
-def replicated_in(*, model: object, optim: object) -> frozenset[str]:
-    """Return the paths of what all ranks hold alike, as far as that is known by itself.
-
-    It is of DistributedDataParallel, which keeps parameters alike: of those, and of optimizers that
-    have no others. Optimizers that divide their state (ZeroRedundancyOptimizer) are left out.
-    """
-    paths: set[str] = set()
-    known: set[int] = set()
-    for path, value in _paths("model", model):
-        if _is_parallel(value):
-            paths |= {join(path, name) for name, _ in value.module.named_parameters()}
-            known |= {id(parameter) for parameter in value.parameters()}
-    for path, value in _paths("optim", optim):
-        groups = getattr(value, "param_groups", None) or []
-        parameters = [parameter for group in groups for parameter in group.get("params", ())]
-        whole = not hasattr(value, "consolidate_state_dict")
-        if whole and parameters and all(id(parameter) in known for parameter in parameters):
-            paths.add(join(path, "state"))
-    return frozenset(paths)
-
-
-def _paths(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return each of several objects with the path that `state_of` gives it."""
-    if isinstance(value, list | tuple):
-        return [(join(name, number), one) for number, one in enumerate(value)]
-    return [(name, value)]
-
-
 def _is_parallel(value: Any) -> bool:
     return type(value).__name__ == "DistributedDataParallel" and hasattr(value, "module")
 

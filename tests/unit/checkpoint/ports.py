@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from strata.core import checkpoints as core
+from strata.core.arrivals import payload_limit
 from strata.core.checkpoint_chores import chores, decide_adopt
 from strata.core.checkpoint_copies import decide_report_copy
 from strata.core.checkpoint_damage import decide_report_damage
@@ -24,7 +25,7 @@ from strata.core.records import CheckpointRecord, CheckpointState
 from strata.core.retention_plan import decide_set_retention, next_tombstone, retention
 from strata.core.txn import Decision
 from strata.core.view import Entry
-from strata.errors import CheckpointNotFound, Unavailable
+from strata.errors import BarrierTimeout, CheckpointNotFound, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1 import retention_pb2 as retention_pb
 from strata.v1.worlds_pb2 import RestorePoint
@@ -36,6 +37,41 @@ LEASE = 7
 Find = Callable[[JobView], Entry[CheckpointRecord] | None]
 
 
+class Rounds:
+    """The rounds of barriers: released when all have come, broken for all alike when one is late."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.arrived: dict[tuple[str, int, int], dict[int, bytes]] = {}
+        self.broken: set[tuple[str, int, int]] = set()
+        self.released: dict[tuple[str, int], int] = {}
+        self.messages: list[bytes] = []
+
+    def floor(self, key: tuple[str, int]) -> int:
+        with self.changed:
+            return self.released.get(key, 0)
+
+    def meet(
+        self, key: tuple[str, int, int], rank: int, payload: bytes, *, size: int, timeout_s: float | None
+    ) -> dict[int, bytes]:
+        assert len(payload) <= payload_limit(size)
+        with self.changed:
+            here = self.arrived.setdefault(key, {})
+            if key not in self.broken:
+                here[rank] = payload
+                self.messages.append(payload)
+            if len(here) == size:
+                self.released[key[:2]] = key[2]
+            self.changed.notify_all()
+            if not self.changed.wait_for(lambda: len(here) == size or key in self.broken, timeout_s):
+                self.broken.add(key)
+                self.changed.notify_all()
+            if len(here) < size:
+                late = sorted(set(range(size)) - here.keys())
+                raise BarrierTimeout(f"{key[0]}: ranks {late} are late", missing=map(str, late))
+            return {each: data for each, data in here.items() if data}
+
+
 class Cluster:
     """A job in its world; `port(rank)` is one rank's session."""
 
@@ -44,7 +80,7 @@ class Cluster:
         self.lock = threading.RLock()
         self.observers: list[Callable[[pb.Checkpoint], None]] = []
         self.answers: list[type[Message]] = []
-        self.meetings: dict[str, threading.Barrier] = {}
+        self.rounds = Rounds()
         self.down = False
         self.pushes = True
         self.commits = True
@@ -61,11 +97,6 @@ class Cluster:
             rank=rank,
             restore_point=restore,
         )
-
-    def meeting(self, name: str, size: int) -> threading.Barrier:
-        """Return where the ranks wait for each other."""
-        with self.lock:
-            return self.meetings.setdefault(name, threading.Barrier(size))
 
     def view(self) -> JobView:
         return self.job.store.job()
@@ -270,6 +301,7 @@ class Port:
     job: str = "job"
     uid: str = "uid-1"
     timeouts: list[float] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -289,8 +321,11 @@ class Port:
         ranks: Sequence[int] | None = None,
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
-        self.cluster.meeting(name, self.world_size).wait(timeout_s)
-        return {}
+        key = name, self.generation
+        here = self.last[name] = max(self.last.get(name, 0), self.cluster.rounds.floor(key)) + 1
+        return self.cluster.rounds.meet(
+            (*key, here), self.rank, payload or b"", size=self.world_size, timeout_s=timeout_s
+        )
 
     def observe_checkpoints(self, callback: Callable[[pb.Checkpoint], None]) -> Callable[[], None]:
         self.cluster.observers.append(callback)

@@ -1,0 +1,104 @@
+"""Sharing the writing of what the ranks of one save found equal in it.
+
+    each rank hashes its tensors ─▶ all compare (`Exchange`) ─▶ equal: written once, in shares
+                                                            └▶ different: each rank writes its own
+
+It goes by what this very save holds, after the attempt has begun and before a byte of the image is
+written. A plan that differed between ranks could not be committed: every rank's manifest has the
+digests of all chunks of a shared tensor, and `check_replicas` proves that they are the same and that
+each chunk was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Protocol
+
+from strata.checkpoint.bases import Plan
+from strata.checkpoint.catalog import CheckpointMetadata
+from strata.checkpoint.digest import chunks
+from strata.checkpoint.equal_tensors import Comparison, fingerprint
+from strata.checkpoint.incremental import Digests
+from strata.checkpoint.pipeline import digests
+from strata.checkpoint.replication import is_random_state
+from strata.checkpoint.sharding import share
+from strata.checkpoint.snapshot import Snapshot
+
+
+class Exchange(Protocol):
+    """How the ranks of one attempt tell each other what they hold."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """The longest message, alike on all ranks."""
+        ...
+
+    def __call__(
+        self, record: CheckpointMetadata, stage: int, message: bytes, *, cancelled: Event
+    ) -> Sequence[bytes]:
+        """Return the message of every rank at this stage of the attempt's comparison, in their order.
+
+        `CheckpointAborted` when the attempt is given up or `cancelled` is set, `CheckpointError` when a
+        rank takes no part, `Unavailable` when not all have come in time.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What one rank does to share the writing of an attempt: rank `rank` of `ranks`."""
+
+    exchange: Exchange
+    rank: int
+    ranks: int
+    threads: int
+
+    def of(
+        self, snapshot: Snapshot, plan: Plan, record: CheckpointMetadata, *, cancelled: Event
+    ) -> tuple[Snapshot, Plan]:
+        """Return the snapshot with this rank's shares of what is equal on all ranks, and the plan for it.
+
+        A rank that has nothing to compare takes part, too: the others wait for it.
+        """
+        names = comparable(snapshot)
+        found = plan.digests or snapshot.digests or _hashed(snapshot, names, threads=self.threads)
+        specs = {name: place.spec for name, place in snapshot.places.items()}
+        comparison = Comparison(
+            {name: fingerprint(name, specs[name], found[name]) for name in names},
+            limit_bytes=self.exchange.limit_bytes,
+        )
+        while (message := comparison.message()) is not None:
+            comparison.hear(self.exchange(record, comparison.stage, message, cancelled=cancelled))
+        sizes = {name: specs[name].size_bytes for name in comparison.equal}
+        shares = {**snapshot.shares, **share(sizes, replica=self.rank, replicas=self.ranks)}
+        return replace(snapshot, shares=shares), plan.shared(shares, specs, found)
+
+
+def comparable(snapshot: Snapshot) -> list[str]:
+    """Return the tensors that may be equal on all ranks, in the order of the image.
+
+    That is none of which ranks hold parts, none that was declared, and no random generator's state.
+    """
+    return [
+        name
+        for name, place in snapshot.places.items()
+        if place.spec.size_bytes
+        and name not in snapshot.shards
+        and name not in snapshot.shares
+        and not is_random_state(name)
+    ]
+
+
+def _hashed(snapshot: Snapshot, names: Sequence[str], *, threads: int) -> Digests:
+    """Return the digests of these tensors' chunks, hashed while the end of the image is still copied."""
+    parts = {name: list(chunks(snapshot.views[name])) for name in names}
+    ends = [
+        snapshot.places[name].start + sum(map(len, part[: number + 1]))
+        for name, part in parts.items()
+        for number in range(len(part))
+    ]
+    every = [chunk for part in parts.values() for chunk in part]
+    found = iter(digests(every, threads=threads, ends=ends, ready=snapshot.wait))
+    return {name: tuple(next(found) for _ in part) for name, part in parts.items()}
