@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -126,7 +126,7 @@ def choose(
     request = dataclasses.replace(request, base_step=base.step, base_attempt=base.id)
     if manifest is None:  # this rank has no part in it; the others have
         return Plan(request=request)
-    found = _digests_of(snapshot, threads)
+    found = digests_of(snapshot, snapshot.views, threads=threads)
     specs = {name: place.spec for name, place in snapshot.places.items()}
     before = {name: entry.chunks for name, entry in manifest.tensors.items()}
     places = known_places(folder, manifest)
@@ -158,11 +158,12 @@ def _manifest_of(storage: Storage, folder: str, base: CheckpointMetadata, rank: 
     return read_rank_manifest(storage, folder, manifest.parts[rank])
 
 
-def _digests_of(snapshot: Snapshot, threads: int) -> Digests:
+def digests_of(snapshot: Snapshot, names: Collection[str], *, threads: int) -> Digests:
+    """Return the digests of the chunks of these tensors, or of all; wait until they are copied."""
     if snapshot.digests is not None:
         return snapshot.digests
-    snapshot.wait()
-    parts = {name: list(chunks(view)) for name, view in snapshot.views.items()}
+    snapshot.wait(max((snapshot.places[name].end for name in names), default=0))
+    parts = {name: list(chunks(snapshot.views[name])) for name in names}
     found = iter(digests([chunk for part in parts.values() for chunk in part], threads=threads))
     return {name: tuple(next(found) for _ in part) for name, part in parts.items()}
 

@@ -96,23 +96,12 @@ def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> N
 # -- writing ----------------------------------------------------------------------------------
 
 
-def digests(
-    chunks: Sequence[memoryview],
-    *,
-    threads: int = DEFAULT_THREADS,
-    ends: Sequence[int] = (),
-    ready: Callable[[int], None] = silent,
-) -> list[str]:
-    """Return the digest of each of `chunks`.
-
-    Before any byte of a chunk is touched, `ready` is called with its end, or a later one, of `ends`.
-    """
+def digests(chunks: Sequence[memoryview], *, threads: int = DEFAULT_THREADS) -> list[str]:
+    """Return the digest of each of `chunks`."""
     found = [""] * len(chunks)
     groups = _groups([len(chunk) for chunk in chunks], CHUNK_BYTES)
 
     def work(number: int) -> None:
-        if ends:
-            ready(max(ends[index] for index in groups[number]))
         for index in groups[number]:
             found[index] = digest(chunks[index])
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -155,11 +154,8 @@ class Saver:
         if self.exchange is None or ranks == 1:
             return snapshot, chosen
         self.on_step("compare")
-        begun_s = time.monotonic()
         sharing = Sharing(exchange=self.exchange, rank=self.catalog.rank, ranks=ranks, threads=self.threads)
-        shared = sharing.of(snapshot, chosen, record, cancelled=info.cancelled)
-        info.compared_s = time.monotonic() - begun_s
-        return shared
+        return sharing.of(snapshot, chosen, record, info)
 
     def _marked(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None

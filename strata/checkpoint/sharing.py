@@ -11,17 +11,16 @@ each chunk was written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Protocol
 
-from strata.checkpoint.bases import Plan
+from strata.checkpoint.bases import Plan, digests_of
 from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.digest import chunks
 from strata.checkpoint.equal_tensors import Comparison, fingerprint
-from strata.checkpoint.incremental import Digests
-from strata.checkpoint.pipeline import digests
+from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.replication import is_random_state
 from strata.checkpoint.sharding import share
 from strata.checkpoint.snapshot import Snapshot
@@ -56,21 +55,26 @@ class Sharing:
     threads: int
 
     def of(
-        self, snapshot: Snapshot, plan: Plan, record: CheckpointMetadata, *, cancelled: Event
+        self, snapshot: Snapshot, plan: Plan, record: CheckpointMetadata, info: CheckpointInfo
     ) -> tuple[Snapshot, Plan]:
         """Return the snapshot with this rank's shares of what is equal on all ranks, and the plan for it.
 
-        A rank that has nothing to compare takes part, too: the others wait for it.
+        A rank that has nothing to compare takes part, too: the others wait for it. Nothing is hashed before it is
+        copied, since the trainer waits for the copy.
         """
         names = comparable(snapshot)
-        found = plan.digests or snapshot.digests or _hashed(snapshot, names, threads=self.threads)
+        if names:
+            snapshot.wait(snapshot.places[names[-1]].end)
+        begun_s = time.monotonic()
+        found = plan.digests or digests_of(snapshot, names, threads=self.threads)
         specs = {name: place.spec for name, place in snapshot.places.items()}
         comparison = Comparison(
             {name: fingerprint(name, specs[name], found[name]) for name in names},
             limit_bytes=self.exchange.limit_bytes,
         )
         while (message := comparison.message()) is not None:
-            comparison.hear(self.exchange(record, comparison.stage, message, cancelled=cancelled))
+            comparison.hear(self.exchange(record, comparison.stage, message, cancelled=info.cancelled))
+        info.compared_s = time.monotonic() - begun_s
         sizes = {name: specs[name].size_bytes for name in comparison.equal}
         shares = {**snapshot.shares, **share(sizes, replica=self.rank, replicas=self.ranks)}
         return replace(snapshot, shares=shares), plan.shared(shares, specs, found)
@@ -89,16 +93,3 @@ def comparable(snapshot: Snapshot) -> list[str]:
         and name not in snapshot.shares
         and not is_random_state(name)
     ]
-
-
-def _hashed(snapshot: Snapshot, names: Sequence[str], *, threads: int) -> Digests:
-    """Return the digests of these tensors' chunks, hashed while the end of the image is still copied."""
-    parts = {name: list(chunks(snapshot.views[name])) for name in names}
-    ends = [
-        snapshot.places[name].start + sum(map(len, part[: number + 1]))
-        for name, part in parts.items()
-        for number in range(len(part))
-    ]
-    every = [chunk for part in parts.values() for chunk in part]
-    found = iter(digests(every, threads=threads, ends=ends, ready=snapshot.wait))
-    return {name: tuple(next(found) for _ in part) for name, part in parts.items()}

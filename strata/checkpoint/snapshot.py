@@ -86,7 +86,7 @@ class Snapshot:
 
 def image_bytes(flat: Flat) -> int:
     """Return how much memory a snapshot of `flat` takes."""
-    return lay_out({name: spec for name, (spec, _) in flat.tensors.items()}).size_bytes
+    return _layout_of(flat).size_bytes
 
 
 def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
@@ -95,7 +95,7 @@ def look_at(flat: Flat, *, tree: Json, rng: Json) -> Snapshot:
     Tensors that do not lie as an image has them are copied: strided ones, and those on a device. A copy
     lies as far into a page as in the image, so that direct I/O writes it without another one.
     """
-    layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
+    layout = _layout_of(flat)
     views: dict[str, memoryview] = {}
     for name, place in layout.places.items():
         spec, value = flat.tensors[name]
@@ -138,7 +138,7 @@ def take_snapshot(
     `ahead`: return before what lies in plain memory is copied, which the caller then does by
     `staging.run`, unless it was hashed.
     """
-    layout = lay_out({name: spec for name, (spec, _) in flat.tensors.items()})
+    layout = _layout_of(flat)
     image = arena.take(layout.size_bytes)
     before, arena.held = arena.held, None
     image[: len(layout.header)] = layout.header
@@ -196,6 +196,12 @@ def take_snapshot(
         digests=known,
         on_hashed=on_hashed,
     )
+
+
+def _layout_of(flat: Flat) -> Layout:
+    """Return the image of `flat`: parts of larger tensors last, so that what ranks compare is copied first."""
+    names = sorted(flat.tensors, key=lambda name: name in flat.shards)
+    return lay_out({name: flat.tensors[name][0] for name in names})
 
 
 def shares_of(flat: Flat) -> dict[str, range]:

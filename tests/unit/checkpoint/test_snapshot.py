@@ -10,6 +10,7 @@ import pytest
 from strata.checkpoint import snapshot
 from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
+from strata.checkpoint.entries import Shard
 from strata.checkpoint.memory import copy
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
@@ -180,3 +181,12 @@ def test_an_incremental_after_a_full_copies_only_what_has_changed(copies: Copies
     saved = load(storage, catalog.folder(newest), manifest_digest=newest.manifest_digest, rank=0).saved
     back = saved.value(saved.tree)
     assert all(np.array_equal(back[name], state[name]) for name in state)
+
+
+def test_parts_of_larger_tensors_are_copied_last() -> None:
+    """What the ranks compare is then there first: it is hashed while the parts are still copied."""
+    flat = Flat()
+    tree = flat.add("", {"part": np.ones(4), "w": np.ones(4), "part2": np.ones(4), "x": np.ones(4)})
+    flat.shards |= {name: Shard(global_shape=(8,), offsets=(0,)) for name in ("part", "part2")}
+    taken = take_snapshot(flat, tree=tree, rng=None, arena=Arena())
+    assert list(taken.places) == ["w", "x", "part", "part2"]
