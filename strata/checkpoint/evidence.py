@@ -8,11 +8,12 @@ one stands for it, and that is said, or it is CORRUPT.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.manifest import Manifest
@@ -36,13 +37,14 @@ class Folder:
     generation: int
     attempt: str
 
-    @classmethod
-    def parse(cls, name: str) -> Self | None:
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)  # a save lists its root several times
+    def parse(name: str) -> Folder | None:
         """Return what the name says; None when it is no attempt's."""
         match = _NAME.match(name)
         if match is None:
             return None
-        return cls(name=name, step=int(match[1]), generation=int(match[2]), attempt=match[3])
+        return Folder(name=name, step=int(match[1]), generation=int(match[2]), attempt=match[3])
 
     @property
     def order(self) -> tuple[int, int]:

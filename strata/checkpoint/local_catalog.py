@@ -10,6 +10,11 @@ An Incremental says in its folder whose images it uses (`uses.json`) before it l
 its base is the newest checkpoint; whoever deletes one, which is never the newest, looks at all that
 is said. So what an Incremental uses outlives it, also when two processes meet in one root.
 
+What storage proved of a committed checkpoint is remembered: a save looks at names and at what is new, so
+its cost does not depend on how many checkpoints are kept. Which there are is listed afresh each time, since
+another process may add or delete some. Proven afresh is what a process begins from, builds on, or lists for
+its user; and, at each deletion, the newest checkpoint, which makes an older one needless.
+
 Within a process one thread saves while another deletes, where a second storage is. A save has its
 slot before anything is in its folder, and what is left over is looked for before the slots are. What
 is about to be deleted is said before anybody looks who uses it, and a begin looks at that after it
@@ -21,14 +26,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Event, Lock
 from typing import Final
 
 from strata.checkpoint import marks
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, CheckpointSeal, SaveRequest
-from strata.checkpoint.evidence import examine, folders
+from strata.checkpoint.evidence import Folder, examine, folders
 from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import read_marker
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import TieredStorage
 from strata.checkpoint.uses import forget_uses, read_uses, write_uses
@@ -37,6 +43,9 @@ from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
 
 _GENERATIONS = "generations"
+
+Look = Callable[[Storage, Folder], CheckpointMetadata | None]
+"""Returns what is known of an attempt: a checkpoint, a corrupt one, or None: it has no marker."""
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -68,6 +77,8 @@ class LocalCatalog:
         self._slots: dict[tuple[int, int], CheckpointMetadata] = {}
         self._going: set[str] = set()
         self._uses: dict[str, frozenset[str]] = {}
+        self._proven: dict[str, CheckpointMetadata | None] = {}
+        """By folder: the committed checkpoints that storage has proven to this process; None: it proved damage."""
 
     # -- saving
 
@@ -154,31 +165,79 @@ class LocalCatalog:
 
         An attempt without a marker is no checkpoint and is left out.
         """
-        examined = (examine(self._storage, folder) for folder in folders(self._storage.list()))
-        found = [checkpoint for checkpoint in examined if checkpoint is not None]
-        return _marked_latest(sorted(_with_marks(self._storage, found), key=lambda c: c.order))
+        return self._each(self._prove)
+
+    def kept(self) -> list[CheckpointMetadata]:
+        """Return the same for retention: each that is listed now, as it was when it was proven first."""
+        return self._each(self._recall)
 
     def latest(self) -> CheckpointMetadata | None:
-        """Return the newest one; what this process saved is newer than anything a far storage has."""
+        """Return the newest one; what this process saved is newer than anything a far storage has.
+
+        One that was proven to this process before is not proven again.
+        """
+        return self._latest(self._recall)
+
+    def _latest(self, look: Look) -> CheckpointMetadata | None:
         own = any(_is_whole(c) and c.generation == self._generation for c in self._known())
         if own and isinstance(self._storage, TieredStorage):
             # no save waits for the far storage; another process may have saved here as well
-            near = self._newest(self._storage.near)
+            near = self._newest(self._storage.near, look)
             if near is not None:
                 return near
-        return self._newest(self._storage)
+        return self._newest(self._storage, look)
 
     def _newest(
-        self, storage: Storage, corrupt: list[CheckpointMetadata] | None = None
+        self, storage: Storage, look: Look, corrupt: list[CheckpointMetadata] | None = None
     ) -> CheckpointMetadata | None:
         """Return the newest that a training may begin from; add to `corrupt` what is passed over."""
         for folder in sorted(folders(storage.list()), key=lambda f: f.order, reverse=True):
-            found = examine(storage, folder)
+            found = look(storage, folder)
             if found is not None and _is_whole(found):
                 return dataclasses.replace(_with_marks(storage, [found])[0], latest=True)
             if corrupt is not None and found is not None and found.state is CheckpointState.CORRUPT:
                 corrupt.append(found)
         return None
+
+    def _each(self, look: Look) -> list[CheckpointMetadata]:
+        there = folders(self._storage.list())
+        self._forget({folder.name for folder in there})
+        found = [checkpoint for f in there if (checkpoint := look(self._storage, f)) is not None]
+        return _marked_latest(sorted(_with_marks(self._storage, found), key=lambda c: c.order))
+
+    # -- evidence
+
+    def _prove(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
+        """Return what a storage proves of an attempt now; remember it if it is committed."""
+        found = examine(storage, folder)
+        if found is not None:
+            self._proven[folder.name] = found if found.state is CheckpointState.COMMITTED else None
+        return found
+
+    def _recall(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
+        """Return what was proven of an attempt before, else what the storage proves now."""
+        known = self._proven[folder.name] if folder.name in self._proven else self._own(storage, folder)
+        return known or self._prove(storage, folder)
+
+    def _own(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
+        """Return an attempt that this process committed, by the marker that it left; None: it did not, or not whole."""
+        with self._lock:
+            held = self._slots.get((folder.step, folder.generation))
+        if held is None or held.id != folder.attempt or held.state is not CheckpointState.COMMITTED:
+            return None
+        try:
+            marker = read_marker(storage, folder.name)
+        except CheckpointCorrupt:
+            return None
+        if marker is None or marker.manifest_digest != held.manifest_digest:
+            return None
+        self._proven[folder.name] = held
+        return held
+
+    def _forget(self, there: Collection[str]) -> None:
+        """Remember nothing of a folder that is not there any more: none of that name comes again."""
+        for name in [name for name in self._proven if name not in there]:
+            self._proven.pop(name, None)
 
     def restore_point(self) -> CheckpointMetadata | None:
         """Return the newest, saying which newer ones are corrupt; None when there never was any.
@@ -186,7 +245,7 @@ class LocalCatalog:
         `CheckpointCorrupt` when there are some and none is good: that is no new beginning.
         """
         corrupt: list[CheckpointMetadata] = []
-        found = self._newest(self._storage, corrupt)
+        found = self._newest(self._storage, self._prove, corrupt)
         for checkpoint in corrupt:
             log.error("step %d is corrupt, trying the one before: %s", checkpoint.step, checkpoint.reason)
         if found is None and corrupt:
@@ -210,9 +269,10 @@ class LocalCatalog:
             raise
 
     def _check_unneeded(self, checkpoint: CheckpointMetadata, folder: str) -> None:
-        known = {c.id: c for c in self.all()}
+        newest = self._newest(self._storage, self._prove)
+        known = {c.id: c for c in self.kept()}
         held = known.get(checkpoint.id, checkpoint)
-        if held.latest or not any(c.latest for c in known.values()):
+        if newest is None or newest.id == held.id:
             raise Refused(f"step {held.step} is the newest checkpoint there is")
         if held.pinned:
             raise Refused(f"step {held.step} is pinned", hint="unpin it first")
@@ -248,6 +308,7 @@ class LocalCatalog:
             folder.name
             for folder in there
             if folder.generation <= newest
+            and not self._proven.get(folder.name)
             and folder.attempt not in open_ids
             and (
                 folder.generation == self._generation or not self._storage.is_held(_claim(folder.generation))
@@ -270,7 +331,7 @@ class LocalCatalog:
         Whoever commits a newer one after this look, and deletes the base then, sees what was said.
         """
         write_uses(self._storage, folder, request.uses)
-        newest = self.latest()
+        newest = self._latest(self._prove)
         with self._lock:
             going = self._going & request.uses
         if newest is None or newest.id != request.base_attempt or going:
@@ -332,7 +393,12 @@ def _with_marks(storage: Storage, found: list[CheckpointMetadata]) -> list[Check
     pinned, tags = marks.pins(storage), marks.tags(storage)
     for why in tags.broken.values():
         log.error("a tag cannot be read, so no checkpoint is deleted until it is set anew: %s", why)
-    return [dataclasses.replace(c, pinned=c.id in pinned, tags=tags.of.get(c.id, ())) for c in found]
+    return [
+        dataclasses.replace(c, pinned=c.id in pinned, tags=tags.of.get(c.id, ()))
+        if c.id in pinned or c.id in tags.of
+        else c
+        for c in found
+    ]
 
 
 def _is_whole(checkpoint: CheckpointMetadata) -> bool:

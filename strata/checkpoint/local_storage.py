@@ -132,7 +132,7 @@ class LocalStorage:
         path = self._path(folder) if folder else self.root
         with as_storage_error("list", path):
             try:
-                names = [entry.name for entry in path.iterdir()]
+                names = os.listdir(path)  # noqa: PTH208  # a root may have thousands, and no path is needed
             except FileNotFoundError:
                 return []
         return sorted(name for name in names if not name.endswith(_TEMPORARY))

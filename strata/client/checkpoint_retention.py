@@ -70,13 +70,13 @@ def excess(
     ]
 
 
-def newest_afar(catalog: Catalog, storage: Storage) -> str:
+def newest_afar(catalog: Catalog, storage: Storage, checkpoints: Sequence[CheckpointMetadata]) -> str:
     """Return the newest attempt that a training can begin from by the far storage alone; nothing without one.
 
     It is what is left if this host is lost, so it stays until a newer one is there.
     """
     if isinstance(storage, TieredStorage):
-        for checkpoint in reversed(catalog.all()):
+        for checkpoint in reversed(checkpoints):
             if checkpoint.checkpoint_type in RESTORABLE_TYPES and _is_whole(
                 storage.far, catalog.folder(checkpoint)
             ):
@@ -122,8 +122,9 @@ def retain(catalog: Catalog, storage: Storage, keep: Keep, *, now_unix_ms: int) 
                     log.warning("%s, which never ended, cannot be removed: %s", folder, error.message)
                     trouble = trouble or error
         # the newest of them first: an Incremental goes before what it uses
-        going = excess(catalog.all(), keep, now_unix_ms=now_unix_ms)
-        spared = newest_afar(catalog, storage) if going else ""
+        known = catalog.kept() if isinstance(catalog, LocalCatalog) else catalog.all()
+        going = excess(known, keep, now_unix_ms=now_unix_ms)
+        spared = newest_afar(catalog, storage, known) if going else ""
         for checkpoint in reversed(going):
             if checkpoint.id == spared:
                 continue

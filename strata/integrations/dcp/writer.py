@@ -28,12 +28,14 @@ from torch.futures import Future
 from strata.checkpoint.catalog import CheckpointAck, CheckpointMetadata, SaveRequest
 from strata.checkpoint.composing import compose, seal_of
 from strata.checkpoint.digest import named_digest
+from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.manifest import GLOBAL_NAME, RankManifest, rank_manifest_name
 from strata.checkpoint.marker import read_manifest, write_marker
 from strata.checkpoint.sink import put
 from strata.checkpoint.state import Json
 from strata.client import arguments
 from strata.client.checkpoint_config import CheckpointManagerConfig
+from strata.client.checkpoint_keeping import Keeping, keeping_of
 from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoint_retention import retain
 from strata.client.surroundings import now_unix_ms
@@ -98,6 +100,7 @@ class StrataWriter(StorageWriter):
         self._address = address
         self._lender: Lender | None = None
         self._room: Room | None = None
+        self._keeping: Keeping | None = None
         self._begun: CheckpointMetadata | None = None
         self._staging = Staging()
         self._failed: dict[int, str] = {}
@@ -113,6 +116,9 @@ class StrataWriter(StorageWriter):
             self._tidying.wait()
             self._tidying.check()
         finally:
+            keeping, self._keeping = self._keeping, None
+            if keeping is not None:
+                keeping.close()
             room, self._room = self._room, None
             if room is not None:
                 room.close()
@@ -207,14 +213,21 @@ class StrataWriter(StorageWriter):
         try:
             self._tidying.check()
         finally:
-            self._tidying.begin(
-                lambda: retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
-            )
+            self._tidying.begin(lambda: self._tidy(room))
         if self._revived:
             self._tidying.wait()
             self._tidying.check()
 
     # -- inside
+
+    def _tidy(self, room: Room) -> None:
+        """Remove what the rules give up: the leader's marks under coordinators, else what storage shows."""
+        if isinstance(room.catalog, LocalCatalog):
+            retain(room.catalog, room.storage, self.config.keep, now_unix_ms=now_unix_ms())
+            return
+        if self._keeping is None:
+            self._keeping = keeping_of(room.catalog, room.storage, self.config)
+        self._keeping.after_commit()
 
     def _enter(self, ranks: int) -> Room:
         if self._room is None:
