@@ -38,11 +38,12 @@ def compose(
     *,
     predecessor: CheckpointMetadata | None,
     acked: Mapping[int, str],
+    written: Mapping[str, RankManifest],
 ) -> Manifest:
     """Return the global manifest of the parts that all ranks have saved in `folder`.
 
     `acked` has the digests of the parts that are known here; the catalog compares all of them when it
-    is sealed. `StorageError` for one that reads otherwise. `CheckpointError`, naming the tensor, when
+    is sealed. `written` has, by digest, what this process wrote: it is read back, and not parsed again. `StorageError` for one that reads otherwise. `CheckpointError`, naming the tensor, when
     what several ranks hold of it does not fit together.
     """
     parts: list[Part] = []
@@ -56,7 +57,7 @@ def compose(
                 f"{folder}/{name} reads otherwise than rank {rank} wrote it: {read} instead of {acked[rank]}",
                 hint="the storage, or the way to it, changes bytes; save again",
             )
-        manifest = RankManifest.from_bytes(data, what=f"{folder}/{name}")
+        manifest = written.get(read) or RankManifest.from_bytes(data, what=f"{folder}/{name}")
         if manifest.identity != identity_of(record) or manifest.rank != rank:
             raise CheckpointError(f"{folder}/{name} belongs to another save")
         manifests.append(manifest)

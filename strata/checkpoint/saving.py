@@ -182,7 +182,14 @@ class Saver:
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
             latest = self.catalog.latest()
-            manifest = compose(self.storage, record, folder, predecessor=latest, acked={own.rank: acked})
+            manifest = compose(
+                self.storage,
+                record,
+                folder,
+                predecessor=latest,
+                acked={own.rank: acked},
+                written={acked: own},
+            )
             data = manifest.to_bytes()
             put(self.storage, f"{folder}/{GLOBAL_NAME}", data)
             self.on_step("seal")

@@ -102,6 +102,8 @@ class StrataWriter(StorageWriter):
         self._room: Room | None = None
         self._keeping: Keeping | None = None
         self._begun: CheckpointMetadata | None = None
+        self._written: dict[str, RankManifest] = {}
+        """By its digest, the manifest of the part that was written last."""
         self._staging = Staging()
         self._failed: dict[int, str] = {}
         self._tidying = Tidying()
@@ -281,6 +283,7 @@ class StrataWriter(StorageWriter):
                 self._give_up(room, record, error)
             raise
         acked = named_digest(data)
+        self._written = {acked: own}
         return [
             WriteResult(index=item.index, size_in_bytes=_size(own, item), storage_data=acked)
             for item in plan.items
@@ -291,7 +294,9 @@ class StrataWriter(StorageWriter):
         manifest = None
         if record.state is not CheckpointState.COMMITTED:
             latest = room.catalog.latest()
-            manifest = compose(room.storage, record, folder, predecessor=latest, acked=acked)
+            manifest = compose(
+                room.storage, record, folder, predecessor=latest, acked=acked, written=self._written
+            )
             data = manifest.to_bytes()
             put(room.storage, f"{folder}/{GLOBAL_NAME}", data)
             if not room.coordinated:
