@@ -30,6 +30,7 @@ from strata.checkpoint.composing import compose, seal_of
 from strata.checkpoint.digest import named_digest
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.manifest import GLOBAL_NAME, RankManifest, rank_manifest_name
+from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import read_manifest, write_marker
 from strata.checkpoint.sink import put
 from strata.checkpoint.state import Json
@@ -40,7 +41,7 @@ from strata.client.checkpoint_port import SessionPort
 from strata.client.checkpoint_retention import retain
 from strata.client.surroundings import now_unix_ms
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointAborted, ConfigError, StrataError
+from strata.errors import CheckpointAborted, ConfigError, Conflict, StrataError
 from strata.integrations.dcp.image import Staging, write_part
 from strata.integrations.dcp.relay import Address, BorrowedPort, Lender
 from strata.integrations.dcp.room import Room, configured, open_room, session_of, step_of
@@ -67,7 +68,9 @@ class Given:
 class StrataWriter(StorageWriter):
     """Saves one step after the other below a storage root, together with all ranks of DCP's group.
 
-    Which step is `checkpoint_id` ("120") of each save, else `step`.
+    Which step is `checkpoint_id` ("120") of each save, else `step`. A step that is saved again is another
+    checkpoint, newer than all before, and is what a load of that step takes. Under coordinators a committed
+    step is never replaced: `Conflict`.
     """
 
     def __init__(
@@ -248,12 +251,33 @@ class StrataWriter(StorageWriter):
             step=step, epoch=self.epoch, metadata=self.metadata, replaces=self._failed.get(step, "")
         )
         record = room.catalog.begin(request)
+        if record.state is CheckpointState.COMMITTED and self._is_marked(room, record):
+            record = self._again(room, request)
         if record.state not in {CheckpointState.OPEN, CheckpointState.COMMITTED}:
             raise CheckpointAborted(
                 f"the save of step {step} is {record.state.value}: {record.reason}", hint="save it again"
             )
         self._begun = record
         return record
+
+    @staticmethod
+    def _is_marked(room: Room, record: CheckpointMetadata) -> bool:
+        """Whether the save of a committed record ended well; else this one does what was left of it."""
+        return room.storage.exists(f"{room.catalog.folder(record)}/{MARKER}")
+
+    @staticmethod
+    def _again(room: Room, request: SaveRequest) -> CheckpointMetadata:
+        """Begin another checkpoint of a step that is saved already; it counts as newer than all there are.
+
+        `Conflict` under coordinators, where a step is saved once in a generation.
+        """
+        if not isinstance(room.catalog, LocalCatalog):
+            raise Conflict(
+                f"step {request.step} is saved already in this generation, and stays as it is",
+                hint="save it under another checkpoint_id, a later step",
+            )
+        room.catalog.go_back()
+        return room.catalog.begin(request)
 
     def _write(self, given: Given, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         room = self._enter(given.record.ranks)

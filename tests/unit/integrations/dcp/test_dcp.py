@@ -431,7 +431,6 @@ def test_coordinators_commit(tmp_path: Path) -> None:
     cluster = Cluster(n1=1)
     save(tmp_path, a_state(), 9, client=cluster.port(0))
     assert state_of(cluster, 9).value == "committed"
-    save(tmp_path, a_state(5), 9, client=cluster.port(0))  # a step is saved once: nothing changes
     here = load(tmp_path, a_state(0), client=cluster.port(0), step=9)
     assert flat(here) == flat(a_state())
 

@@ -1,0 +1,73 @@
+"""A step that is saved a second time through DCP: never is what it holds discarded in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.marker import NAME as MARKER
+from strata.errors import StorageError
+from strata.integrations.dcp import JsonSavePlanner, StrataWriter
+from tests.unit.checkpoint.ports import Cluster
+from tests.unit.integrations.dcp.test_dcp import a_state, flat, load, save
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def save_by(writer: StrataWriter, value: float, step: int) -> None:
+    dcp_save(a_state(value), checkpoint_id=str(step), storage_writer=writer, planner=JsonSavePlanner())
+
+
+def test_alone_it_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    writer = StrataWriter(tmp_path, keep_count=2)
+    for value, step in ((1, 7), (2, 8), (3, 7), (4, 7)):
+        save_by(writer, value, step)
+        assert flat(load(tmp_path, a_state(0))) == flat(a_state(value))
+        assert flat(load(tmp_path, a_state(0), step=step)) == flat(a_state(value))
+    save_by(writer, 5, 8)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0), step=7)) == flat(a_state(4))
+    assert flat(load(tmp_path, a_state(0), step=8)) == flat(a_state(5))
+    assert len(list(tmp_path.glob("step-*"))) == 2, "the ones before went by the rules"
+
+
+def test_under_coordinators_it_is_refused_and_the_first_stays(tmp_path: Path) -> None:
+    cluster = Cluster(n1=1)
+    writer = StrataWriter(tmp_path, client=cluster.port(0))
+    save_by(writer, 1, 7)
+    with pytest.raises(CheckpointException, match="step 7 is saved already") as error:
+        save_by(writer, 2, 7)
+    assert "a later step" in str(error.value)
+    with pytest.raises(CheckpointException, match="step 7 is saved already"):
+        save(tmp_path, a_state(2), 7, client=cluster.port(0))
+    assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=7)) == flat(a_state(1))
+    save_by(writer, 2, 8)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=8)) == flat(a_state(2))
+
+
+@pytest.mark.parametrize("coordinated", [True, False])
+def test_a_save_that_failed_after_its_commit_is_ended_by_the_next(
+    coordinated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = LocalStorage.create_once
+
+    def refuse(self: LocalStorage, name: str, data: bytes) -> bool:
+        if name.endswith(MARKER):
+            raise StorageError("the disk is full")
+        return create(self, name, data)
+
+    client = Cluster(n1=1).port(0) if coordinated else None
+    writer = StrataWriter(tmp_path, client=client)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "create_once", refuse)
+        with pytest.raises(CheckpointException, match="the disk is full"):
+            save_by(writer, 1, 7)
+    save_by(writer, 1, 7)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0), step=7, client=client)) == flat(a_state(1))
+    assert len(list(tmp_path.rglob(MARKER))) == 1
