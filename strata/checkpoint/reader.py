@@ -28,7 +28,7 @@ from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children, join
+from strata.checkpoint.state import Json, children, join, with_json
 from strata.checkpoint.wanted import wanted
 from strata.errors import CheckpointCorrupt, CheckpointError
 
@@ -175,13 +175,13 @@ def _with_parts(
     }
     found = assembler.read(wishes)
     parts = {name: {box: found[name, box] for box in several} for name, several in boxes.items()}
+    whole = {name: next(iter(parts[name].values())) for name in parts if examples[name] is None}
     return replace(
         saved,
+        # bytes that are a part are what a planner of DCP made of a plain value
+        tree=with_json(saved.tree, whole),
         specs=specs,
-        data={
-            **saved.data,
-            **{name: next(iter(parts[name].values())) for name in parts if examples[name] is None},
-        },
+        data={**saved.data, **whole},
         boxes={name: parts[name] for name in parts if examples[name] is not None},
         examples={name: example for name, example in examples.items() if example is not None},
     )

@@ -102,10 +102,15 @@ def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
         _check_sequence(saved, key, target, tree)
     elif has_state(target):
         _check_state(saved, key, target.state_dict(), tree)
-    elif children(tree) is not None or (isinstance(tree, dict) and "b" in tree) != isinstance(
-        target, bytes | bytearray
-    ):
-        raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a {type(target).__name__} here")
+    elif children(tree) is not None or _is_bytes(tree) != isinstance(target, bytes | bytearray):
+        hint = (
+            "what torch's own planner pickled is loaded through DCP, with that planner"
+            if _is_bytes(tree)
+            else ""
+        )
+        raise CheckpointError(
+            f"{key} was saved as {_kind(tree)}, and is a {type(target).__name__} here", hint=hint
+        )
 
 
 def _check_sequence(saved: Saved, key: str, target: list[Any] | tuple[Any, ...], tree: Json) -> None:
@@ -203,6 +208,10 @@ def _load(key: str, target: Any, state: Any) -> None:
 
 def _is_tensor(tree: Json) -> bool:
     return isinstance(tree, dict) and "t" in tree
+
+
+def _is_bytes(tree: Json) -> bool:
+    return isinstance(tree, dict) and "b" in tree
 
 
 def _kind(tree: Json) -> str:

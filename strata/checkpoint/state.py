@@ -16,6 +16,8 @@ its key.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import sys
 from collections import Counter, OrderedDict
@@ -23,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from strata.checkpoint.digest import Bytes
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.parts import Distributed, distributed_of
 from strata.checkpoint.replication import Replica, Replication
@@ -220,6 +223,21 @@ def unflatten(tree: Json, leaf: Callable[[str], Any]) -> Any:
     if kind == "s":
         return _numpy_scalar(*body)
     raise CheckpointCorrupt(f"a manifest's tree has a value of kind {kind!r}")
+
+
+def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
+    """Return the tree with the values that `texts` are, for opaque bytes of these names that are JSON."""
+    if isinstance(tree, dict) and tree.get("b") in texts:
+        with contextlib.suppress(ValueError):  # pickled by torch's own planner: bytes they stay
+            return json.loads(bytes(texts[tree["b"]]))
+        return tree
+    if isinstance(tree, dict):
+        if "d" in tree:
+            return {**tree, "d": [[key, with_json(part, texts)] for key, part in tree["d"]]}
+        for kind in ("l", "u"):
+            if kind in tree:
+                return {kind: [with_json(part, texts) for part in tree[kind]]}
+    return tree
 
 
 def children(tree: Json) -> list[tuple[Any, Json]] | None:

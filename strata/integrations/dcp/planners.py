@@ -56,6 +56,15 @@ def to_json(key: str, value: object) -> bytes:
     return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
 
 
+def is_json(data: bytes) -> bool:
+    """Tell whether bytes are JSON; no pickle is, nor what `torch.save` writes."""
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
 def from_json(key: str, data: bytes) -> Any:
     """Return the value that `to_json` was given."""
     try:

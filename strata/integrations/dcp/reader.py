@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -50,6 +51,7 @@ from strata.client.checkpoint_port import SessionPort
 from strata.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ConfigError, StrataError
 from strata.integrations.dcp.damage import look, removed, told, untold
 from strata.integrations.dcp.holding import Hold
+from strata.integrations.dcp.planners import is_json
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 _T = TypeVar("_T")
@@ -363,10 +365,9 @@ def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem
 
 def _hand_over(planner: LoadPlanner, item: ReadItem, known: Item, data: memoryview | None) -> None:
     if data is None:
-        text = json.dumps(known.plain, separators=(",", ":")).encode()
-        planner.load_bytes(item, io.BytesIO(text))
+        _load_bytes(planner, item, json.dumps(known.plain, separators=(",", ":")).encode())
     elif item.type == LoadItemType.BYTE_IO:
-        planner.load_bytes(item, io.BytesIO(data))
+        _load_bytes(planner, item, data)
     else:
         assert known.tensor is not None, "a tensor"
         target = planner.resolve_tensor(item).detach()
@@ -375,3 +376,14 @@ def _hand_over(planner: LoadPlanner, item: ReadItem, known: Item, data: memoryvi
             saved = torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(tuple(item.lengths))
             target.copy_(saved)
         planner.commit_tensor(item, target)
+
+
+def _load_bytes(planner: LoadPlanner, item: ReadItem, data: bytes | memoryview) -> None:
+    """Hand over what is no tensor; `CheckpointError` for JSON that torch's own planner would unpickle."""
+    unpickles = getattr(type(planner), "load_bytes", None) is DefaultLoadPlanner.load_bytes
+    if unpickles and is_json(bytes(data)):
+        raise CheckpointError(
+            f"{item.storage_index.fqn} was saved as JSON, and {type(planner).__name__} unpickles what is no tensor",
+            hint="dcp.load(…, planner=JsonLoadPlanner()), of strata.integrations.dcp",
+        )
+    planner.load_bytes(item, io.BytesIO(data))

@@ -7,6 +7,7 @@ coordinate the ranks: rank 0 keeps the catalog, and the marker in storage is wha
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_port import PORT_MEMBERS, SessionPort
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, ConfigError, InvalidArgument
+
+_STEP: Final = re.compile(r"(?:[A-Za-z._=-]*[A-Za-z][._=-]?)?([0-9]+)\Z")
 
 BORROWED_ASK_AGAIN_S: Final = 0.2
 """How often a process that is pushed nothing asks whether its save is committed."""
@@ -116,13 +119,18 @@ def open_room(
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """Return the step that DCP's `checkpoint_id` names: "120", or a path that ends in step-120."""
-    text = Path(checkpoint_id).name.removeprefix("step-")
-    if not (text.isascii() and text.isdigit()):
+    """Return the step that DCP's `checkpoint_id` names: "120", or a path that ends so, as in runs/checkpoint-120.
+
+    A word may stand before the number: step-120, global_step120, iter_0000120. `InvalidArgument` for a name
+    without a number, with two, or with anything behind it.
+    """
+    named = _STEP.match(Path(checkpoint_id).name)
+    if named is None:
         raise InvalidArgument(
-            f"checkpoint_id is {checkpoint_id!r}, which names no step", hint='checkpoint_id="120"'
+            f"checkpoint_id is {str(checkpoint_id)!r}, which names no step",
+            hint='give the step, as in "120" or "checkpoint-120": a name that ends in one number',
         )
-    return int(text)
+    return int(named[1])
 
 
 def _random_id() -> str:

@@ -70,13 +70,33 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_a_manager_restores_what_dcp_saved(tmp_path: Path) -> None:
     save(tmp_path, a_state(2.5), 7)
-    here = {"model": a_state(0)["model"], "list": a_state(0)["list"], "plain": {"lr": b"", "name": b""}}
+    here = a_state(0)
     with CheckpointManager(tmp_path) as manager:
         restored = manager.restore(here)
     assert restored is not None
-    plain = here.pop("plain")
-    assert flat(here) == flat({key: a_state(2.5)[key] for key in here})
-    assert plain == {"lr": to_json("lr", [2.5, None]), "name": b'"x"'}
+    assert flat(here) == flat(a_state(2.5))
+
+
+def test_a_manager_restores_plain_values_that_dcp_saved(tmp_path: Path) -> None:
+    state = {"step": 12, "w": torch.ones(2), "best": float("inf"), "parts": [{"name": "x"}, (1, None)]}
+    save(tmp_path, state, 12)
+    here = {"step": 0, "w": torch.zeros(2), "best": 0.0, "parts": None}
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.restore(here)
+    assert flat(here) == flat(state)
+
+
+def test_a_manager_says_of_what_torchs_planner_pickled_how_it_is_loaded(tmp_path: Path) -> None:
+    writer = StrataWriter(tmp_path)
+    dcp_save({"step": 12, "w": torch.ones(2)}, checkpoint_id="12", storage_writer=writer)
+    writer.close()
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(CheckpointError, match=r"step was saved as bytes, and is a int here") as error:
+            manager.restore({"step": 0})
+        assert "through DCP" in error.value.hint
+        here = {"w": torch.zeros(2)}
+        manager.restore(here)
+    assert here["w"].tolist() == [1, 1]
 
 
 def test_dcp_loads_what_a_manager_saved(tmp_path: Path) -> None:
@@ -452,14 +472,42 @@ def test_a_group_that_is_not_the_whole_world_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_dcp_is_told_wrongly(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="names no step"):
-        dcp_save(a_state(), checkpoint_id="newest", storage_writer=StrataWriter(tmp_path))
+    for name in ("newest", "12-final", "-12", "v2-step-12", "loss0.12", "epoch=1-step=12", "step 12", "١٢"):
+        with pytest.raises(InvalidArgument, match="names no step"):
+            dcp_save(a_state(), checkpoint_id=name, storage_writer=StrataWriter(tmp_path))
     with pytest.raises(CheckpointException, match="no step is given"):
         dcp_save(a_state(), storage_writer=StrataWriter(tmp_path))
     with pytest.raises(ConfigError, match="unexpected keyword"):
         StrataWriter(tmp_path, colour="blue")
     with pytest.raises(ConfigError, match="connect"):
         StrataWriter(tmp_path, client=object())  # type: ignore[arg-type]  # no session
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["12", "step-12", "checkpoint-12", "global_step12", "runs/2/iter_0000012", "runs/ckpt.12/", "step=12"],
+)
+def test_a_checkpoint_id_names_the_step_it_ends_in(name: str, tmp_path: Path) -> None:
+    writer = StrataWriter(tmp_path)
+    dcp_save(a_state(3), checkpoint_id=name, storage_writer=writer, planner=JsonSavePlanner())
+    writer.close()
+    assert writer.last is not None
+    assert writer.last.step == 12
+    here = a_state(0)
+    dcp_load(here, checkpoint_id=name, storage_reader=StrataReader(tmp_path), planner=JsonLoadPlanner())
+    assert flat(here) == flat(a_state(3))
+
+
+@pytest.mark.parametrize("by_manager", [True, False])
+def test_torchs_planner_is_told_that_values_are_json(by_manager: bool, tmp_path: Path) -> None:
+    if by_manager:
+        with CheckpointManager(tmp_path) as manager:
+            manager.save_state(a_state(), 1)
+    else:
+        save(tmp_path, a_state(), 1)
+    with pytest.raises(CheckpointException, match=r"was saved as JSON, and DefaultLoadPlanner") as error:
+        dcp_load(a_state(0), storage_reader=StrataReader(tmp_path))
+    assert "planner=JsonLoadPlanner()" in str(error.value)
 
 
 def test_plain_values_are_json() -> None:
