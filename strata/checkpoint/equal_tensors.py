@@ -22,6 +22,8 @@ import xxhash
 
 from strata.checkpoint.tensors import TensorSpec
 
+LEAST_BYTES: Final = 64
+"""Where messages are limited to less, in worlds of several thousand ranks, nothing is compared."""
 FINGERPRINT_BYTES: Final = 8
 MAX_PAGES: Final = 64
 """Stages after the first two, at most."""

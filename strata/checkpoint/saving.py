@@ -24,6 +24,7 @@ from strata.checkpoint.catalog import (
 )
 from strata.checkpoint.composing import compose, identity_of, seal_of
 from strata.checkpoint.digest import digest, named_digest
+from strata.checkpoint.equal_tensors import LEAST_BYTES
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
@@ -151,7 +152,7 @@ class Saver:
     ) -> tuple[Snapshot, Plan]:
         """Return the snapshot and the plan by which this rank writes its share of what all hold equal."""
         ranks = self.catalog.world_size
-        if self.exchange is None or ranks == 1:
+        if self.exchange is None or ranks == 1 or self.exchange.limit_bytes < LEAST_BYTES:
             return snapshot, chosen
         self.on_step("compare")
         sharing = Sharing(exchange=self.exchange, rank=self.catalog.rank, ranks=ranks, threads=self.threads)

@@ -69,7 +69,7 @@ def main() -> int:
         restored = []
         for step, saved in enumerate(held, 1):
             fresh = network()
-            here = {"model": fresh, "optim": torch.optim.AdamW(fresh.parameters())}
+            here: dict[str, Any] = {"model": fresh, "optim": torch.optim.AdamW(fresh.parameters())}
             if options.ddp:
                 here["model"] = DistributedDataParallel(fresh, broadcast_buffers=False)
             manager.restore(here, step=step)

@@ -83,7 +83,8 @@ def main() -> int:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7)
-    ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=False)
+    averaging: Any = get_ema_multi_avg_fn  # torch does not say its type
+    ema = AveragedModel(net, multi_avg_fn=averaging(0.9), use_buffers=False)
     more: dict[str, Any] = (
         {"state": {"ema": ema, "scaler": scaler}, "sched": scheduler} if options.more else {}
     )
@@ -106,7 +107,7 @@ def main() -> int:
     say("begun", name=options.name, step=run.step, pid=os.getpid())
     for _ in range(options.epochs):
         for inputs, labels in run.steps(loader):
-            loss = nn.functional.cross_entropy(forward(inputs), labels) * run.weight
+            loss: Any = nn.functional.cross_entropy(forward(inputs), labels) * run.weight
             optimizer.zero_grad()
             if options.more:
                 scaler.scale(loss).backward()
