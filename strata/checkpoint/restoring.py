@@ -10,13 +10,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from strata.checkpoint.inline import is_array
 from strata.checkpoint.parts import copy_of, distributed_of, is_distributed, is_in_place, like, part_spec
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.state import Json, children, has_state, join, unflatten
 from strata.checkpoint.tensors import TensorSpec, build, check_fits, copy_in, spec_of
 from strata.errors import CheckpointError
+
+_KINDS: Final = {
+    "t": "a tensor",
+    "a": "a tensor",
+    "b": "bytes",
+    "x": "bytes",
+    "l": "a list",
+    "u": "a tuple",
+    "e": "a set",
+    "g": "a set",
+    "f": "a number",
+    "s": "a number",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +104,7 @@ def _check(saved: Saved, key: str, target: Any, tree: Json) -> None:
         return
     if _is_tensor(tree):
         _check_tensor(key, target, saved.specs[tree["t"]])
-    elif spec_of(key, target) is not None:
+    elif spec_of(key, target) is not None and not is_array(tree):
         raise CheckpointError(f"{key} was saved as {_kind(tree)}, and is a tensor here")
     elif isinstance(target, MutableMapping):
         parts = _parts(key, tree)
@@ -211,7 +225,7 @@ def _is_tensor(tree: Json) -> bool:
 
 
 def _is_bytes(tree: Json) -> bool:
-    return isinstance(tree, dict) and "b" in tree
+    return isinstance(tree, dict) and ("b" in tree or "x" in tree)
 
 
 def _kind(tree: Json) -> str:
@@ -219,5 +233,4 @@ def _kind(tree: Json) -> str:
         return f"a plain {type(tree).__name__}"
     if "d" in tree:
         return "a mapping"
-    kinds = {"t": "a tensor", "b": "bytes", "l": "a list", "u": "a tuple"}
-    return next((word for kind, word in kinds.items() if kind in tree), "a number")
+    return next((word for kind, word in _KINDS.items() if kind in tree), "a plain value")

@@ -7,6 +7,8 @@ text); everything else is an object with one letter for its kind:
     {"b": name}  opaque bytes    {"l": […]}  list       {"u": […]}  tuple
     {"f": text}  nan or inf      {"s": [dtype, hex]}  NumPy scalar
 
+What a text holds by itself, without an image beside it, has further kinds: see `inline`.
+
 `name` is the tensor's name in the image: its path in the state, joined by dots. An object with
 `state_dict()` stands as what that returns. A tensor that is reached twice is written once. Of a
 tensor that lies on several processes (a DTensor, say) the tree has the name of the whole, and the
@@ -25,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from strata.checkpoint import inline
 from strata.checkpoint.digest import Bytes
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.parts import Distributed, distributed_of
@@ -222,6 +225,8 @@ def unflatten(tree: Json, leaf: Callable[[str], Any]) -> Any:
         return float(body)
     if kind == "s":
         return _numpy_scalar(*body)
+    if kind in inline.KINDS:
+        return inline.value_of(kind, body, lambda part: unflatten(part, leaf))
     raise CheckpointCorrupt(f"a manifest's tree has a value of kind {kind!r}")
 
 

@@ -14,12 +14,16 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
-from strata.checkpoint.state import Flat, unflatten
+from strata.checkpoint import inline
+from strata.checkpoint.state import Flat, Json, unflatten
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 
 class JsonSavePlanner(DefaultSavePlanner):
     """torch's planner, for states whose values are tensors and what Strata saves without pickling.
+
+    Beside what a `CheckpointManager` takes these are bytes, BytesIO, sets, NumPy arrays, torch's dtypes, devices
+    and sizes, and tuples that hold tensors: each, up to 64 MiB, in the JSON itself.
 
     `CheckpointError`, naming the key, for any other value.
     """
@@ -44,14 +48,24 @@ class JsonLoadPlanner(DefaultLoadPlanner):
             self.state_dict[key] = found
 
 
+class _Inline(Flat):
+    """Trees of values that hold all that is in them."""
+
+    __slots__ = ()
+
+    def add(self, key: str, value: object) -> Json:
+        tree = inline.to_tree(key, value, self.add)
+        return super().add(key, value) if tree is None else tree
+
+
 def to_json(key: str, value: object) -> bytes:
-    """Return the JSON of a value without tensors."""
-    flat = Flat()
+    """Return the JSON of a plain value; `CheckpointError`, naming the key, for what it cannot hold."""
+    flat = _Inline()
     tree = flat.add(key, value)
     if flat.tensors:
         raise CheckpointError(
-            f"{next(iter(flat.tensors))} is a tensor or bytes within a plain value of DCP",
-            hint="keep tensors in dictionaries, or in lists of tensors",
+            f"{next(iter(flat.tensors))} lies on several ranks, within a plain value of DCP",
+            hint="keep such tensors in dictionaries, or in lists of tensors",
         )
     return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
 

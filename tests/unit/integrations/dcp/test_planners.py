@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import json
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from strata.checkpoint import inline
 from strata.client.checkpoints import CheckpointManager
-from strata.errors import CheckpointError
+from strata.errors import CheckpointCorrupt, CheckpointError
 from strata.integrations.dcp import StrataReader, StrataWriter
 from strata.integrations.dcp.planners import from_json, to_json
 from tests.unit.integrations.dcp.test_dcp import a_state, flat, load, save
@@ -72,8 +77,6 @@ def test_torchs_planner_is_told_that_values_are_json(by_manager: bool, tmp_path:
 def test_plain_values_are_json() -> None:
     value = {"a": [1, 2.5, None, float("inf")], "t": (True, "x")}
     assert from_json("k", to_json("k", value)) == value
-    with pytest.raises(CheckpointError, match="a tensor or bytes"):
-        to_json("k", {"w": b"x"})
     with pytest.raises(CheckpointError, match="not saved as JSON"):
         from_json("k", b"\x80pickle")
 
@@ -87,3 +90,77 @@ def test_torchs_own_planners_work_too(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         dcp_load(here, storage_reader=StrataReader(tmp_path))
     assert flat(here) == flat(a_state(2.5))
+
+
+def values() -> dict[str, Any]:
+    return {
+        "bytes": b"\x00\xff",
+        "set": {1, "x", (2, None)},
+        "frozen": frozenset({1.5}),
+        "dtype": torch.bfloat16,
+        "size": torch.Size([2, 3]),
+        "device": torch.device("cpu"),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "empty": np.zeros((0, 2)),
+        "tuple": (torch.arange(3, dtype=torch.bfloat16), {"deep": [b"x", (torch.ones(2, 2).t(),)]}),
+        "file": io.BytesIO(b"content"),
+    }
+
+
+def shown(state: dict[str, Any]) -> dict[str, str]:
+    return {**{k: repr(v) for k, v in state.items()}, "file": repr(state["file"].getvalue())}
+
+
+@pytest.mark.parametrize("by_manager", [True, False])
+def test_what_torchs_planner_takes_is_saved_without_a_pickle(
+    by_manager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, {"values": values(), "w": torch.ones(2)}, 1)
+    here = {"values": dict.fromkeys(values()), "w": torch.zeros(2)}
+    here["values"]["array"] = np.zeros((2, 3), dtype=np.int16)  # type: ignore[index]  # a dictionary
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise AssertionError("something is unpickled")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", refuse)
+        if by_manager:
+            with CheckpointManager(tmp_path) as manager:
+                manager.restore(here)
+        else:
+            load(tmp_path, here)
+    found: Any = here["values"]
+    assert shown(found) == {**shown(values()), "set": repr(found["set"])}
+    assert found["set"] == values()["set"]
+    assert found["array"].flags.writeable
+
+
+def test_what_stands_in_the_text_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline, "MAX_BYTES", 100)
+    to_json("k", (torch.zeros(25), b"x" * 100))
+    for value in ((torch.zeros(26),), [b"x" * 101], io.BytesIO(b"x" * 101)):
+        with pytest.raises(CheckpointError, match=r"at most 100 are saved within a plain value"):
+            to_json("k", value)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"x": "no base64"},
+        {"x": 1},
+        {"n": ["dtype", "load"]},
+        {"n": ["dtype"]},
+        {"n": ["device", "nowhere"]},
+        {"n": ["Size", ["x"]]},
+        {"n": ["load", "x"]},
+        {"a": ["torch", "float32", [2], ""]},
+        {"a": ["torch", "uint8", [-1, -1], "AA=="]},
+        {"a": ["torch", "nothing", [0], ""]},
+        {"a": ["bytes", "uint8", [0], ""]},
+        {"e": [{"l": []}]},
+        {"e": 1},
+    ],
+)
+def test_what_nobody_wrote_is_corrupt(tree: Any) -> None:
+    with pytest.raises(CheckpointCorrupt, match="cannot be read"):
+        from_json("k", json.dumps(tree).encode())
