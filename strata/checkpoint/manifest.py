@@ -19,6 +19,7 @@ from typing import Any, Final
 from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, named_digest
 from strata.checkpoint.entries import ImageRef, Run, Shard, TensorEntry
 from strata.checkpoint.state import Json
+from strata.checkpoint.tensors import NEWER_DTYPES
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 READ_VERSIONS: Final[Mapping[str, int]] = {
-    "strata-rank-manifest": 2,
+    "strata-rank-manifest": 3,
     "strata-manifest": 2,
     "strata-commit": 1,
     "strata-root": 1,
@@ -95,6 +96,8 @@ class RankManifest:
     @property
     def version(self) -> int:
         """The lowest version of the format that can say this."""
+        if any(entry.spec.dtype in NEWER_DTYPES for entry in self.tensors.values()):
+            return 3
         plain = not self.files and not self.mesh and all(entry.plain for entry in self.tensors.values())
         return 1 if plain else 2
 

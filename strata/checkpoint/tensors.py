@@ -24,7 +24,7 @@ COPY_THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """How a dtype lies in an image. A complex number of 128 bits is a pair of F64 there."""
+    """How a dtype lies in an image: one that safetensors has no name for as others, `trailing` to a value."""
 
     safetensors: str
     item_bytes: int
@@ -50,7 +50,13 @@ DTYPES: Final = {
     "float8_e8m0fnu": Dtype("F8_E8M0", 1),
     "complex64": Dtype("C64", 8),
     "complex128": Dtype("F64", 16, (2,)),
+    "float8_e4m3fnuz": Dtype("U8", 1, (1,)),
+    "float8_e5m2fnuz": Dtype("U8", 1, (1,)),
+    "float4_e2m1fn_x2": Dtype("U8", 1, (1,)),
+    "complex32": Dtype("F16", 4, (2,)),
 }
+NEWER_DTYPES: Final = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2", "complex32"})
+"""Those that a rank's manifest has from version 3 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

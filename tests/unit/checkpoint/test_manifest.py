@@ -141,8 +141,8 @@ def rank_manifest(**tensors: tuple[str, ...]) -> RankManifest:
 
 def test_a_manifest_of_a_newer_format_is_refused_with_the_reason() -> None:
     body: dict[str, Any] = json.loads(rank_manifest().to_bytes())
-    body["version"] = 3
-    with pytest.raises(CheckpointError, match="format 3, and this release reads up to 2") as caught:
+    body["version"] = 4
+    with pytest.raises(CheckpointError, match="format 4, and this release reads up to 3") as caught:
         RankManifest.from_bytes(json.dumps(body).encode(), what="m")
     assert not isinstance(caught.value, CheckpointCorrupt)
 
@@ -188,6 +188,11 @@ def test_a_document_has_the_lowest_version_that_can_say_it() -> None:
         newer = dataclasses.replace(plain, tensors={"a": entry})
         assert json.loads(newer.to_bytes())["version"] == 2
     assert json.loads(dataclasses.replace(plain, mesh={"dp": (0, 2)}).to_bytes())["version"] == 2
+    of_newer = TensorSpec(kind="torch", dtype="float8_e4m3fnuz", shape=(1,))
+    newer = dataclasses.replace(
+        plain, tensors={"a": TensorEntry(spec=of_newer, start=0, end=1, chunks=("d",))}
+    )
+    assert json.loads(newer.to_bytes())["version"] == 3
 
 
 def test_chunks_lie_where_their_runs_say() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -164,3 +165,44 @@ def test_what_stands_in_the_text_is_small(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_nobody_wrote_is_corrupt(tree: Any) -> None:
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):
         from_json("k", json.dumps(tree).encode())
+
+
+NEWER = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float4_e2m1fn_x2, torch.complex32]
+
+
+def a_tensor(dtype: torch.dtype, *, filled: bool) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randint(0, 120, (6, 4 * dtype.itemsize), dtype=torch.uint8, generator=generator)
+    return (data if filled else torch.zeros_like(data)).view(dtype)
+
+
+def as_bytes(tensor: torch.Tensor) -> list[int]:
+    found: list[int] = tensor.contiguous().view(torch.uint8).flatten().tolist()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", NEWER, ids=str)
+@pytest.mark.parametrize("by_dcp", [True, False])
+def test_dtypes_that_safetensors_has_no_name_for_come_back(
+    dtype: torch.dtype, by_dcp: bool, tmp_path: Path
+) -> None:
+    saved = a_tensor(dtype, filled=True)
+    state = {"w": saved, "turned": saved.t(), "tuple": (saved,)}
+    here = {"w": a_tensor(dtype, filled=False), "turned": a_tensor(dtype, filled=False).t(), "tuple": None}
+    if by_dcp:
+        save(tmp_path, state, 1)
+        load(tmp_path, here)
+    else:
+        with CheckpointManager(tmp_path) as manager:
+            manager.save_state(state, 1)
+        with CheckpointManager(tmp_path) as manager:
+            manager.restore(here)
+    (inner,) = here["tuple"]  # type: ignore[misc]  # what was saved there
+    for name, found in (("w", here["w"]), ("turned", here["turned"]), ("tuple", inner)):
+        assert isinstance(found, torch.Tensor), name
+        assert found.dtype == dtype
+        assert as_bytes(found) == as_bytes(saved.t() if name == "turned" else saved), name
+    (image,) = tmp_path.glob("step-*/rank-00000.safetensors")
+    with safe_open(image, framework="pt") as file:
+        assert file.get_tensor("w").flatten().view(torch.uint8).tolist() == as_bytes(saved)
