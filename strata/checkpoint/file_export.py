@@ -27,7 +27,7 @@ from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.reader import differing
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children, join, unflatten
+from strata.checkpoint.state import Json, children, join, unflatten, with_json
 from strata.checkpoint.tensors import DTYPES, TensorSpec, build
 from strata.checkpoint.verifying import Images, OnBytes
 from strata.errors import CheckpointError, ConfigError, Refused, StorageError
@@ -227,7 +227,12 @@ def _write_numpy(reading: _Reading, file: IO[bytes]) -> None:
 
 def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
     torch, part = _imported("torch"), reading.part
-    made: dict[str, Any] = {}
+    # what a planner of DCP made of plain values
+    made: dict[str, Any] = {
+        image_name: bytes(reading.whole(name))
+        for name, image_name in part.tensors.items()
+        if image_name in part.parted and part.spec(name).kind == "bytes"
+    }
     in_file = {image_name: name for name, image_name in part.tensors.items()}
 
     def leaf(image_name: str) -> Any:
@@ -238,7 +243,7 @@ def _write_torch(reading: _Reading, file: IO[bytes]) -> None:
             made[image_name] = build(name, spec, reading.whole(name), copied=False)
         return made[image_name]
 
-    torch.save(unflatten(part.tree, leaf), file)
+    torch.save(unflatten(with_json(part.tree, made), leaf), file)
 
 
 _WRITERS: Final = {

@@ -17,6 +17,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.checkpoint import inline
+from strata.checkpoint.file_export import choose, export
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.client.checkpoints import CheckpointManager
 from strata.errors import CheckpointCorrupt, CheckpointError
 from strata.integrations.dcp import StrataReader, StrataWriter
@@ -206,3 +209,17 @@ def test_dtypes_that_safetensors_has_no_name_for_come_back(
     (image,) = tmp_path.glob("step-*/rank-00000.safetensors")
     with safe_open(image, framework="pt") as file:
         assert file.get_tensor("w").flatten().view(torch.uint8).tolist() == as_bytes(saved)
+
+
+def test_an_exported_torch_file_has_the_plain_values(tmp_path: Path) -> None:
+    """In place of torch's `dcp_to_torch_save`, which reads files of FileSystemWriter alone."""
+    state = {"model": {"w": torch.ones(2)}, "step": 12, "lr": [0.1, {"a": float("inf")}], "raw": b"x"}
+    writer = save(tmp_path / "root", state, 12)
+    storage = LocalStorage(tmp_path / "root", nonce=lambda: "x")
+    assert writer.last is not None
+    (folder,) = (name for name in storage.list() if name.startswith("step-"))
+    manifest = read_manifest(storage, folder, writer.last.manifest_digest)
+    part = choose(read_rank_manifests(storage, folder, manifest), rank=None, only=None)
+    path = tmp_path / "model.pt"
+    export(storage, folder, part, path, file_format="torch", replace=False, on_bytes=lambda count: None)
+    assert flat(torch.load(path, weights_only=True)) == flat(state)
