@@ -54,7 +54,8 @@ class Loaded:
         """Raise `CheckpointError` if what `rank` is to restore of these keys differed between the ranks."""
         identity = self.manifest.identity
         for path in self.differing:
-            if path not in of_rank_0 and (path.partition(".")[0] in keys or path in keys):
+            wanted = path.partition(".")[0] in keys or path in keys
+            if wanted and not _is_under(path, of_rank_0):
                 raise CheckpointError(
                     f"{path} differs between the {identity.world_size} ranks that saved step {identity.step},"
                     f" so rank {rank} has no value for it",
@@ -218,6 +219,15 @@ def _in_memory(
         size_bytes = manifest.tensors[tensor].spec.size_bytes
         last, end = (image, offset + size_bytes), end + size_bytes
     return offsets, end
+
+
+def _is_under(path: str, keys: Collection[str]) -> bool:
+    """Tell whether `path` is one of `keys`, or lies below one."""
+    while path not in keys:
+        path, dot, _ = path.rpartition(".")
+        if not dot:
+            return False
+    return True
 
 
 def differing(manifests: Sequence[RankManifest]) -> Iterator[str]:

@@ -299,8 +299,8 @@ class CheckpointManager:
         the one before is taken, with an error in the log); `CheckpointError` naming the key or the
         tensor that does not fit. Nothing is changed then.
 
-        A rank that the saving world did not have takes what all ranks had alike, and of the paths in
-        `of_rank_0`, at which ranks may differ, what rank 0 had.
+        A rank that the saving world did not have takes what all ranks had alike, and what rank 0 had
+        at and below the paths in `of_rank_0`, where ranks may differ.
         """
         self._writer.settle()
         found = self._loading.each(step, state, begins=self._progressed_to is None)

@@ -21,6 +21,7 @@ from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
 from strata.training.saves import Saves
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, buffers_of, position_of
+from strata.training.stateful_feed import KEPT_KEY
 
 RESTORE: Final = "restore"
 
@@ -62,7 +63,8 @@ def begin(
     peers.progress(0, RESTORE)
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
-    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | {join(OWN_KEY, CURSORS_KEY)})
+    differs = {join(OWN_KEY, CURSORS_KEY), join(join(OWN_KEY, LOADER_KEY), KEPT_KEY)}
+    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | differs)
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())

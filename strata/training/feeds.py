@@ -3,14 +3,18 @@
 An `ElasticSampler`, and a torch DataLoader over a dataset that knows its length, whose sampler is
 one of torch's own, are *elastic*: what a step trains on is the same in any world, and a training
 goes on with the very next sample. The DataLoader itself is not used but made again, over the same
-dataset and with the same workers, and takes its indices from an `ElasticSampler`.
+dataset and with the same workers, and takes its indices from an `ElasticSampler`. torchdata's
+StatefulDataLoader is elastic under the same conditions.
+
+Any other StatefulDataLoader is *stateful*: each rank saves and restores the state of its own. It goes
+on in a world of the same size, and is refused in another.
 
 Any other loader is *ordinary*: what was trained on before is drawn again and passed over, which is
 right if it gives the same batches in the same order in each run, and the world has its old size.
-Where the ranks know different lengths, all end an epoch with the one that has the fewest batches:
-another one would meet nobody in the collectives of its next step. Else it ends when the loader does,
-for a length may be an estimate. A batch is drawn when its turn has come: a loader may use its memory
-again for the next one.
+
+Where the ranks know different lengths of stateful or ordinary loaders, all end an epoch with the one
+that has the fewest batches: another one would meet nobody in the collectives of its next step. Else an
+epoch ends when the loader does, for a length may be an estimate.
 """
 
 from __future__ import annotations
@@ -19,34 +23,21 @@ import logging
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from strata.data.order import mix
 from strata.data.sampler import ElasticSampler, check_split
 from strata.errors import InvalidArgument
+from strata.training.ordinary_feed import Fed, OrdinaryFeed
 from strata.training.shield import Shielded, starting_children
 from strata.training.state import Position
+from strata.training.stateful_feed import Kept, StatefulFeed, check_no_state, is_stateful, types_named
 
 Loader = Iterable[Any] | ElasticSampler
 """What `run.steps` takes."""
 
 log: Final = logging.getLogger("strata.training")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fed:
-    """One batch of this rank's. When it is the step's `last`, the step used `samples` over all ranks.
-
-    `batches` counts those of the step so far; `weight` is what its mean loss counts in the step.
-    """
-
-    batch: Any
-    last: bool
-    samples: int
-    batches: int
-    weight: float
 
 
 class Feed(Protocol):
@@ -56,8 +47,8 @@ class Feed(Protocol):
         """Yield what is left of the epoch that `position` is in."""
         ...
 
-    def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint says of the loader, alike on every rank."""
+    def facts(self, position: Position) -> dict[str, Any]:
+        """Return what a checkpoint of `position` says of the loader."""
         ...
 
 
@@ -76,6 +67,11 @@ class Feeding:
     uneven: bool
     saved: Mapping[str, Any]
     shortest: Callable[[int | None], int | None] = lambda batches: None
+    kept: Kept = field(init=False)
+    """What this rank knows of the state of its StatefulDataLoader."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", Kept.of(self.saved))
 
     def feed(self, loader: Loader, accumulate: int) -> Feed:
         """Return the feed of `loader`; `ConfigError` when its batches cannot be split here."""
@@ -88,16 +84,18 @@ class Feeding:
             return self._elastic(loader, None, per_rank=0)
         torch = sys.modules.get("torch")
         if torch is not None and (shuffle := _shuffles(torch, loader)) is not None:
+            check_no_state(loader)
             return self._torch(torch, loader, accumulate, shuffle=shuffle)
+        before = self.saved.get("world_size")
+        if is_stateful(loader):
+            self.kept.check(loader, before=before, world_size=self.world_size)
         length = _length(loader)
-        return OrdinaryFeed(
-            loader,
-            accumulate,
-            self.world_size,
-            before=self.saved.get("world_size"),
-            length=length,
-            most=self.shortest(length),
-        )
+        most = self.shortest(length)
+        if is_stateful(loader):
+            return StatefulFeed(
+                loader, accumulate, self.world_size, kept=self.kept, before=before, length=length, most=most
+            )
+        return OrdinaryFeed(loader, accumulate, self.world_size, before=before, length=length, most=most)
 
     def _torch(self, torch: Any, loader: Any, accumulate: int, *, shuffle: bool) -> Feed:
         per_rank = int(loader.batch_size) * accumulate
@@ -178,104 +176,8 @@ class ElasticFeed:
             if piece.last:
                 count = 0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, position: Position) -> dict[str, Any]:
         return {**self.sampler.facts(), "per_rank": self._per_rank}
-
-
-class OrdinaryFeed:
-    """Steps of a loader that is only iterated over."""
-
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        accumulate: int,
-        world_size: int,
-        *,
-        before: int | None = None,
-        length: int | None = None,
-        most: int | None = None,
-    ) -> None:
-        """`before` is the size of the world that saved the position.
-
-        `length` is how many batches an epoch has, as far as the loader says that; after `most` all ranks end.
-        """
-        self._loader = loader
-        self._before = before
-        self._length = length if most is None else most
-        self._most = most
-        self._accumulate = accumulate
-        self._world_size = world_size
-
-    def epoch(self, position: Position) -> Iterator[Fed]:
-        batches = _Drawn(islice(self._loader, self._most))
-        if position.epoch_batches:
-            log.warning(
-                "passing over %d batches of epoch %d that were trained on before: right only for a loader"
-                " that gives the same ones in each run",
-                position.epoch_batches,
-                position.epoch,
-            )
-            if self._before not in {None, self._world_size}:
-                log.warning(
-                    "%d ranks trained on them, and there are %d: some samples come twice, or not at all",
-                    self._before,
-                    self._world_size,
-                )
-        for _ in range(position.epoch_batches):
-            next(batches, None)
-        begun, count, samples = position.epoch_batches, 0, 0
-        for batch in batches:
-            count += 1
-            samples += samples_of(batch)
-            size, certain = self._size(begun)
-            last = count == size or (not certain and batches.ended())
-            yield Fed(
-                batch=batch,
-                last=last,
-                samples=samples * self._world_size,
-                batches=count,
-                weight=1.0 if last and count == 1 else 1 / size,
-            )
-            if last:
-                begun, count, samples = begun + count, 0, 0
-        if count:
-            log.warning(
-                "the loader ended with %d of %s batches: no step has the last %d",
-                begun + count,
-                self._length,
-                count,
-            )
-
-    def _size(self, begun: int) -> tuple[int, bool]:
-        """Return how many batches the step has that begins after so many of the epoch, at most unless it is certain.
-
-        The epoch's last step may have fewer, and each of them counts more then, if that is known in time.
-        """
-        if self._length is None or begun >= self._length:  # or there are more than the loader said
-            return self._accumulate, False
-        return min(self._accumulate, self._length - begun), True
-
-    def facts(self) -> dict[str, Any]:
-        return {"world_size": self._world_size}
-
-
-class _Drawn:
-    """Items that are drawn one by one; who asks whether there are more has the next one drawn early."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-        self._ahead: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._ahead.pop() if self._ahead else next(self._items)
-
-    def ended(self) -> bool:
-        if not self._ahead:
-            self._ahead.extend(islice(self._items, 1))
-        return not self._ahead
 
 
 def _length(loader: Iterable[Any]) -> int | None:
@@ -284,18 +186,6 @@ def _length(loader: Iterable[Any]) -> int | None:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader over a dataset without a length
         return None
-
-
-def samples_of(batch: Any) -> int:
-    """Return how many samples a batch has, as far as it shows that; else 1."""
-    if isinstance(batch, Mapping):
-        batch = next(iter(batch.values()), None)
-    elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):
-        batch = batch[0]
-    try:
-        return len(batch)
-    except TypeError:  # a number, or a tensor of no dimension
-        return 1
 
 
 class _Indices:
@@ -311,18 +201,19 @@ class _Indices:
 
 def _shuffles(torch: Any, loader: Any) -> bool | None:
     """Tell whether a DataLoader of torch's own samplers shuffles; None when it is no such loader."""
-    data = torch.utils.data
-    if type(loader) is not data.DataLoader or type(loader.batch_sampler) is not data.BatchSampler:
+    if type(loader) not in types_named("DataLoader", "StatefulDataLoader") or loader.batch_size is None:
         return None
-    if isinstance(loader.dataset, data.IterableDataset) or not isinstance(loader.dataset, Sized):
+    if type(loader.batch_sampler) not in types_named("BatchSampler"):
+        return None
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset) or not isinstance(loader.dataset, Sized):
         return None
     sampler = loader.sampler
-    if type(sampler) is data.SequentialSampler:
+    if type(sampler) in types_named("SequentialSampler"):
         return False
-    if type(sampler) is data.RandomSampler:
+    if type(sampler) in types_named("RandomSampler"):
         whole = not sampler.replacement and sampler.num_samples == len(loader.dataset)
         return True if whole else None
-    if type(sampler) is data.distributed.DistributedSampler:
+    if type(sampler) in types_named("DistributedSampler", "StatefulDistributedSampler"):
         return bool(sampler.shuffle)
     return None
 

@@ -107,7 +107,8 @@ class Run:
         self._cursors = beginning.cursors
         self._remembered = Remembered.of(self._state)
         self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
-        self._facts: dict[str, Any] = dict(beginning.feeding.saved)
+        saved = dict(beginning.feeding.saved)
+        self._facts: Callable[[Position], dict[str, Any]] = lambda position: saved
         self._begun = beginning.position.step
         self._owns_group |= beginning.owns_group
 
@@ -237,7 +238,7 @@ class Run:
             self._passed_over = False
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
-        self._facts = feed.facts()
+        self._facts = feed.facts
         for fed in self._own.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
@@ -356,7 +357,9 @@ class Run:
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
-            return self.saves.save(self._state, self.position, self._facts, patient=patient, limit_s=limit_s)
+            return self.saves.save(
+                self._state, self.position, self._facts(self.position), patient=patient, limit_s=limit_s
+            )
 
     def goodput(self) -> Goodput:
         """Return what the time went to so far, over all generations; rank 0's account goes on."""

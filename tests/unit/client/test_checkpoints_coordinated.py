@@ -218,6 +218,22 @@ def test_more_ranks_get_what_all_had_in_common(cluster: Cluster, tmp_path: Path)
         assert state["rank"] == 0
 
 
+def test_more_ranks_get_all_that_rank_0_had_below_a_path(cluster: Cluster, tmp_path: Path) -> None:
+    with managers(cluster, tmp_path) as ranks:
+        for info in [
+            manager.save_state({"own": {"loader": {"at": rank, "seen": [rank]}}}, 20)
+            for rank, manager in enumerate(ranks)
+        ]:
+            info.wait(LIMIT_S)
+    point = cluster.restore_point()
+    with CheckpointManager(tmp_path, client=Cluster(a=1, b=1, c=1).port(2, restore=point)) as manager:
+        state: dict[str, Any] = {"own": {}}
+        with pytest.raises(CheckpointError, match=r"own\.loader\.at differs between the 2 ranks"):
+            manager.restore(state, of_rank_0={"own.load", "loader"})
+        manager.restore(state, of_rank_0={"own.loader"})
+        assert state == {"own": {"loader": {"at": 0, "seen": [0]}}}
+
+
 def test_fewer_ranks_each_get_their_own(cluster: Cluster, tmp_path: Path) -> None:
     with managers(cluster, tmp_path) as ranks:
         save(ranks, 20)

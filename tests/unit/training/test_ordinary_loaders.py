@@ -12,7 +12,7 @@ import pytest
 
 from strata.errors import BarrierTimeout, StrataError, Unavailable
 from strata.training.alike import LOADER_BARRIER, LOADER_ROUNDS, Lengths
-from strata.training.feeds import OrdinaryFeed
+from strata.training.ordinary_feed import OrdinaryFeed
 from strata.training.peers import Alone
 from strata.training.state import Position
 from tests.unit.training.making import make_run

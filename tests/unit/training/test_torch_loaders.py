@@ -10,8 +10,9 @@ import pytest
 
 import strata
 from strata.errors import ConfigError
-from strata.training.feeds import ElasticFeed, Feeding, OrdinaryFeed
+from strata.training.feeds import ElasticFeed, Feeding
 from strata.training.group import end_group
+from strata.training.ordinary_feed import OrdinaryFeed
 from strata.training.state import Position
 
 torch = pytest.importorskip("torch")
@@ -64,7 +65,7 @@ def test_any_world_goes_on_with_the_very_next_sample(workers: int) -> None:
     data = loader(num_workers=workers)
     whole = epoch(data, 2, Position())
     assert sorted(whole) == list(range(LENGTH))
-    saved = feeding(0, 2).feed(data, 1).facts()
+    saved = feeding(0, 2).feed(data, 1).facts(Position())
     assert saved == {"length": LENGTH, "global_batch": 10, "seed": 0, "per_rank": 5}
     rest = epoch(data, 1, Position(epoch_samples=20), saved=saved)
     assert rest == whole[20:]
@@ -72,10 +73,10 @@ def test_any_world_goes_on_with_the_very_next_sample(workers: int) -> None:
 
 def test_accumulation_keeps_the_batches_of_a_step() -> None:
     data = loader()
-    saved = feeding(0, 4).feed(data, 1).facts()
+    saved = feeding(0, 4).feed(data, 1).facts(Position())
     one = feeding(0, 1, saved=saved).feed(data, 1)
     assert [len(fed.batch[0]) for fed in one.epoch(Position())] == [20, 20, 10]
-    saved = feeding(0, 2).feed(data, 2).facts()
+    saved = feeding(0, 2).feed(data, 2).facts(Position())
     split = list(feeding(0, 1, saved=saved).feed(data, 2).epoch(Position()))
     assert [len(fed.batch[0]) for fed in split] == [5] * 10
     assert [fed.last for fed in split] == [False, False, False, True] * 2 + [False, True]
@@ -86,7 +87,7 @@ def test_accumulation_keeps_the_batches_of_a_step() -> None:
 def test_a_world_that_does_not_divide_the_batch_trains_on_the_same_samples() -> None:
     """Weighted, each sample counts alike: the ranks' mean gradient is that of one rank alone."""
     data = loader()
-    saved = feeding(0, 2).feed(data, 2).facts()
+    saved = feeding(0, 2).feed(data, 2).facts(Position())
     whole = epoch(data, 2, Position(), accumulate=2)
     assert epoch(data, 3, Position(epoch_samples=20), accumulate=2, saved=saved) == whole[20:]
     feeds = [feeding(rank, 3, saved=saved).feed(data, 2) for rank in range(3)]
@@ -103,9 +104,11 @@ def test_a_world_that_does_not_divide_the_batch_trains_on_the_same_samples() -> 
 
 
 def test_a_rank_s_batch_that_was_changed_counts() -> None:
-    saved = feeding(0, 2).feed(loader(), 1).facts()
-    assert feeding(0, 2, saved=saved).feed(loader(batch_size=3), 1).facts()["global_batch"] == 6
-    assert feeding(0, 2, saved=saved, global_batch=30).feed(loader(), 1).facts()["global_batch"] == 30
+    saved = feeding(0, 2).feed(loader(), 1).facts(Position())
+    assert feeding(0, 2, saved=saved).feed(loader(batch_size=3), 1).facts(Position())["global_batch"] == 6
+    assert (
+        feeding(0, 2, saved=saved, global_batch=30).feed(loader(), 1).facts(Position())["global_batch"] == 30
+    )
 
 
 def test_which_loaders_are_elastic() -> None:

@@ -1,0 +1,222 @@
+"""A torchdata StatefulDataLoader whose samples cannot be divided anew: `StatefulFeed`.
+
+Over an iterable dataset, or with a sampler of the program's own, what a rank reads next is known to
+the loader's own state only. So each rank saves that in its part of a checkpoint, and goes on from it.
+
+    state_dict() after `batches` batches of `epoch`  →  Snapshot  →  load_state_dict(), on the same rank
+
+A checkpoint holds the batches of *complete* steps. The loader may have given more (a save in the middle
+of a step, or a loop that was left): then the checkpoint has the snapshot before, and the batches between
+are drawn again and passed over.
+
+torchdata is never imported here: who has one of its loaders has imported it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Self
+
+from strata.checkpoint import rng
+from strata.checkpoint.state import has_state
+from strata.errors import ConfigError, InvalidArgument
+from strata.training.ordinary_feed import OrdinaryFeed, pass_over
+from strata.training.state import Position
+
+KEPT_KEY: Final = "own"
+"""Where the state of a rank's own loader stands among what a checkpoint says of loaders."""
+_TORCHDATA: Final = "torchdata.stateful_dataloader"
+_MODULES: Final = ("torch.utils.data", "torch.utils.data.distributed", _TORCHDATA, f"{_TORCHDATA}.sampler")
+
+log: Final = logging.getLogger("strata.training")
+
+
+def types_named(*names: str) -> set[type]:
+    """Return torch's and torchdata's own classes of these names, of the modules that are imported."""
+    modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
+    return {getattr(module, name) for module in modules for name in names if hasattr(module, name)}
+
+
+def is_stateful(loader: Any) -> bool:
+    """Tell whether this is a StatefulDataLoader, or of a class derived from it."""
+    return isinstance(loader, tuple(types_named("StatefulDataLoader")))
+
+
+def check_no_state(loader: Any) -> None:
+    """Raise `InvalidArgument` for an elastic StatefulDataLoader whose dataset has a state."""
+    if is_stateful(loader) and has_state(loader.dataset):
+        raise InvalidArgument(
+            f"the map-style dataset {type(loader.dataset).__name__} has a state_dict() of its own, which would be"
+            " lost: any rank may read any of its samples",
+            hint="use torch.utils.data.DataLoader, and give what is to be saved to strata.init(state={…})",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The `state` of one rank's loader after `batches` batches of `epoch`; `ended`: it had no more."""
+
+    epoch: int
+    batches: int
+    ended: bool
+    state: Any
+
+
+class Kept:
+    """The newest snapshot of this rank's loaders in one generation; `loader` None: it was restored."""
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self.snapshot = snapshot
+        self.loader: Any = None
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Return what a checkpoint says of this rank's loader."""
+        own = saved.get(KEPT_KEY)
+        return cls(None if own is None else Snapshot(**own))
+
+    def check(self, loader: Any, *, before: int | None, world_size: int) -> None:
+        """Raise where `loader` cannot go on here: `ConfigError` in another world, else `InvalidArgument`."""
+        if self.snapshot is not None and before != world_size:
+            raise ConfigError(
+                f"{before} ranks saved the state of a StatefulDataLoader each, and there are {world_size} ranks now:"
+                " only a rank that saved one can go on with it",
+                hint=f"train on with {before} ranks (--min-workers and --max-workers, or the number of slots), or"
+                " start a new job. A map-style dataset with torch's own samplers goes on in any world",
+            )
+        if loader.num_workers and not getattr(loader, "in_order", True):
+            raise InvalidArgument(
+                "a StatefulDataLoader with in_order=False does not know which samples it has given",
+                hint="leave in_order out",
+            )
+        if loader.persistent_workers:
+            raise InvalidArgument(
+                "a StatefulDataLoader with persistent_workers=True skips samples when it goes on behind the end"
+                " of an epoch",
+                hint="leave persistent_workers out",
+            )
+        if not _goes_on(loader):
+            raise InvalidArgument(
+                f"the sampler {type(_sampler(loader)).__name__} of a StatefulDataLoader has no state_dict(), so a"
+                " restart would give other samples",
+                hint="give the sampler state_dict() and load_state_dict(), or use one of torch's own over the"
+                " whole dataset (shuffle=True), which goes on in any world",
+            )
+
+
+def _sampler(loader: Any) -> Any:
+    """Return what decides on the order of a map-style dataset's samples."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) in _of_torchdata("BatchSampler") else batches
+
+
+def _of_torchdata(name: str) -> set[type]:
+    """Return torchdata's class of this name, whose state a StatefulDataLoader saves; not torch's."""
+    return types_named(name) - {getattr(sys.modules["torch.utils.data"], name)}
+
+
+def _goes_on(loader: Any) -> bool:
+    """Tell whether the loader's state says which samples come next."""
+    if isinstance(loader.dataset, tuple(types_named("IterableDataset"))):
+        return True  # by its state, or it is read again up to there
+    sampler = _sampler(loader)
+    computed = types_named("SequentialSampler", "DistributedSampler", "StatefulDistributedSampler")
+    return type(sampler) in computed | _of_torchdata("RandomSampler") or has_state(sampler)
+
+
+class StatefulFeed(OrdinaryFeed):
+    """Steps of a StatefulDataLoader, which goes on from its own state; see the module."""
+
+    def __init__(
+        self,
+        loader: Any,
+        accumulate: int,
+        world_size: int,
+        *,
+        kept: Kept,
+        before: int | None = None,
+        length: int | None = None,
+        most: int | None = None,
+    ) -> None:
+        """`kept` is shared by all feeds of a generation; the others are an `OrdinaryFeed`'s."""
+        super().__init__(loader, accumulate, world_size, before=before, length=length, most=most)
+        self._stateful = loader
+        self._kept = kept
+        self._drawn: tuple[int, int] | None = None
+        """The epoch, and how many of its batches the loader has given."""
+        self._ended = False
+
+    def _left(self, position: Position) -> Iterator[Any]:
+        random = rng.capture()  # a loader draws from torch's generator when an epoch begins
+        batches, begun = self._open(position.epoch)
+        drawn = self._counted(batches, position.epoch, begun)
+        pass_over(drawn, position.epoch_batches - begun, position.epoch)
+        if position.epoch_batches:
+            rng.restore(random)
+        most = None if self._most is None else max(0, self._most - position.epoch_batches)
+        return islice(drawn, most)
+
+    def _open(self, epoch: int) -> tuple[Iterator[Any], int]:
+        """Return the batches of `epoch` from the newest snapshot on, and how many come before."""
+        loader, kept = self._stateful, self._kept
+        known, restored = kept.snapshot, kept.loader is None
+        if self._drawn is not None and kept.loader is not loader:
+            raise InvalidArgument(
+                "two StatefulDataLoaders take turns, and a checkpoint holds the state of the newest only",
+                hint="make a new loader for each epoch, or read both datasets with one loader",
+            )
+        self._ended = False
+        if known is not None and (restored or (kept.loader is loader and known.epoch == epoch)):
+            loader.load_state_dict(copy.deepcopy(known.state))
+            kept.loader = loader
+            if known.epoch == epoch and not known.ended:
+                return iter(loader), known.batches
+            self._pass_end(ended=known.ended)
+            if known.epoch == epoch:
+                self._ended = True
+                return iter(()), known.batches
+        batches = iter(loader)
+        self._take(epoch, 0)
+        return batches, 0
+
+    def _pass_end(self, *, ended: bool) -> None:
+        """Have the loader take the state it was given, and begin an epoch when it is iterated over next.
+
+        In a run without a restart it draws once from torch's generator for that, so it does here.
+        """
+        random = rng.capture()
+        if ended:
+            self._stateful.state_dict()
+        else:
+            iter(self._stateful)  # whose rest was left
+        rng.restore(random)
+
+    def _counted(self, batches: Iterator[Any], epoch: int, begun: int) -> Iterator[Any]:
+        self._drawn = epoch, begun
+        for batch in batches:
+            begun += 1
+            self._drawn = epoch, begun
+            yield batch
+        self._ended = True
+
+    def _take(self, epoch: int, batches: int) -> None:
+        """Take a snapshot of the loader as it is now."""
+        state = copy.deepcopy(self._stateful.state_dict())
+        self._kept.snapshot = Snapshot(epoch=epoch, batches=batches, ended=self._ended, state=state)
+        self._kept.loader = self._stateful
+
+    def facts(self, position: Position) -> dict[str, Any]:
+        if self._drawn == (position.epoch, position.epoch_batches):
+            self._take(*self._drawn)
+        facts = super().facts(position)
+        snapshot = self._kept.snapshot
+        if snapshot is None:
+            return facts
+        return {**facts, KEPT_KEY: {name: getattr(snapshot, name) for name in Snapshot.__slots__}}
