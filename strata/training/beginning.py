@@ -14,6 +14,7 @@ from strata.training.alike import Lengths, Sampling, Wanted
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY, CursorBook
+from strata.training.ddp_buckets import BUCKETS_KEY, Buckets
 from strata.training.feeds import Feeding
 from strata.training.goodput import GOODPUT_KEY, START, Ledger
 from strata.training.group import JOIN, ensure_group
@@ -37,6 +38,7 @@ class Beginning:
     ledger: Ledger
     feeding: Feeding
     cursors: CursorBook
+    buckets: Buckets
     owns_group: bool
     """Whether torch's process group was initialised here, and is to be ended here."""
 
@@ -63,7 +65,7 @@ def begin(
     peers.progress(0, RESTORE)
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
-    differs = {join(OWN_KEY, CURSORS_KEY), join(join(OWN_KEY, LOADER_KEY), KEPT_KEY)}
+    differs = {join(OWN_KEY, name) for name in (CURSORS_KEY, BUCKETS_KEY, join(LOADER_KEY, KEPT_KEY))}
     restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | differs)
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
@@ -83,6 +85,7 @@ def begin(
             () if restored is None else checkpoints.texts_of_ranks(restored, OWN_KEY, CURSORS_KEY).values()
         ),
     )
+    buckets = Buckets(peers, state, saved=str(own.get(BUCKETS_KEY, "")), restored=restored is not None)
     rule = Rule(
         every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every
     )
@@ -99,6 +102,7 @@ def begin(
         saved=own.get(PACE_KEY, {}),
         failure_s=past.failure_s,
         cursors=cursors.saved,
+        buckets=buckets.saved,
     )
     feeding = Feeding(
         rank=peers.rank,
@@ -115,5 +119,6 @@ def begin(
         ledger=ledger,
         feeding=feeding,
         cursors=cursors,
+        buckets=buckets,
         owns_group=owns_group,
     )

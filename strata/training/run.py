@@ -105,6 +105,7 @@ class Run:
         self._ledger = beginning.ledger
         self._feeding = beginning.feeding
         self._cursors = beginning.cursors
+        self._buckets = beginning.buckets
         self._remembered = Remembered.of(self._state)
         self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
         saved = dict(beginning.feeding.saved)
@@ -239,6 +240,8 @@ class Run:
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts
+        with self._within_generation():
+            self._buckets.begin()
         for fed in self._own.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()

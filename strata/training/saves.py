@@ -22,6 +22,7 @@ from strata.training.bounded import within
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY
+from strata.training.ddp_buckets import BUCKETS_KEY
 from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Peers
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
@@ -52,12 +53,14 @@ class Saves:
         saved: Mapping[str, Any],
         failure_s: float = PRIOR_S,
         cursors: Callable[[], str] = lambda: "",
+        buckets: Callable[[], str] = lambda: "",
     ) -> None:
         """`saved` is what the checkpoint that this generation began from says of its pace.
 
-        `cursors` returns what this rank's part is to say of shards.
+        `cursors` and `buckets` return what this rank's part is to say of shards, and of DDP's buckets.
         """
         self._cursors = cursors
+        self._buckets = buckets
         self._peers = peers
         self._checkpoints = checkpoints
         self._rule = rule
@@ -114,6 +117,7 @@ class Saves:
             LOADER_KEY: dict(facts),
             PACE_KEY: json.loads(payload_of(pace)),
             CURSORS_KEY: self._cursors(),
+            BUCKETS_KEY: self._buckets(),
         }
         state[OWN_KEY] = own
         metadata = {GOODPUT_KEY: json.dumps(account)} if account else {}
