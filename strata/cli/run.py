@@ -19,7 +19,14 @@ def run(
         str | None,
         typer.Option("--endpoints", "-e", help="Coordinators, as host:port, by commas."),
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", "-j", help="The job to join.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", "-j", help="The job to join. (on a single node: named from the script)"),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", help="What was started together; who of it comes late ends with 0."),
+    ] = None,
     worker_id: Annotated[
         str | None, typer.Option("--worker-id", help="This member's name. (the host's)")
     ] = None,
@@ -86,12 +93,13 @@ def run(
     ] = None,
     resume: Annotated[
         bool | None,
-        typer.Option("--resume", help="Go on with a job that is done or has failed."),
+        typer.Option("--resume", help="Go on with a job that is done, has failed or ran another program."),
     ] = None,
     new: Annotated[
         bool | None,
         typer.Option(
-            "--new", help="Begin a job that is done or has failed from nothing; its checkpoints stay."
+            "--new",
+            help="Begin a job that is done, has failed or ran another command from nothing; its checkpoints stay.",
         ),
     ] = None,
     on_stall: Annotated[
@@ -120,7 +128,8 @@ def run(
 ) -> None:
     """Join a job, run its ranks on this node, and start them again when the world changes.
 
-    One a node. The exit status is 0 when the job is done (or was before), 75 when this node was preempted and shall be
+    One a node. The exit status is 0 when the job is done (or was, for a late node of the same run), 4 when its name
+    belongs to another run or command, 75 when this node was preempted and shall be
     requeued, 78 when the job has failed for good, and 128 + n when signal n stopped it.
 
     Example: strata run --job gpt --slots 8 --min-workers 2 -- python train.py
@@ -130,6 +139,7 @@ def run(
     flags = {
         "endpoints": endpoints,
         "job": job,
+        "run_id": run_id,
         "worker_id": worker_id,
         "slots": slots,
         "min_workers": min_workers,

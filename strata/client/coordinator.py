@@ -18,7 +18,7 @@ from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.client.unary import ATTEMPT_S, UnaryClient
 from strata.config import Credentials
 from strata.core.ids import WorkerId, checked_id
-from strata.core.members import DEFAULT_JOB, bare_registration
+from strata.core.registration import DEFAULT_JOB, bare_registration
 from strata.errors import InvalidArgument, NotFound
 from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse

@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar
 from strata.client import arguments
 from strata.client.coordinator import CoordinatorClient
 from strata.config import Credentials
-from strata.core.members import DEFAULT_JOB
+from strata.core.registration import DEFAULT_JOB
 from strata.errors import ConfigError, NotFound, Unavailable
 from strata.v1.datasets_pb2 import (
     Dataset,

@@ -152,13 +152,18 @@ class Session:
         up = Up(call=Call(id=id_, **{field: request}))  # type: ignore[arg-type]  # the name is one of the oneof's
         return await self._asked(id_, up, field, timeout_s)
 
-    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str = "") -> None:
+    async def rank_exit(
+        self, *, generation: int, rank: int, code: int, reason: str = "", early: bool = False
+    ) -> None:
         """Report that a rank's process ended; return once that is durable.
+
+        `early`: it failed by itself within its first seconds, before a step.
 
         Goes on over any number of replicas until it is, or until the session is over.
         """
         id_ = next(self._ids)
-        up = Up(rank_exit=RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_))
+        ended = RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_, early=early)
+        up = Up(rank_exit=ended)
         await self._asked(id_, up, f"the exit of rank {rank}", None)
 
     def progress(self, generation: int, ranks: Iterable[RankProgress]) -> None:

@@ -17,6 +17,7 @@ from strata.config.training import PREEMPT_JOB, check_preempt
 from strata.errors import ConfigError
 
 MAX_SLOTS = 1024
+MAX_RUN_ID_CHARS = 256
 PROCESS = "process"
 IN_PROCESS = "in_process"
 
@@ -26,7 +27,17 @@ class RunConfig:
     """One supervisor: a member of a job, with `slots` ranks on this node."""
 
     endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
-    job: str = setting("job", default="default", doc="the job to join, created by its first member")
+    job: str = setting(
+        "job",
+        default="",
+        doc="the job to join, created by its first member; on a single node by default named from its script",
+    )
+    run_id: str = setting(
+        "run.run_id",
+        default="",
+        doc="the run that this member belongs to, the same for all that are started together",
+        env="STRATA_RUN_ID",
+    )
     worker_id: str = setting(
         "run.worker_id",
         default="",
@@ -98,11 +109,14 @@ class RunConfig:
         default=5.0,
         doc="how long new ranks have the node to themselves before the next warm processes start",
     )
-    resume: bool = setting("run.resume", default=False, doc="go on with a job that is done or has failed")
+    resume: bool = setting(
+        "run.resume", default=False, doc="go on with a job that is done, has failed or ran another program"
+    )
     new: bool = setting(
         "run.new",
         default=False,
-        doc="begin a job that is done or has failed from nothing; its checkpoints are given up, and stay",
+        doc="begin a job that is done, has failed or ran another command from nothing;"
+        " its checkpoints are given up, and stay",
     )
     health: HealthConfig = field(default_factory=HealthConfig)
     credentials: Credentials = field(default_factory=Credentials)
@@ -132,6 +146,8 @@ class RunConfig:
             raise ConfigError("--max-fruitless-generations must be at least 1")
         if self.restart not in {PROCESS, IN_PROCESS}:
             raise ConfigError(f"--restart must be {PROCESS} or {IN_PROCESS}, not {self.restart!r}")
+        if len(self.run_id) > MAX_RUN_ID_CHARS:
+            raise ConfigError(f"--run-id has {len(self.run_id)} characters: at most {MAX_RUN_ID_CHARS}")
         if self.new and self.resume:
             raise ConfigError(
                 "--new and --resume exclude each other",

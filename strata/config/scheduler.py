@@ -5,7 +5,8 @@ below flags, our own environment and the file.
 
 Slurm (`srun --ntasks-per-node=1 strata run …`): the job keeps its id when it is requeued, and so
 goes on with the same job of ours. Kubernetes (an Indexed Job): a pod's host name is the job's name
-and its completion index, and a pod that replaces another has the same index.
+and its completion index, and a pod that replaces another has the same index. A pod is not told its Job's
+uid: the manifest hands that on as STRATA_RUN_ID (docs/run.md).
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ class Allocation:
     worker_id: str
     members: int = 0
     """How many are started together; 0 where that cannot be known."""
+    run_id: str = ""
+    """The identity of what was started together, a requeued job included; "" where that cannot be known."""
     restarts: int = 0
     """How often the scheduler put the job back into the queue."""
 
     def defaults(self) -> dict[str, Any]:
         """Return what it sets, by the names of `RunConfig`'s fields."""
         counts = {"min_workers": self.members, "max_workers": self.members} if self.members else {}
-        return {"job": self.job, "worker_id": self.worker_id, **counts}
+        return {"job": self.job, "worker_id": self.worker_id, "run_id": self.run_id, **counts}
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
@@ -58,6 +61,7 @@ def _slurm(environment: Mapping[str, str]) -> Allocation:
         job=f"slurm-{environment['SLURM_JOB_ID']}",
         worker_id=f"node-{node}" if local == 0 else f"node-{node}-{local}",
         members=members,
+        run_id=f"slurm-{environment['SLURM_JOB_ID']}",
         restarts=_number(environment, "SLURM_RESTART_COUNT"),
     )
 

@@ -12,6 +12,7 @@ from strata.core.records import (
     CheckpointRecord,
     GenerationRecord,
     JobPhase,
+    JobRun,
     JobSpec,
     Latest,
     Member,
@@ -79,6 +80,10 @@ class JobView:
         """Return the newest attempt at the job that anybody registered for; 0 where nobody counts."""
         record = self.view.record(self.keys.phase, JobPhase)
         return record.attempt if record is not None else 0
+
+    def run(self) -> JobRun:
+        """Return which run the job belongs to, and its command, as far as anybody said it."""
+        return self.view.record(self.keys.run, JobRun) or JobRun()
 
     # -- members and the world
 

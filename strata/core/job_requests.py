@@ -9,8 +9,8 @@ from __future__ import annotations
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_fork import forks_of
 from strata.core.job import JobView
-from strata.core.members import check_spec
 from strata.core.records import JobPhase, JobSpec, Phase, encode
+from strata.core.registration import check_spec
 from strata.core.stopping import active_world
 from strata.core.txn import (
     Decision,

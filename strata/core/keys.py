@@ -113,6 +113,11 @@ class JobKeys:
     def phase(self) -> str:
         return f"{self.root}phase"
 
+    @property
+    def run(self) -> str:
+        """Which run the job belongs to, and what that runs."""
+        return f"{self.root}run"
+
     # -- members and worlds
 
     @property

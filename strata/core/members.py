@@ -14,14 +14,12 @@ replacement (delete, then create: two transactions) never does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
+from strata.core.admission import Admission, admit, other_command
+from strata.core.ids import InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import (
     Anew,
     JobPhase,
-    JobSpec,
     Phase,
     RankDone,
     RankFailed,
@@ -29,101 +27,34 @@ from strata.core.records import (
     Worker,
     encode,
 )
-from strata.core.txn import Compare, Decision, Delete, Operation, Put, Txn, absent, created_at, unchanged
+from strata.core.registration import Registration, check_registration
+from strata.core.txn import (
+    Compare,
+    Decision,
+    Delete,
+    Operation,
+    Put,
+    Txn,
+    absent,
+    created_at,
+    none_in,
+    unchanged,
+)
 from strata.core.view import Entry
 from strata.errors import (
     Conflict,
     InvalidArgument,
-    JobDone,
-    JobFailed,
     Refused,
     StaleGeneration,
     StaleIncarnation,
-    StrataError,
 )
 
-MAX_SLOTS = 1024
-MAX_WORKERS = 10_000
 MAX_JOBS = 10_000
 """Of a cluster: each has keys that every replica holds, and whoever may register may make one."""
-DEFAULT_JOB = "default"
-"""The job of a heartbeat that names none."""
-BARE_BOOT = BootId("heartbeat")
-"""The boot of every worker whose heartbeats name none: its name alone identifies it, across restarts too."""
-UNLIMITED = 1_000_000
-"""As many fruitless generations as no job has."""
 STOPPED_CODE = 75
 """The exit code of a rank that ended because a notice asked it to: sysexits' "try again later"."""
 MAX_REASON_CHARS = 2000
 """Of a reason that a process gave: a stack's last lines, not a log."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """What a member says of itself. `spec` counts only if this creates the job.
-
-    `incarnation` is the one that an earlier session of this boot was given, 0 at first: a process
-    that names one never becomes a newcomer by accident. `resume` lets a new process take up a
-    finished job; a reconnect never does. `anew` does the same from nothing: what the job has saved is given
-    up, but stays, and this member's limits count from then on. So does an `attempt` above the one in which it ended; the first
-    member of an attempt brings the job's limits. A paused job stays paused. `reexecutes`: it leaves when a
-    generation that it trained in has ended, and comes back.
-    """
-
-    worker: WorkerId
-    boot: BootId
-    host: str = ""
-    slots: int = 1
-    devices: tuple[str, ...] = ()
-    pid: int = 0
-    spec: JobSpec = field(default_factory=JobSpec)
-    incarnation: int = 0
-    resume: bool = False
-    attempt: int = 0
-    anew: bool = False
-    reexecutes: bool = False
-
-
-def check_registration(registration: Registration) -> None:
-    """Return if the registration could be accepted in some state; else `InvalidArgument`."""
-    checked_id("worker", registration.worker)
-    checked_id("boot", registration.boot)
-    if not 1 <= registration.slots <= MAX_SLOTS:
-        raise InvalidArgument(
-            f"{registration.slots} slots: a member has 1 to {MAX_SLOTS}",
-            hint="slots is the number of ranks that this member runs",
-        )
-    if registration.attempt < 0:
-        raise InvalidArgument(f"attempt = {registration.attempt} is below 0")
-    check_spec(registration.spec)
-
-
-def bare_registration(worker: WorkerId) -> Registration:
-    """Return what a bare heartbeat registers: one slot, in a job that takes every such worker.
-
-    The job may be no training, so it never fails for want of checkpoints.
-    """
-    spec = JobSpec(min_workers=1, max_workers=MAX_WORKERS, max_fruitless_generations=UNLIMITED)
-    return Registration(worker=worker, boot=BARE_BOOT, spec=spec)
-
-
-def check_spec(spec: JobSpec) -> None:
-    """Return if the limits make sense together; else `InvalidArgument`."""
-    if not 1 <= spec.min_workers <= spec.max_workers <= MAX_WORKERS:
-        raise InvalidArgument(
-            f"min_workers = {spec.min_workers}, max_workers = {spec.max_workers}: they must be"
-            f" 1 <= min <= max <= {MAX_WORKERS}",
-            hint="both count members (one strata run a node), not ranks",
-        )
-    if not 0 <= spec.settle_s <= 3600:
-        raise InvalidArgument(f"settle_s = {spec.settle_s:g} is not in 0 .. 3600")
-    if spec.max_fruitless_generations < 1:
-        raise InvalidArgument(f"max_fruitless_generations = {spec.max_fruitless_generations} is below 1")
-    if spec.max_generations < 0:
-        raise InvalidArgument(
-            f"max_generations = {spec.max_generations} is below 0",
-            hint="0 sets no limit, 1 allows no restart",
-        )
 
 
 def decide_register(
@@ -140,7 +71,7 @@ def decide_register(
     Creates the job with the registration's spec if it is new. `failed_incarnation` is the one
     whose transport the caller knows to have failed: only that one is superseded. Refusals:
     `Conflict` (another process lives under the name; the caller holds a newcomer for `detect_s`
-    before it believes this), `StaleIncarnation`, `JobFailed`, `JobDone`, and `Refused` for
+    before it believes this), `StaleIncarnation`, those of `core.admission`, and `Refused` for
     who is `leaving` and has no key any more, and for a new job above `max_jobs`: waiting makes no
     room, so it is no `QuotaExceeded`. That bound is the view's: jobs that are created at the same
     moment may pass it by their number.
@@ -163,24 +94,16 @@ def decide_register(
         return Decision(reason=reason, refusal=Refused(reason))
     if held is not None:
         return _taken(job, registration, held, failed_incarnation)
-    phase = job.view.record(job.keys.phase, JobPhase)
-    refusal = _finished(job, phase)
-    newer = not registration.incarnation and registration.attempt > job.attempt()
-    taken_up = registration.resume or registration.anew or newer
-    if refusal is not None and (registration.incarnation or not taken_up):
-        return Decision(reason=refusal.message, refusal=refusal)
+    admission = admit(job, registration)
+    if admission.refusal is not None:
+        return Decision(reason=admission.refusal.message, refusal=admission.refusal)
     if not job.exists and (count := job.view.count(job.keys.folder)) >= max_jobs:
         full = Refused(
             f"job {job.keys.name} is not created: the cluster has {count} jobs, ended ones included, the limit",
             hint="register in a job that exists, or raise coordinator.max_jobs",
         )
         return Decision(reason=full.message, refusal=full)
-    return _create(job, registration, served_by, resumed=refusal is not None, newer=newer)
-
-
-_TAKE_UP = (
-    "go on with it by --resume, begin it anew by --new (its checkpoints stay), or give another name by --job"
-)
+    return _create(job, registration, served_by, admission)
 
 
 def _worker(registration: Registration, served_by: InstanceId) -> Worker:
@@ -214,6 +137,8 @@ def _taken(
                 success=(Delete(key=held.key),),
             ),
         )
+    if (other := other_command(job, registration)) is not None:
+        return Decision(reason=other.message, refusal=other)
     reason = f"{name} is alive elsewhere ({holder}) in job {job.keys.name}"
     return Decision(
         reason=reason,
@@ -221,60 +146,48 @@ def _taken(
     )
 
 
-def _finished(job: JobView, phase: JobPhase | None) -> StrataError | None:
-    if phase is not None and phase.phase is Phase.FAILED:
-        return JobFailed(
-            f"job {job.keys.name} has failed: {phase.reason}",
-            hint=_TAKE_UP,
-        )
-    if phase is not None and phase.phase is Phase.DONE:
-        return JobDone(
-            f"job {job.keys.name} is done: {phase.reason}",
-            hint=_TAKE_UP,
-        )
-    return None
-
-
 def _create(
-    job: JobView, registration: Registration, served_by: InstanceId, *, resumed: bool, newer: bool
+    job: JobView, registration: Registration, served_by: InstanceId, admission: Admission
 ) -> Decision:
     keys, view = job.keys, job.view
     key = keys.worker(registration.worker)
-    compares = (
+    compares = [
         absent(key),
-        unchanged(keys.spec, view.mod_revision(keys.spec)),
-        unchanged(keys.phase, view.mod_revision(keys.phase)),
-    )
+        *(unchanged(one, view.mod_revision(one)) for one in (keys.spec, keys.phase, keys.run)),
+    ]
+    if admission.alone:
+        compares.append(none_in(keys.workers))
     puts: list[Operation] = [Put(key=key, value=encode(_worker(registration, served_by)))]
-    anew = resumed and registration.anew
     reason = f"{registration.worker} registers with {registration.slots} slots"
     spec = job.spec()
     if spec is None:
         puts.append(Put(key=keys.spec, value=encode(registration.spec)))
         reason += f" and creates job {keys.name}"
-    elif spec.record != registration.spec and (newer or anew):
+    elif spec.record != registration.spec and admission.brings_spec:
         puts.append(Put(key=keys.spec, value=encode(registration.spec)))
         reason += ", whose spec is the job's from now on"
     elif spec.record != registration.spec:
         reason += "; the job's spec stands as it was created, this member's is ignored"
-    if resumed or newer:
-        what = "begun anew" if anew else f"attempt {registration.attempt} begun" if newer else "resumed"
+    if admission.run is not None:
+        puts.append(Put(key=keys.run, value=encode(admission.run)))
+    if admission.taken_up:
         paused = view.record(keys.phase, JobPhase) if job.phase() is Phase.PAUSED else None
         again = JobPhase(
             phase=Phase.RUNNING if paused is None else Phase.PAUSED,
-            reason=f"{what} by {registration.worker}" if paused is None else paused.reason,
+            reason=admission.taken_up if paused is None else paused.reason,
             attempt=max(registration.attempt, job.attempt()),
         )
         puts.append(Put(key=keys.phase, value=encode(again)))
-        reason += f" and resumes job {keys.name}" if resumed else f", the first of attempt {again.attempt}"
-    if anew:
-        # the phase is compared, and no world is written while it says that the job has ended: the head stands
+        reason += f"; job {keys.name} is {admission.taken_up}"
+    if admission.anew:
+        # the phase is compared, and the leader writes no world but compares it as well
         head = job.head()
         generation = head.record.generation if head is not None else 0
+        compares.append(unchanged(keys.head, view.mod_revision(keys.head)))
         puts += [Put(key=keys.anew, value=encode(Anew(generation=generation)))]
         puts += [Delete(key=keys.latest), Delete(key=keys.rewind)]
         reason += f" from nothing: the checkpoints of its {generation} generations are given up"
-    return Decision(reason=reason, txn=Txn(compares=compares, success=tuple(puts)))
+    return Decision(reason=reason, txn=Txn(compares=tuple(compares), success=tuple(puts)))
 
 
 def decide_leave(job: JobView, worker: WorkerId, incarnation: int) -> Decision:
@@ -314,8 +227,12 @@ def decide_rank_exit(
     rank: int,
     code: int,
     reason: str = "",
+    *,
+    early: bool = False,
 ) -> Decision:
     """Record that `rank` ended: as done for code 0, else as failed. The first report counts.
+
+    `early`: its process failed by itself within its first seconds, before a step.
 
     Code 75 of a rank whose generation is asked to stop is what was asked for: it has stopped. So has who
     ends in any way after another rank has: that one's leaving breaks what they did together, and who ends
@@ -374,7 +291,8 @@ def decide_rank_exit(
         )
     if code == STOPPED_CODE:
         compares = (*compares, absent(notice_key))
-    record = RankFailed(reason=(reason or describe_exit(code))[:MAX_REASON_CHARS], worker=worker, code=code)
+    why = (reason or describe_exit(code))[:MAX_REASON_CHARS]
+    record = RankFailed(reason=why, worker=worker, code=code, early=early)
     put = Put(key=failed_key, value=encode(record))
     return Decision(reason=f"{who} failed: {record.reason}", txn=Txn(compares=compares, success=(put,)))
 

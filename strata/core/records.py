@@ -116,13 +116,47 @@ class Standbys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What the ranks of a job run. Equal if program and digest are; `arguments` is for people.
+
+    `program`: the script's absolute path, or a program's or module's name. `digest`: of all arguments.
+    """
+
+    program: str
+    arguments: str = ""
+    digest: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.program} {self.arguments}".rstrip()
+
+    def same_as(self, other: Command) -> bool:
+        """Tell whether both run the same program with the same arguments."""
+        return (self.program, self.digest) == (other.program, other.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """The run that a job belongs to, and what it runs. "" and None: nobody said it."""
+
+    run_id: str = ""
+    command: Command | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPhase:
-    """`attempt`: the newest attempt at the job that anybody registered for, where a launcher counts them."""
+    """`attempt`: the newest attempt at the job that anybody registered for, where a launcher counts them.
+
+    `ended_unix_ms`: when a job that is done or has failed ended, for people; 0: unknown. `early`: it failed
+    before a first step and a first checkpoint; the next run of its name starts it again.
+    """
 
     phase: Phase
     reason: str
     epoch: int = 0
     attempt: int = 0
+    ended_unix_ms: int = 0
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +265,8 @@ class WorldHead:
 
     `epoch` names the chunks that belong to it. `fruitless` counts the generations in a row,
     this one excluded, that a failure ended before they committed a checkpoint; `failures` those
-    that a failure ended at all. `asked` has those of earlier generations who have not left yet;
+    that a failure ended at all. `began`: a generation before this one may have made a step, as it did not
+    end by a failure in its first seconds. `asked` has those of earlier generations who have not left yet;
     `returning`, of a forming one, whom the next waits for, and `patience_ms` for how long.
     """
 
@@ -244,6 +279,7 @@ class WorldHead:
     restore: RestorePoint | None = None
     fruitless: int = 0
     failures: int = 0
+    began: bool = False
     asked: tuple[Asked, ...] = ()
     returning: tuple[Returning, ...] = ()
     patience_ms: int = 0
@@ -273,11 +309,15 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailed:
-    """Why a rank ended before its time: exit code, or minus the signal."""
+    """Why a rank ended before its time: exit code, or minus the signal.
+
+    `early`: its process failed by itself within its first seconds, before a step.
+    """
 
     reason: str
     worker: WorkerId
     code: int | None = None
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@
                                                                      below min: a forming one
                       ... the max-th fruitless one in a row, or the   phase FAILED, no world
                           last that `max_generations` allows to fail
+                      ... the second early one, and no other was      phase FAILED: the next run starts it again
                       ... while its ranks are asked to pause          a forming one, phase PAUSED
                       all ended whom a notice asked to (or are late)  see `core.stopping`
                       phase PAUSED                                    a forming one
@@ -22,7 +23,8 @@
                           their last save                            to finish
 
 A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
-notices and forming worlds neither count nor reset. Members who were asked to leave are not counted
+notices and forming worlds neither count nor reset. It failed *early* if nothing but ranks failed in it, each by
+itself within its first seconds and before a step: an error in the program, that a retry meets again. Members who were asked to leave are not counted
 among those that are here.
 """
 
@@ -50,6 +52,8 @@ from strata.core.records import (
 from strata.core.returning import not_back, patience_ms, return_s, who_returns
 from strata.core.view import Entry
 
+EARLY_FAILURES = 2
+"""A program that fails in its first seconds is tried so often: once more could have been a chance."""
 _NAMED = 4
 """How many deaths a reason names."""
 
@@ -59,11 +63,12 @@ class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
     `save_first`: it does not end yet; its ranks are to be asked to save before. `returning`: whom the world
-    after a forming one waits for, at most `patience_ms`.
+    after a forming one waits for, at most `patience_ms`. `early`: no generation of this job has made a step.
     """
 
     why: str
     failure: bool = False
+    early: bool = False
     phase: Phase | None = None
     forming: bool = False
     save_first: bool = False
@@ -135,6 +140,21 @@ class Situation:
         if self.head is None or self.resumed:
             return 0
         return self.head.record.failures + (1 if failure else 0)
+
+    def failed_early(self) -> bool:
+        """Tell whether nothing but ranks has failed, each by itself within its first seconds, before a step."""
+        failed = self.job.failed(self.generation)
+        members = self.active.members if self.active is not None else ()
+        gone = any(not self.alive(member) for member in members)
+        return bool(failed) and not gone and all(one.early for one in failed.values())
+
+    def began(self, *, failure: bool) -> bool:
+        """Tell, for the next head, whether some generation so far may have made a step."""
+        if self.head is None or self.resumed:
+            return False
+        if self.active is None:
+            return self.head.record.began
+        return self.head.record.began or not (failure and self.failed_early())
 
     def still_asked(self) -> tuple[Asked, ...]:
         """Return the requests to leave that the next head carries on: those who are meant are here."""
@@ -313,6 +333,9 @@ class Situation:
 
     def _too_many(self, why: str) -> Change | None:
         fruitless, failures = self.fruitless(failure=True), self.failures(failure=True)
+        if failures >= EARLY_FAILURES and self.latest is None and not self.began(failure=True):
+            sentence = f"{failures} generations failed in their first seconds, before a step; the last: {why}"
+            return Change(why=sentence, failure=True, phase=Phase.FAILED, early=True)
         if fruitless >= self.spec.max_fruitless_generations:
             sentence = f"{fruitless} generations in a row failed without a checkpoint; the last: {why}"
         elif 0 < self.spec.max_generations <= failures:

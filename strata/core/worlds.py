@@ -122,7 +122,7 @@ class _Planner:
                     open_records=open_records,
                 )
         if change.phase in {Phase.DONE, Phase.FAILED}:
-            return self._end(change.phase, change.why)
+            return self._end(change.phase, change.why, early=change.early)
         return self._begin(change)
 
     def _guards(self) -> list[Compare]:
@@ -146,10 +146,17 @@ class _Planner:
             txns=(Txn(compares=tuple(self._guards()), success=(put,)),),
         )
 
-    def _end(self, phase: Phase, why: str) -> WorldPlan:
+    def _end(self, phase: Phase, why: str, *, early: bool = False) -> WorldPlan:
         """Finish the job. An all-done world rests on `done` keys, which outlive the head."""
         keys, view = self.job.keys, self.job.view
-        record = JobPhase(phase=phase, reason=_cut(why), epoch=self.epoch, attempt=self.job.attempt())
+        record = JobPhase(
+            phase=phase,
+            reason=_cut(why),
+            epoch=self.epoch,
+            attempt=self.job.attempt(),
+            ended_unix_ms=self.now_unix_ms,
+            early=early,
+        )
         compares = [*self._guards(), unchanged(keys.latest, view.mod_revision(keys.latest))]
         put = Put(key=keys.phase, value=encode(record))
         return WorldPlan(
@@ -184,6 +191,7 @@ class _Planner:
             restore=restore,
             fruitless=situation.fruitless(failure=change.failure),
             failures=situation.failures(failure=change.failure),
+            began=situation.began(failure=change.failure),
             asked=situation.still_asked(),
             returning=change.returning,
             patience_ms=change.patience_ms,

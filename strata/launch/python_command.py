@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 _PROGRAM = re.compile(r"python(3(\.\d+)?)?")
 _PLAIN_FLAGS = frozenset("bBdEIOPqRsSuv")
@@ -63,3 +63,12 @@ def python_command(command: Sequence[str]) -> PythonCommand | None:
             )
         flags += [word, *own]
     return None
+
+
+def source_of(python: PythonCommand) -> Path | None:
+    """Return the file that the command runs, where it can be found without importing anything."""
+    if python.script is not None:
+        script = Path(python.script)
+        return script if script.is_file() and script.suffix != ".pyc" else None
+    base = Path(*(python.module or "").split("."))
+    return next((p for p in (base.with_suffix(".py"), base / "__main__.py") if p.is_file()), None)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
@@ -17,6 +18,7 @@ from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
 from strata.launch.stack_dump import dump_stacks
 from strata.launch.starting import Starter
+from strata.launch.warm_program import LAST_WORDS
 from strata.observe import get_logger
 
 log = get_logger()
@@ -24,8 +26,12 @@ log = get_logger()
 _CANNOT_RUN = 127
 """What a shell says of a command that is not there."""
 
-Exited = Callable[[int, int, int, str], None]
-"""Called with (generation, rank, exit code or minus the signal, reason) when a rank ends itself."""
+EARLY_S: Final = 30.0
+"""A process that fails by itself within so long, and before a step, has not begun: imports of torch take a part of it."""
+MAX_LAST_WORDS: Final = 300
+
+Exited = Callable[[int, int, int, str, bool], None]
+"""Called when a rank ends itself: (generation, rank, exit code or minus the signal, reason, whether it was early)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,8 @@ class RankProcess:
 
     child: Child
     stacks: Path
+    started_s: float
+    """When it was started, by the event loop's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,7 @@ class RankGroup:
         self._attached: set[int] = set()
         self._heeding: set[int] = set()
         self._stopped: set[int] = set()
+        self._stepped: set[int] = set()
         self._finished: set[int] = set()
         self._all_heed = asyncio.Event()
         self._stopping = False
@@ -115,7 +124,7 @@ class RankGroup:
             ) from error
         child, warm = started.child, {"warm": True} if started.warm else {}
         log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation, **warm)
-        return RankProcess(child=child, stacks=stacks)
+        return RankProcess(child=child, stacks=stacks, started_s=asyncio.get_running_loop().time())
 
     def _has(self, rank: int, process: RankProcess) -> None:
         self._processes[rank] = process
@@ -182,6 +191,10 @@ class RankGroup:
         """Take note that a rank has stopped as asked: however its program then ends, it is not done, nor has it failed."""
         self._stopped.add(rank)
 
+    def note_step(self, rank: int) -> None:
+        """Take note that a rank said that it has made a step: from now on it has begun."""
+        self._stepped.add(rank)
+
     async def will_heed(self, limit_s: float) -> bool:
         """Tell whether every rank that still runs heeds notices; one may need that long to say so.
 
@@ -241,26 +254,43 @@ class RankGroup:
         child = process.child
         code = await child.join_async()
         process.stacks.unlink(missing_ok=True)
+        said = _last_words(process.stacks)
         if rank in self.put_down or (self._stopping and rank in self._awaited):
             return
         if rank in self._awaited:
             self._awaited.discard(rank)
             self._renew(rank)
             return
-        reason = self._doomed.get(rank, child.describe())
+        own = f"{child.describe()}: {said}" if said and code > 0 else child.describe()
+        reason = self._doomed.get(rank, own)
         if rank in self._stopped and code != PREEMPTED:
             code, reason = PREEMPTED, f"stopped as asked, and {reason}"
+        age_s = asyncio.get_running_loop().time() - process.started_s
+        failed = code > 0 and code != PREEMPTED and rank not in self._doomed
+        early = failed and age_s < EARLY_S and rank not in self._stepped
         log.info("rank.ended", rank=rank, pid=child.pid, code=code, reason=reason)
         if code == 0:
             self._finished.add(rank)
-        self._on_exit(self.place.generation, rank, code, reason)
+        self._on_exit(self.place.generation, rank, code, reason, early)
 
     def _renew(self, rank: int) -> None:
         """Start the rank that an adopted process did not become."""
         try:
             self._has(rank, self._new(self.place.ranks.index(rank)))
         except ConfigError as error:
-            self._on_exit(self.place.generation, rank, _CANNOT_RUN, error.message)
+            self._on_exit(self.place.generation, rank, _CANNOT_RUN, error.message, False)
+
+
+def _last_words(stacks: Path) -> str:
+    """Return the end of the traceback that a process left, on one line; "" where it left none."""
+    file = stacks.with_name(stacks.name + LAST_WORDS)
+    try:
+        with file.open(errors="replace") as lines:
+            said = " | ".join(lines.read(64 << 10).splitlines())
+        file.unlink()
+    except OSError:
+        return ""
+    return said if len(said) <= MAX_LAST_WORDS else f"…{said[1 - MAX_LAST_WORDS :]}"
 
 
 def inherited_environment() -> dict[str, str]:

@@ -112,9 +112,11 @@ class Relay:
         on_silent: OfRank,
         on_heeding: OfRank | None = None,
         on_stopped: OfRank | None = None,
+        on_stepped: OfRank | None = None,
     ) -> None:
         """`on_attached`: a rank is let in. `on_silent`: one is attached no more though it did not leave.
         `on_heeding`: it says that it stops by itself when its generation is asked to; `on_stopped`: it has.
+        `on_stepped`: it says that it has made a step.
         """
         self._upstream = upstream
         self._listener = listener
@@ -125,6 +127,7 @@ class Relay:
         self._on_silent = on_silent
         self._on_heeding = on_heeding
         self._on_stopped = on_stopped
+        self._on_stepped = on_stepped
         self._place: Place | None = None
         self._attached: dict[int, _RankHandler] = {}
         """By local rank, which a process keeps from one generation to the next."""
@@ -237,6 +240,11 @@ class Relay:
         if self._on_heeding is not None:
             self._on_heeding(rank, generation)
 
+    def stepped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has made a step."""
+        if self._on_stepped is not None:
+            self._on_stepped(rank, generation)
+
     def stopped(self, rank: int, generation: int) -> None:
         """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
         if self._on_stopped is not None:
@@ -311,6 +319,8 @@ class _RankHandler:
         if progress.generation == self.generation and mine:
             if any(one.heeds_notices for one in mine):
                 self._relay.heeds(self.rank, self.generation)
+            if any(one.step > 0 for one in mine):
+                self._relay.stepped(self.rank, self.generation)
             self._relay._listener.hear(self.generation, mine)  # the relay's other half
 
     async def rank_exit(self, rank_exit: RankExit) -> Reply:

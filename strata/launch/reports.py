@@ -14,7 +14,9 @@ log = get_logger()
 class Upstream(Protocol):
     """What reports need of the session with the coordinators."""
 
-    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str) -> None:
+    async def rank_exit(
+        self, *, generation: int, rank: int, code: int, reason: str, early: bool = False
+    ) -> None:
         """Return once the end of a rank is durable, or its generation has ended."""
         ...
 
@@ -29,13 +31,13 @@ class ExitReports:
         self.first_code = 0
         """How the rank ended that failed first, in the newest generation in which one did."""
 
-    def report(self, generation: int, rank: int, code: int, reason: str) -> None:
-        """Tell that a rank ended: `code` is its exit code, or minus the signal."""
+    def report(self, generation: int, rank: int, code: int, reason: str, early: bool = False) -> None:
+        """Tell that a rank ended: `code` is its exit code, or minus the signal; `early` as `RankExit` has it."""
         if code not in {0, PREEMPTED} and generation != self._failed_generation:
             # the first that fails is the cause; others fail because their collectives broke
             self._failed_generation, self.first_code = generation, code
         task = asyncio.create_task(
-            self._upstream.rank_exit(generation=generation, rank=rank, code=code, reason=reason),
+            self._upstream.rank_exit(generation=generation, rank=rank, code=code, reason=reason, early=early),
             name=f"report the end of rank {rank}",
         )
         self._tasks.add(task)

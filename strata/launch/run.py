@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import socket
 import tempfile
 import uuid
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from strata.client import MemberSession, name_lookup, parse_endpoints
 from strata.config import RunConfig
@@ -23,6 +23,7 @@ from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, JobDone, StrataError
 from strata.launch.addresses import find_address_towards
+from strata.launch.command import check_command, describe, job_name
 from strata.launch.devices import OpenDevices
 from strata.launch.draining import prepare_devices, watching_devices
 from strata.launch.environment import Place
@@ -39,10 +40,11 @@ from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import Registration
 from strata.v1.session_pb2 import Welcome, WorldUpdate
-from strata.v1.worlds_pb2 import JobSpec
+from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING, JobSpec
 
 log = get_logger()
 
+_GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -54,6 +56,7 @@ class _Observer:
 
     def __init__(self) -> None:
         self._told: set[str] = set()
+        self._phase_reason = ""
 
     def on_connected(self, welcome: Welcome) -> None:
         self._told.clear()
@@ -65,6 +68,9 @@ class _Observer:
             log.warning("session.disconnected", reason=reason.message, hint=reason.hint)
 
     def on_world(self, update: WorldUpdate) -> None:
+        if update.phase in _GOES_ON and update.phase_reason not in {"", self._phase_reason}:
+            self._phase_reason = update.phase_reason  # taken up again, or paused
+            log.info("job.phase", phase=_GOES_ON[update.phase], reason=update.phase_reason)
         if self.relay is not None:
             self.relay.on_world(update)
         if self.supervisor is not None:
@@ -99,14 +105,17 @@ class _Door:
 async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     """Return the exit status of `strata run`; raise the `StrataError` that ended its session.
 
-    That is 0, with a warning, when the job was done before this node came.
+    That is 0, with a warning, when the job was done before this node of the same run came.
 
     Waits for coordinators as long as it takes; a signal ends that too.
     """
     configure(fmt=config.log.format, level=config.log.level)
-    _check_command(command[0])
+    check_command(command)
     if (found := allocation(os.environ)) is not None:
         log.info("run.scheduled", by=found.scheduler, members=found.members, restarts=found.restarts)
+        if not config.run_id:
+            log.warning("run.unknown", reason=f"{found.scheduler} tells a pod no job's uid", hint=_RUN_HINT)
+    config = _named(config, command)
     endpoints = parse_endpoints(config.endpoints, config.credentials)
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
     job = checked_id("job", config.job)
@@ -121,6 +130,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         pid=os.getpid(),
         resume=config.resume,
         begin_anew=config.new,
+        command=describe(command),
+        run_id=config.run_id or uuid.uuid4().hex,
         spec=JobSpec(
             min_workers=config.min_workers,
             max_workers=config.max_workers or config.min_workers,
@@ -197,6 +208,7 @@ async def _run(
         on_silent=supervisor.rank_is_silent,
         on_heeding=supervisor.rank_heeds_notices,
         on_stopped=supervisor.rank_stopped,
+        on_stepped=supervisor.rank_stepped,
     )
     door.relay, door.health = relay, health
     async with (
@@ -257,10 +269,18 @@ def _on_signals(asked: asyncio.Future[int], observer: _Observer) -> None:
             asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
 
-def _check_command(program: str) -> None:
-    """Refuse a program that cannot be found before this node makes others wait for it."""
-    if shutil.which(program) is None:
-        raise ConfigError(
-            f"there is no program {program!r} to run",
-            hint="the command after -- must be an executable file or a program on PATH",
-        )
+_RUN_HINT = (
+    "give STRATA_RUN_ID, from the pod's label batch.kubernetes.io/controller-uid: without it"
+    " a pod that comes when the job is done ends with 4, not with 0"
+)
+
+
+def _named(config: RunConfig, command: Sequence[str]) -> RunConfig:
+    """Return the configuration with a job's name; `ConfigError` where several nodes would have to guess it."""
+    if config.job:
+        return config
+    if max(config.min_workers, config.max_workers) > 1:
+        raise ConfigError("no --job is given, and several nodes need one", hint="give all of them --job NAME")
+    name = job_name(command)
+    log.info("job.named", job=name, reason="no --job is given: it is named from its script")
+    return replace(config, job=name)

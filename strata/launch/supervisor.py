@@ -185,6 +185,12 @@ class Supervisor:
             self._have_heeded = True
             ranks.note_heeding(rank)
 
+    def rank_stepped(self, rank: int, generation: int) -> None:
+        """Take note that a rank has made a step."""
+        ranks = self._slots.ranks
+        if ranks is not None and ranks.place.generation == generation:
+            ranks.note_step(rank)
+
     def rank_stopped(self, rank: int, generation: int) -> None:
         """Take note that a rank has stopped as it was asked to, whatever its process ends with."""
         ranks = self._slots.ranks

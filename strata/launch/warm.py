@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Self
 from strata.launch import warm_program
 from strata.launch.children import Child
 from strata.launch.environment import common_environment
-from strata.launch.python_command import PythonCommand, python_command
+from strata.launch.python_command import PythonCommand, python_command, source_of
 from strata.launch.script_imports import Libraries, libraries_of
 from strata.launch.starting import ColdStarter, Started
 from strata.observe import get_logger
@@ -71,8 +72,9 @@ class WarmStarter:
         *,
         inherited: Mapping[str, str],
     ) -> None:
-        self._cold = ColdStarter(command)
         self._interpreter = (python.program, *python.flags, warm_program.__file__)
+        at_once = (*self._interpreter, warm_program.AT_ONCE, "", *python.target, *python.arguments)
+        self._cold = ColdStarter(command if _is_script(python.program) else at_once)
         self._work = (",".join(modules), *python.target, *python.arguments)
         self._environment = common_environment(inherited)
         self._spares: list[_Spare] = []
@@ -88,7 +90,7 @@ class WarmStarter:
         python = python_command(command)
         if python is None:
             return None
-        file = _source(python)
+        file = source_of(python)
         if python.script is not None and (file is None or zipfile.is_zipfile(file)):
             return None
         found = libraries_of(file, _root(python, file)) if file is not None else Libraries()
@@ -151,17 +153,17 @@ class WarmStarter:
 def uses_init(command: Sequence[str]) -> bool:
     """Tell whether `command` is a Python script, or module, that uses `strata.init`, as far as can be read."""
     python = python_command(command)
-    file = _source(python) if python is not None else None
+    file = source_of(python) if python is not None else None
     return python is not None and file is not None and libraries_of(file, _root(python, file)).heeds
 
 
-def _source(python: PythonCommand) -> Path | None:
-    """Return the file that the command runs, where it can be found without importing anything."""
-    if python.script is not None:
-        script = Path(python.script)
-        return script if script.is_file() and script.suffix != ".pyc" else None
-    base = Path(*(python.module or "").split("."))
-    return next((p for p in (base.with_suffix(".py"), base / "__main__.py") if p.is_file()), None)
+def _is_script(program: str) -> bool:
+    """Tell whether what is called python is a script, which may take its arguments otherwise than Python."""
+    try:
+        with Path(shutil.which(program) or program).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return True
 
 
 def _root(python: PythonCommand, file: Path) -> Path:

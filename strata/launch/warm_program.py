@@ -9,6 +9,9 @@ It imports MODULES (by commas), waits on the socket FD for one line, the environ
 object, and then runs the script as `__main__`, as Python itself does: argv,
 path, flags, exit codes and tracebacks are what they would have been. What differs is only that
 some modules are there already. Standard library only, for any Python that a command may name.
+
+With "-" in the place of FD it is the script at once. In both cases the last lines of the traceback that
+ends the script are left in a file beside STRATA_STACKS, from which the supervisor takes why it failed.
 """
 
 import importlib
@@ -21,6 +24,11 @@ from collections.abc import Callable
 from typing import Any
 
 HELLO = b"+"
+AT_ONCE = "-"
+"""In the place of the socket: nobody tells a place, the environment has it already."""
+LAST_LINES = 3
+LAST_WORDS = ".traceback"
+"""What the file's name, of the traceback's last lines, has behind that of STRATA_STACKS."""
 
 
 def first_path(target: list[str]) -> str:
@@ -67,6 +75,7 @@ def answer_stack_dumps() -> None:
 
 
 _files: list[Any] = []
+_last_words: list[str] = []
 
 
 def fresh_main() -> types.ModuleType:
@@ -114,25 +123,49 @@ def hide_this_file(show: Callable[..., Any]) -> Callable[..., Any]:
         while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
             trace = trace.tb_next
         sys.last_traceback = trace
+        keep_last_lines(kind, error, trace)
         return show(kind, error.with_traceback(trace), trace)
 
     return hook
 
 
-def main(words: list[str]) -> None:
-    """Be warm, then be the script."""
-    descriptor, modules, *target = words
-    link = socket.socket(fileno=int(descriptor))
+def keep_last_lines(kind: Any, error: Any, trace: Any) -> None:
+    """Leave the end of a traceback to the supervisor, without the lines that only point at a column."""
+    if not _last_words or issubclass(kind, KeyboardInterrupt):
+        return  # after an import, Python would not end by the signal any more
+    import traceback  # noqa: PLC0415
+
+    try:
+        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        said = [line.strip() for line in lines if line.strip(" ^~")]
+        with open(_last_words[0], "w", errors="replace") as file:  # noqa: PTH123
+            file.write("\n".join(said[-LAST_LINES:]))
+    except Exception:  # noqa: BLE001, S110  # the traceback itself is what counts, and is shown
+        pass
+
+
+def be_warm(descriptor: int, modules: list[str]) -> None:
+    """Import, and return once the place of a rank is told."""
+    link = socket.socket(fileno=descriptor)
     os.set_inheritable(link.fileno(), False)
-    if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
-        sys.path[0] = first_path(target)
     try:
         link.sendall(HELLO)
-        import_early([name for name in modules.split(",") if name])
+        import_early(modules)
         wait_for_place(link)
     except ConnectionError:
         os._exit(0)  # nobody needs it any more
     answer_stack_dumps()
+
+
+def main(words: list[str]) -> None:
+    """Be warm, if that is asked for, then be the script."""
+    descriptor, modules, *target = words
+    if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+        sys.path[0] = first_path(target)
+    if descriptor != AT_ONCE:
+        be_warm(int(descriptor), [name for name in modules.split(",") if name])
+    if "STRATA_STACKS" in os.environ:
+        _last_words.append(os.environ["STRATA_STACKS"] + LAST_WORDS)
     if hasattr(sys, "orig_argv"):
         at = len(sys.orig_argv) - len(sys.argv)
         sys.orig_argv[at : at + 3] = []

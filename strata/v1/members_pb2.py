@@ -26,7 +26,7 @@ from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 from strata.v1 import worlds_pb2 as strata_dot_v1_dot_worlds__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17strata/v1/members.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\x1a\x16strata/v1/worlds.proto\"\xf7\x01\n\x0cRegistration\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12 \n\x04spec\x18\x08 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x13\n\x0bincarnation\x18\t \x01(\x03\x12\x0e\n\x06resume\x18\n \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\x05\x12\x12\n\nbegin_anew\x18\x0c \x01(\x08\x12\x12\n\nreexecutes\x18\r \x01(\x08\"a\n\x0fRegisterRequest\x12-\n\x0cregistration\x18\x01 \x01(\x0b\x32\x17.strata.v1.Registration\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x90\x01\n\x10RegisterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x10\n\x08\x64\x65tect_s\x18\x02 \x01(\x01\x12\x1f\n\x05world\x18\x03 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x12\x13\n\x0bheartbeat_s\x18\x05 \x01(\x01\"\xb2\x01\n\x10HeartbeatRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x1f\n\x05token\x18\x05 \x01(\x0b\x32\x10.strata.v1.Token\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.strata.v1.RankProgress\"\xdd\x01\n\x11HeartbeatResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12%\n\x05place\x18\x03 \x01(\x0b\x32\x16.strata.v1.WorldMember\x12\"\n\x05phase\x18\x04 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x05 \x01(\t\x12%\n\x06notice\x18\x06 \x01(\x0b\x32\x15.strata.v1.StopNotice\"\xad\x01\n\x15ReportRankExitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x06 \x01(\x05\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1f\n\x05token\x18\x08 \x01(\x0b\x32\x10.strata.v1.Token\"9\n\x16ReportRankExitResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"d\n\x0cLeaveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"0\n\rLeaveResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"\xd5\x01\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x03\x12\x12\n\nstalled_ms\x18\x05 \x01(\x03\x12\r\n\x05stack\x18\x06 \x01(\t\x12\x0f\n\x07step_us\x18\x07 \x01(\x03\x12\x16\n\x0emedian_step_us\x18\x08 \x01(\x03\x12\x12\n\ntrace_file\x18\t \x01(\t\x12\x13\n\x0btrace_bytes\x18\n \x01(\x03\x12\x15\n\rheeds_notices\x18\x0b \x01(\x08\"\x82\x03\n\x0c\x44\x65viceStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04uuid\x18\x03 \x01(\t\x12 \n\x13utilization_percent\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x11memory_used_bytes\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x12memory_total_bytes\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x15\n\x08power_mw\x18\x08 \x01(\x03H\x04\x88\x01\x01\x12\x1c\n\x0f\x65\x63\x63_uncorrected\x18\t \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04xids\x18\n \x03(\x05\x12\r\n\x05\x66\x61ult\x18\x0b \x01(\tB\x16\n\x14_utilization_percentB\x14\n\x12_memory_used_bytesB\x15\n\x13_memory_total_bytesB\x10\n\x0e_temperature_cB\x0b\n\t_power_mwB\x12\n\x10_ecc_uncorrected\"a\n\rMemberDevices\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12(\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x17.strata.v1.DeviceStatus\"\xf8\x01\n\x06Member\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x05\x12\x11\n\tserved_by\x18\x07 \x01(\t\x12\x0f\n\x07standby\x18\x08 \x01(\x08\x12&\n\x05ranks\x18\t \x03(\x0b\x32\x17.strata.v1.RankProgress\x12.\n\rdevice_status\x18\n \x03(\x0b\x32\x17.strata.v1.DeviceStatus\x12\x0f\n\x07leaving\x18\x0b \x01(\x08\"i\n\x12ListMembersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"s\n\x13ListMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.strata.v1.Member\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t2\xf7\x02\n\x07Members\x12\x43\n\x08Register\x12\x1a.strata.v1.RegisterRequest\x1a\x1b.strata.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.strata.v1.HeartbeatRequest\x1a\x1c.strata.v1.HeartbeatResponse\x12U\n\x0eReportRankExit\x12 .strata.v1.ReportRankExitRequest\x1a!.strata.v1.ReportRankExitResponse\x12:\n\x05Leave\x12\x17.strata.v1.LeaveRequest\x1a\x18.strata.v1.LeaveResponse\x12L\n\x0bListMembers\x12\x1d.strata.v1.ListMembersRequest\x1a\x1e.strata.v1.ListMembersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17strata/v1/members.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\x1a\x16strata/v1/worlds.proto\"\xac\x02\n\x0cRegistration\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x05\x12 \n\x04spec\x18\x08 \x01(\x0b\x32\x12.strata.v1.JobSpec\x12\x13\n\x0bincarnation\x18\t \x01(\x03\x12\x0e\n\x06resume\x18\n \x01(\x08\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\x05\x12\x12\n\nbegin_anew\x18\x0c \x01(\x08\x12\x12\n\nreexecutes\x18\r \x01(\x08\x12#\n\x07\x63ommand\x18\x0e \x01(\x0b\x32\x12.strata.v1.Command\x12\x0e\n\x06run_id\x18\x0f \x01(\t\"G\n\x07\x43ommand\x12\x0f\n\x07program\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\x12\x18\n\x10\x61rguments_digest\x18\x03 \x01(\t\"a\n\x0fRegisterRequest\x12-\n\x0cregistration\x18\x01 \x01(\x0b\x32\x17.strata.v1.Registration\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x90\x01\n\x10RegisterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x10\n\x08\x64\x65tect_s\x18\x02 \x01(\x01\x12\x1f\n\x05world\x18\x03 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x12\x13\n\x0bheartbeat_s\x18\x05 \x01(\x01\"\xb2\x01\n\x10HeartbeatRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x1f\n\x05token\x18\x05 \x01(\x0b\x32\x10.strata.v1.Token\x12\x12\n\ngeneration\x18\x06 \x01(\x03\x12&\n\x05ranks\x18\x07 \x03(\x0b\x32\x17.strata.v1.RankProgress\"\xdd\x01\n\x11HeartbeatResponse\x12\x1f\n\x05world\x18\x01 \x01(\x0b\x32\x10.strata.v1.World\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12%\n\x05place\x18\x03 \x01(\x0b\x32\x16.strata.v1.WorldMember\x12\"\n\x05phase\x18\x04 \x01(\x0e\x32\x13.strata.v1.JobPhase\x12\x14\n\x0cphase_reason\x18\x05 \x01(\t\x12%\n\x06notice\x18\x06 \x01(\x0b\x32\x15.strata.v1.StopNotice\"\xad\x01\n\x15ReportRankExitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x06 \x01(\x05\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x1f\n\x05token\x18\x08 \x01(\x0b\x32\x10.strata.v1.Token\"9\n\x16ReportRankExitResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"d\n\x0cLeaveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"0\n\rLeaveResponse\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"\xd5\x01\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x03\x12\x12\n\nstalled_ms\x18\x05 \x01(\x03\x12\r\n\x05stack\x18\x06 \x01(\t\x12\x0f\n\x07step_us\x18\x07 \x01(\x03\x12\x16\n\x0emedian_step_us\x18\x08 \x01(\x03\x12\x12\n\ntrace_file\x18\t \x01(\t\x12\x13\n\x0btrace_bytes\x18\n \x01(\x03\x12\x15\n\rheeds_notices\x18\x0b \x01(\x08\"\x82\x03\n\x0c\x44\x65viceStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04uuid\x18\x03 \x01(\t\x12 \n\x13utilization_percent\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x1e\n\x11memory_used_bytes\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x12memory_total_bytes\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x07 \x01(\x05H\x03\x88\x01\x01\x12\x15\n\x08power_mw\x18\x08 \x01(\x03H\x04\x88\x01\x01\x12\x1c\n\x0f\x65\x63\x63_uncorrected\x18\t \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04xids\x18\n \x03(\x05\x12\r\n\x05\x66\x61ult\x18\x0b \x01(\tB\x16\n\x14_utilization_percentB\x14\n\x12_memory_used_bytesB\x15\n\x13_memory_total_bytesB\x10\n\x0e_temperature_cB\x0b\n\t_power_mwB\x12\n\x10_ecc_uncorrected\"a\n\rMemberDevices\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12(\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x17.strata.v1.DeviceStatus\"\xf8\x01\n\x06Member\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x05\x12\x11\n\tserved_by\x18\x07 \x01(\t\x12\x0f\n\x07standby\x18\x08 \x01(\x08\x12&\n\x05ranks\x18\t \x03(\x0b\x32\x17.strata.v1.RankProgress\x12.\n\rdevice_status\x18\n \x03(\x0b\x32\x17.strata.v1.DeviceStatus\x12\x0f\n\x07leaving\x18\x0b \x01(\x08\"i\n\x12ListMembersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"s\n\x13ListMembersResponse\x12\"\n\x07members\x18\x01 \x03(\x0b\x32\x11.strata.v1.Member\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t2\xf7\x02\n\x07Members\x12\x43\n\x08Register\x12\x1a.strata.v1.RegisterRequest\x1a\x1b.strata.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.strata.v1.HeartbeatRequest\x1a\x1c.strata.v1.HeartbeatResponse\x12U\n\x0eReportRankExit\x12 .strata.v1.ReportRankExitRequest\x1a!.strata.v1.ReportRankExitResponse\x12:\n\x05Leave\x12\x17.strata.v1.LeaveRequest\x1a\x18.strata.v1.LeaveResponse\x12L\n\x0bListMembers\x12\x1d.strata.v1.ListMembersRequest\x1a\x1e.strata.v1.ListMembersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'strata.v1.members_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTRATION']._serialized_start=87
-  _globals['_REGISTRATION']._serialized_end=334
-  _globals['_REGISTERREQUEST']._serialized_start=336
-  _globals['_REGISTERREQUEST']._serialized_end=433
-  _globals['_REGISTERRESPONSE']._serialized_start=436
-  _globals['_REGISTERRESPONSE']._serialized_end=580
-  _globals['_HEARTBEATREQUEST']._serialized_start=583
-  _globals['_HEARTBEATREQUEST']._serialized_end=761
-  _globals['_HEARTBEATRESPONSE']._serialized_start=764
-  _globals['_HEARTBEATRESPONSE']._serialized_end=985
-  _globals['_REPORTRANKEXITREQUEST']._serialized_start=988
-  _globals['_REPORTRANKEXITREQUEST']._serialized_end=1161
-  _globals['_REPORTRANKEXITRESPONSE']._serialized_start=1163
-  _globals['_REPORTRANKEXITRESPONSE']._serialized_end=1220
-  _globals['_LEAVEREQUEST']._serialized_start=1222
-  _globals['_LEAVEREQUEST']._serialized_end=1322
-  _globals['_LEAVERESPONSE']._serialized_start=1324
-  _globals['_LEAVERESPONSE']._serialized_end=1372
-  _globals['_RANKPROGRESS']._serialized_start=1375
-  _globals['_RANKPROGRESS']._serialized_end=1588
-  _globals['_DEVICESTATUS']._serialized_start=1591
-  _globals['_DEVICESTATUS']._serialized_end=1977
-  _globals['_MEMBERDEVICES']._serialized_start=1979
-  _globals['_MEMBERDEVICES']._serialized_end=2076
-  _globals['_MEMBER']._serialized_start=2079
-  _globals['_MEMBER']._serialized_end=2327
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=2329
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=2434
-  _globals['_LISTMEMBERSRESPONSE']._serialized_start=2436
-  _globals['_LISTMEMBERSRESPONSE']._serialized_end=2551
-  _globals['_MEMBERS']._serialized_start=2554
-  _globals['_MEMBERS']._serialized_end=2929
+  _globals['_REGISTRATION']._serialized_end=387
+  _globals['_COMMAND']._serialized_start=389
+  _globals['_COMMAND']._serialized_end=460
+  _globals['_REGISTERREQUEST']._serialized_start=462
+  _globals['_REGISTERREQUEST']._serialized_end=559
+  _globals['_REGISTERRESPONSE']._serialized_start=562
+  _globals['_REGISTERRESPONSE']._serialized_end=706
+  _globals['_HEARTBEATREQUEST']._serialized_start=709
+  _globals['_HEARTBEATREQUEST']._serialized_end=887
+  _globals['_HEARTBEATRESPONSE']._serialized_start=890
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1111
+  _globals['_REPORTRANKEXITREQUEST']._serialized_start=1114
+  _globals['_REPORTRANKEXITREQUEST']._serialized_end=1287
+  _globals['_REPORTRANKEXITRESPONSE']._serialized_start=1289
+  _globals['_REPORTRANKEXITRESPONSE']._serialized_end=1346
+  _globals['_LEAVEREQUEST']._serialized_start=1348
+  _globals['_LEAVEREQUEST']._serialized_end=1448
+  _globals['_LEAVERESPONSE']._serialized_start=1450
+  _globals['_LEAVERESPONSE']._serialized_end=1498
+  _globals['_RANKPROGRESS']._serialized_start=1501
+  _globals['_RANKPROGRESS']._serialized_end=1714
+  _globals['_DEVICESTATUS']._serialized_start=1717
+  _globals['_DEVICESTATUS']._serialized_end=2103
+  _globals['_MEMBERDEVICES']._serialized_start=2105
+  _globals['_MEMBERDEVICES']._serialized_end=2202
+  _globals['_MEMBER']._serialized_start=2205
+  _globals['_MEMBER']._serialized_end=2453
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=2455
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=2560
+  _globals['_LISTMEMBERSRESPONSE']._serialized_start=2562
+  _globals['_LISTMEMBERSRESPONSE']._serialized_end=2677
+  _globals['_MEMBERS']._serialized_start=2680
+  _globals['_MEMBERS']._serialized_end=3055
 # @@protoc_insertion_point(module_scope)

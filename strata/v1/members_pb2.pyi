@@ -37,6 +37,8 @@ class Registration(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     BEGIN_ANEW_FIELD_NUMBER: _builtins.int
     REEXECUTES_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -60,11 +62,19 @@ class Registration(_message.Message):
     """When a generation that it trained in has ended, this process leaves and comes back under its name: the
     next world waits for it, for some seconds.
     """
+    run_id: _builtins.str
+    """The run that this process belongs to, the same for all members that were started together: a
+    scheduler's job id, say. Empty: unknown.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def spec(self) -> _worlds_pb2.JobSpec:
         """Used when this registration creates the job."""
+
+    @_builtins.property
+    def command(self) -> Global___Command:
+        """What the ranks of this member run. All members of a job run the same; absent: not compared."""
 
     def __init__(
         self,
@@ -82,14 +92,46 @@ class Registration(_message.Message):
         attempt: _builtins.int = ...,
         begin_anew: _builtins.bool = ...,
         reexecutes: _builtins.bool = ...,
+        command: Global___Command | None = ...,
+        run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "reexecutes", b"reexecutes", "resume", b"resume", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "command", b"command", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "reexecutes", b"reexecutes", "resume", b"resume", "run_id", b"run_id", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Registration: _TypeAlias = Registration  # noqa: Y015
+
+@_typing.final
+class Command(_message.Message):
+    """What the ranks of a job run. Two commands are equal if program and arguments_digest are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROGRAM_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_DIGEST_FIELD_NUMBER: _builtins.int
+    program: _builtins.str
+    """The absolute path of the script, or the name of a program or module."""
+    arguments: _builtins.str
+    """The arguments as a shell takes them, perhaps shortened; for people."""
+    arguments_digest: _builtins.str
+    """SHA-256 of all arguments, in hex."""
+    def __init__(
+        self,
+        *,
+        program: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+        arguments_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "arguments_digest", b"arguments_digest", "program", b"program"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Command: _TypeAlias = Command  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):

@@ -247,12 +247,15 @@ class RankExit(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    EARLY_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     rank: _builtins.int
     code: _builtins.int
     reason: _builtins.str
     id: _builtins.int
     """Confirmed by a reply of this id once it is durable."""
+    early: _builtins.bool
+    """The process failed by itself within its first seconds, before it said that it made a step."""
     def __init__(
         self,
         *,
@@ -261,10 +264,11 @@ class RankExit(_message.Message):
         code: _builtins.int = ...,
         reason: _builtins.str = ...,
         id: _builtins.int = ...,
+        early: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "generation", b"generation", "id", b"id", "rank", b"rank", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "early", b"early", "generation", b"generation", "id", b"id", "rank", b"rank", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

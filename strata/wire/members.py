@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from strata.core.devices import DeviceReading
 from strata.core.ids import BootId, WorkerId
-from strata.core.members import Registration
-from strata.core.records import Worker
+from strata.core.records import Command, Worker
+from strata.core.registration import Registration
 from strata.core.view import Entry
 from strata.v1 import members_pb2
 from strata.wire.worlds import spec_record
@@ -28,7 +28,13 @@ def registration(message: members_pb2.Registration) -> Registration:
         attempt=message.attempt,
         anew=message.begin_anew,
         reexecutes=message.reexecutes,
+        command=_command(message.command) if message.HasField("command") else None,
+        run_id=message.run_id,
     )
+
+
+def _command(message: members_pb2.Command) -> Command:
+    return Command(program=message.program, arguments=message.arguments, digest=message.arguments_digest)
 
 
 def member_message(

@@ -20,8 +20,9 @@ from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
-from strata.core.members import Registration, decide_leave, decide_register
+from strata.core.members import decide_leave, decide_register
 from strata.core.records import JobSpec, Replica, WorldHead, encode
+from strata.core.registration import Registration
 from strata.core.txn import Put, Txn
 from strata.core.view import View
 from strata.etcd import EtcdStore

@@ -14,8 +14,9 @@ from contextlib import suppress
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper, Transport
 from strata.core.job import JobView
-from strata.core.members import Registration, decide_register
+from strata.core.members import decide_register
 from strata.core.records import Replica, Worker
+from strata.core.registration import Registration
 from strata.core.txn import Decision, Put, Txn, unchanged
 from strata.core.view import Entry, View
 from strata.errors import Conflict, StaleIncarnation, Unavailable

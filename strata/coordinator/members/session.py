@@ -14,8 +14,9 @@ from strata.coordinator.view import floors
 from strata.core.authority import Identity
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView
-from strata.core.members import Registration, decide_leave, decide_rank_exit
+from strata.core.members import decide_leave, decide_rank_exit
 from strata.core.records import Worker
+from strata.core.registration import Registration
 from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import Refused, StaleGeneration, StrataError
@@ -159,7 +160,14 @@ class MemberSession:
         ended = rank_exit
         await self._settle(
             lambda job: decide_rank_exit(
-                job, self.worker, self.incarnation, ended.generation, ended.rank, ended.code, ended.reason
+                job,
+                self.worker,
+                self.incarnation,
+                ended.generation,
+                ended.rank,
+                ended.code,
+                ended.reason,
+                early=ended.early,
             )
         )
         return session_pb2.Reply(token=floors.token(self._house.context.mirror), done=session_pb2.Done())

@@ -22,8 +22,8 @@ from strata.core.checkpoint_damage import is_suspect
 from strata.core.checkpoints import order
 from strata.core.ids import checked_id
 from strata.core.job import JobView
-from strata.core.members import Registration, check_registration
 from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
+from strata.core.registration import Registration, check_registration
 from strata.core.stopping import all_asked
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, StrataError, Unavailable

@@ -30,14 +30,9 @@ from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.registrar import Registrar
 from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
-from strata.core.members import (
-    Registration,
-    bare_registration,
-    check_registration,
-    decide_leave,
-    decide_rank_exit,
-)
+from strata.core.members import decide_leave, decide_rank_exit
 from strata.core.records import Worker
+from strata.core.registration import Registration, bare_registration, check_registration
 from strata.core.stopping import all_asked, asked_notice
 from strata.core.view import Entry
 from strata.errors import NotFound, StaleIncarnation, StrataError, Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strata.coordinator.servicers.answering import Desk, answer
-from strata.core.members import DEFAULT_JOB
+from strata.core.registration import DEFAULT_JOB
 from strata.v1 import members_pb2 as pb
 from strata.v1.members_pb2_grpc import MembersServicer as Base
 

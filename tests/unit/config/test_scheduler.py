@@ -62,7 +62,17 @@ def test_a_pod_of_an_indexed_job_has_its_job_and_its_index(host: str) -> None:
 @pytest.mark.parametrize("env", [{}, {"SLURM_NODEID": "3"}, {**INDEXED, "HOSTNAME": "elsewhere"}])
 def test_elsewhere_nothing_is_guessed(env: dict[str, str]) -> None:
     assert allocation(env) is None
-    assert loaded(env).job == "default"
+    assert (loaded(env).job, loaded(env).run_id) == ("", "")
+
+
+def test_a_requeued_slurm_job_is_the_same_run() -> None:
+    assert loaded(SLURM).run_id == loaded({**SLURM, "SLURM_RESTART_COUNT": "2"}).run_id == "slurm-4711"
+
+
+def test_a_pod_knows_its_run_by_what_the_manifest_hands_on() -> None:
+    assert loaded(INDEXED).run_id == ""
+    assert loaded({**INDEXED, "STRATA_RUN_ID": "8f3c"}).run_id == "8f3c"
+    assert loaded({**SLURM, "STRATA_RUN_ID": "8f3c"}).run_id == "8f3c", "what a person says counts more"
 
 
 def test_what_a_person_says_counts_more(tmp_path: Path) -> None:

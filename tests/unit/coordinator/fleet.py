@@ -14,8 +14,9 @@ from strata.core.ids import BootId, WorkerId
 from strata.core.invariants import check
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys, JobKeys
-from strata.core.members import Registration, decide_leave, decide_register
+from strata.core.members import decide_leave, decide_register
 from strata.core.records import JobSpec
+from strata.core.registration import Registration
 from strata.core.view import View
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore

@@ -15,7 +15,7 @@ import pytest
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.invariants import check
 from strata.core.job import JobView
-from strata.core.members import Registration, decide_leave, decide_register
+from strata.core.members import decide_leave, decide_register
 from strata.core.records import (
     Assignment,
     DatasetSpec,
@@ -25,6 +25,7 @@ from strata.core.records import (
     decode,
     encode,
 )
+from strata.core.registration import Registration
 from strata.core.txn import Put, Range, Txn, WatchBatch
 from strata.core.view import View
 from strata.errors import Refused, Unavailable

@@ -13,7 +13,7 @@ from strata.core import invariants, stopping
 from strata.core.ids import BootId, InstanceId, ReplicaId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
-from strata.core.members import Registration, decide_leave, decide_register
+from strata.core.members import decide_leave, decide_register
 from strata.core.records import (
     BarrierFloor,
     BarrierOutcome,
@@ -24,6 +24,7 @@ from strata.core.records import (
     Worker,
     encode,
 )
+from strata.core.registration import Registration
 from strata.core.txn import Decision, Delete, Put, Range, Txn, TxnResult, prefix_end
 from strata.core.view import View
 from strata.core.worlds import WorldPlan, plan_world

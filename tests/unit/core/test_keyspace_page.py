@@ -30,7 +30,13 @@ EXAMPLES: dict[str, Any] = {
         instance=R1, address="10.0.0.1:50051", http_address="10.0.0.1:8080", version="0.1.0"
     ),
     JOB.spec: r.JobSpec(min_workers=2, max_workers=3),
-    JOB.phase: r.JobPhase(phase=r.Phase.DONE, reason="all 16 ranks are done", epoch=42),
+    JOB.phase: r.JobPhase(
+        phase=r.Phase.DONE, reason="all 16 ranks are done", epoch=42, ended_unix_ms=1764079320000
+    ),
+    JOB.run: r.JobRun(
+        run_id="slurm-4711",
+        command=r.Command(program="/home/ada/train.py", arguments="--epochs 3", digest="7b1f0c"),
+    ),
     JOB.standbys: r.Standbys(workers=(WorkerId("node-3"),), epoch=42),
     JOB.worker("node-0"): r.Worker(
         boot=BootId("c3f1a2b4"), served_by=R1, host="gpu-a", slots=8, devices=("cuda:0", "cuda:1"), pid=4711
@@ -42,6 +48,7 @@ EXAMPLES: dict[str, Any] = {
         size=16,
         reason="node-2 is gone",
         chunks=1,
+        began=True,
         restore=r.RestorePoint(step=120, attempt=ATTEMPT, record_generation=2),
     ),
     JOB.members_chunk(3, 42, 0): r.MembersChunk(
@@ -171,7 +178,7 @@ def test_every_example_is_read_back(key: str) -> None:
 
 def test_no_record_is_left_out() -> None:
     written = {type(record) for record in EXAMPLES.values()}
-    inner = {r.Member, r.RestorePoint, r.Asked, r.Returning, r.Tier, r.Origin, c.Keep}
+    inner = {r.Member, r.Command, r.RestorePoint, r.Asked, r.Returning, r.Tier, r.Origin, c.Keep}
     every = {
         cls
         for module in (r, c)

@@ -8,14 +8,12 @@ from strata.client.terms import is_final
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job_requests import decide_resume
 from strata.core.members import (
-    MAX_SLOTS,
-    MAX_WORKERS,
-    Registration,
     decide_leave,
     decide_register,
     decide_remove,
 )
 from strata.core.records import JobPhase, JobSpec, Phase
+from strata.core.registration import MAX_SLOTS, MAX_WORKERS, Registration
 from strata.core.txn import Decision
 from strata.errors import (
     Conflict,

@@ -60,7 +60,9 @@ class FakeUpstream:
         self.arrivals.put_nowait((arrival, outcome))
         return await outcome
 
-    async def rank_exit(self, *, generation: int, rank: int, code: int, reason: str) -> None:
+    async def rank_exit(
+        self, *, generation: int, rank: int, code: int, reason: str, early: bool = False
+    ) -> None:
         self.exits.put_nowait(Exit(generation, rank, code, reason))
         if self.deaf is not None:
             await self.deaf.wait()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from strata.launch.environment import Place
 from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.stack_dump import dump_stacks
 from strata.launch.starting import ColdStarter
+from strata.launch.warm import WarmStarter
 from strata.v1.worlds_pb2 import World, WorldMember
 
 LIMIT_S = 20.0
@@ -51,7 +53,7 @@ async def started(slots: int, *command: str) -> AsyncIterator[tuple[RankGroup, a
             place(slots),
             program(Path(folder), *command),
             restarts=0,
-            on_exit=lambda *what: ended.put_nowait(what),
+            on_exit=lambda *what: ended.put_nowait(what[:4]),
         )
         async with asyncio.timeout(LIMIT_S):
             try:
@@ -212,3 +214,72 @@ async def test_a_stopped_rank_says_nothing(tmp_path: Path) -> None:
         process.child.pause()
         assert await dump_stacks(process.child, process.stacks, limit_s=0.2) is None
         assert ended.empty()
+
+
+@pytest.mark.parametrize(
+    ("script", "step", "early"),
+    [
+        ("exit 3", False, True),
+        ("exit 0", False, False),
+        ("exit 75", False, False),
+        ("exit 3", True, False),
+        ("kill -KILL $$", False, False),
+    ],
+)
+async def test_what_fails_by_itself_and_before_a_step_failed_early(
+    script: str, step: bool, early: bool, tmp_path: Path
+) -> None:
+    ended: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+    command = program(tmp_path, "sh", "-c", f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; {script}")
+    group = RankGroup(place(1), command, restarts=0, on_exit=lambda *what: ended.put_nowait(what))
+    async with asyncio.timeout(LIMIT_S):
+        group.start()
+        if step:
+            group.note_step(2)
+        (tmp_path / "go").touch()
+        assert (await ended.get())[4] is early
+        await group.join()
+
+
+async def test_what_ran_for_long_did_not_fail_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.launch.ranks.EARLY_S", 0.0)
+    ended: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+    command = program(tmp_path, "sh", "-c", "exit 3")
+    group = RankGroup(place(1), command, restarts=0, on_exit=lambda *what: ended.put_nowait(what))
+    async with asyncio.timeout(LIMIT_S):
+        group.start()
+        assert (await ended.get())[3:] == ("exited with 3", False)
+        await group.join()
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script that cannot be run, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("def f():\n    import no_such_module\nf()\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_the_end_of_a_traceback_is_the_reason(warm: bool, broken: Path) -> None:
+    """Also of the first start, for which no process was warm."""
+    ended: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+    starter = WarmStarter.of((sys.executable, "train.py"), modules=(), inherited=os.environ)
+    assert starter is not None
+    if warm:
+        starter.prepare(1)
+        starter._spares[0].link.setblocking(True)
+        starter._spares[0].link.recv(1, socket.MSG_PEEK)
+        starter._spares[0].link.setblocking(False)
+    command = Program(starter=starter, inherited=inherited_environment(), folder=broken)
+    group = RankGroup(place(1), command, restarts=0, on_exit=lambda *what: ended.put_nowait(what))
+    async with asyncio.timeout(LIMIT_S):
+        group.start()
+        _generation, _rank, code, reason, early = await ended.get()
+        await group.join()
+    assert (code, early) == (1, True)
+    assert reason == (
+        f'exited with 1: File "{broken}/train.py", line 2, in f | import no_such_module'
+        " | ModuleNotFoundError: No module named 'no_such_module'"
+    )
+    assert os.listdir(broken) == ["train.py"]  # noqa: PTH208
