@@ -52,8 +52,9 @@ def test_a_rank_finds_its_place_in_the_environment(cluster: LocalCluster, nodes:
 
 @pytest.mark.journey
 def test_two_nodes_on_one_host_share_a_job(cluster: LocalCluster, nodes: Nodes) -> None:
-    one = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="a", options=(*TWO, "--slots", "2"))
-    other = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="b", options=TWO)
+    options = (*TWO, "--run-id", "one")
+    one = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="a", options=(*options, "--slots", "2"))
+    other = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="b", options=options)
     assert (one.join(), other.join()) == (0, 0)
     starts = nodes.record.of("start")
     assert sorted(e["rank"] for e in starts) == [0, 1, 2]
@@ -63,7 +64,7 @@ def test_two_nodes_on_one_host_share_a_job(cluster: LocalCluster, nodes: Nodes) 
     one.wait_quiet()
     other.wait_quiet()
 
-    late = nodes.run(cluster.endpoints, "steps", node="c", options=TWO)
+    late = nodes.run(cluster.endpoints, "steps", "--steps", "3", node="c", options=options)
     assert late.join() == 0, "a scheduler that requeued it is not told of a failure"
     assert "is done" in nodes.record.wait_one("job.done_before", source="c")["reason"]
 
@@ -78,15 +79,14 @@ def test_an_ordinary_torch_script_runs_unchanged(cluster: LocalCluster, nodes: N
     assert sorted((e["rank"], e["value"], e["world"]) for e in sums) == [(0, 3.0, 2), (1, 3.0, 2)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [(("--exit", "7"), 7), (("--signal", str(int(signal.SIGKILL))), 128 + signal.SIGKILL)],
-    ids=["exit code", "signal"],
-)
+@pytest.mark.parametrize("word", ["--signal", "--exit"])
 @pytest.mark.journey
 def test_three_fruitless_generations_fail_the_job_for_good(
-    cluster: LocalCluster, nodes: Nodes, arguments: tuple[str, ...], status: int
+    cluster: LocalCluster, nodes: Nodes, word: str
 ) -> None:
+    """A process that was killed; and one that fails by itself, but not before its first step."""
+    arguments = (word, "9") if word == "--signal" else (word, "7", "--step")
+    status = 128 + signal.SIGKILL if word == "--signal" else 7
     node = nodes.run(
         cluster.endpoints,
         "plain",
@@ -103,17 +103,17 @@ def test_three_fruitless_generations_fail_the_job_for_good(
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         assert client.job_status().phase == JOB_PHASE_FAILED
 
-    again = nodes.run(cluster.endpoints, "plain", node="late")
+    again = nodes.run(cluster.endpoints, "plain", *arguments, "--only-rank=1", node="late")
     assert again.join() == 78, "a job that failed takes no more members"
     assert "--resume" in nodes.record.wait_line("hint:")
 
 
 def test_the_last_of_the_allowed_generations_fails_the_job(cluster: LocalCluster, nodes: Nodes) -> None:
     options = ("--settle-s", "0.2", "--max-generations", "2", "--max-fruitless-generations", "9")
-    node = nodes.run(cluster.endpoints, "plain", "--exit", "9", options=options)
+    node = nodes.run(cluster.endpoints, "plain", "--signal", "9", options=options)
     assert node.join() == 78
     ended = nodes.record.wait_one("job.ended")
-    assert (ended["phase"], ended["rank_status"]) == ("failed", 9)
+    assert (ended["phase"], ended["rank_status"]) == ("failed", 137)
     assert "2" in ended["reason"]
     assert [e["generation"] for e in nodes.record.of("start")] == [1, 2]
 
@@ -121,7 +121,7 @@ def test_the_last_of_the_allowed_generations_fails_the_job(cluster: LocalCluster
 @pytest.mark.journey
 def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nodes) -> None:
     quick = ("--settle-s", "0.2")
-    failed = nodes.run(cluster.endpoints, "plain", "--exit", "9", options=quick)
+    failed = nodes.run(cluster.endpoints, "plain", "--signal", "9", options=quick)
     assert failed.join() == 78
     resumed = nodes.run(cluster.endpoints, "plain", options=(*quick, "--resume"))
     assert resumed.join() == 0

@@ -1,4 +1,4 @@
-"""A rank that knows nothing of Strata: says its environment, and ends as it is told."""
+"""A rank that knows nothing of Strata, unless it is to say that it made a step: says its environment, and ends as it is told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import sys
 import time
 from types import FrameType
 
+import strata
 from tests.ranks.saying import say
+
+
+def made_a_step() -> None:
+    """Tell the supervisor of a step, and return once the coordinators know it too."""
+    with strata.connect() as client:
+        client.progress(step=1, phase="train")
+        client.barrier("step")
 
 
 def main() -> int:
@@ -18,6 +26,7 @@ def main() -> int:
     parser.add_argument("--exit", type=int, default=0)
     parser.add_argument("--signal", type=int, help="end by this signal")
     parser.add_argument("--only-rank", type=int, help="the others wait for ever")
+    parser.add_argument("--step", action="store_true", help="say that a step was made, before")
     parser.add_argument("--wait", action="store_true", help="until a signal comes")
     options = parser.parse_args()
 
@@ -28,6 +37,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     say("start", pid=os.getpid(), env=dict(os.environ))
+    if options.step:
+        made_a_step()
     if options.wait or options.only_rank not in {None, int(os.environ["RANK"])}:
         while True:
             time.sleep(1000)
