@@ -26,6 +26,7 @@ from strata.client.session import Session
 from strata.client.stack_dump import answer_stack_dumps
 from strata.client.stall_watch import kept
 from strata.config import Credentials, LibraryConfig
+from strata.config.scheduler import run_identity
 from strata.core.ids import checked_id
 from strata.core.timing import Timing
 from strata.errors import ConfigError, InvalidArgument, StrataError, Unavailable
@@ -81,7 +82,8 @@ def connect(
 
     `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
     coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
-    this name; `JobDone` or `JobFailed` when the job has ended.
+    this name; `JobDone` or `JobFailed` when the job has ended, `Refused` when that was another run's, as far as
+    the environment tells them apart (STRATA_RUN_ID, SLURM_JOB_ID, torchrun's run id).
     """
     environment = os.environ
     timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)
@@ -112,6 +114,7 @@ def connect(
         pid=os.getpid(),
         spec=spec,
         reexecutes=reexecutes,
+        run_id=run_identity(environment),
     )
     try:
         timing = Timing.derive(float(environment.get("STRATA_DETECT_S", "5")))

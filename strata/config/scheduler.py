@@ -51,6 +51,20 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
     return None
 
 
+def run_identity(environment: Mapping[str, str]) -> str:
+    """Return what names the run that a member without `strata run` belongs to; "" where nobody can know it.
+
+    STRATA_RUN_ID, else Slurm's job, which keeps its id when it is requeued, else the run id of the torchrun
+    that started this process.
+    """
+    torchruns = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return (
+        environment.get("STRATA_RUN_ID")
+        or (f"slurm-{environment['SLURM_JOB_ID']}" if environment.get("SLURM_JOB_ID") else "")
+        or (f"torchrun-{torchruns}" if torchruns not in {"", "none"} else "")
+    )
+
+
 def _slurm(environment: Mapping[str, str]) -> Allocation:
     node = _number(environment, "SLURM_NODEID")
     local = _number(environment, "SLURM_LOCALID")

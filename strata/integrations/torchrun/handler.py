@@ -208,6 +208,9 @@ class StrataRendezvous(RendezvousHandler):
             log.warning("agent.preempted", reason=str(error))
             raise SystemExit(PREEMPTED) from None
         except StrataError as error:
+            if isinstance(error, JobDone) and self._settings.scheduled_run:
+                self._spare = True  # late in a run that is done: nothing is left to do
+                raise RendezvousGracefulExitError(error.message) from None
             raise as_torchs(error, attempt=self._settings.attempt) from error
 
     def _preempt(self, why: str) -> None:

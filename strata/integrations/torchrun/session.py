@@ -319,6 +319,7 @@ def _registration(settings: AgentSettings) -> Registration:
         slots=settings.slots,
         pid=settings.pid,
         attempt=settings.attempt,
+        run_id=settings.scheduled_run,
         spec=JobSpec(
             min_workers=settings.min_nodes,
             max_workers=settings.max_nodes,

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from strata.client.endpoints import Endpoint, parse_endpoints
 from strata.config import Credentials, TrainingConfig
+from strata.config.scheduler import run_identity
 from strata.config.training import MAX_GRACE_S, check_preempt
 from strata.core.ids import checked_id
 from strata.errors import ConfigError, StrataError
@@ -80,6 +81,8 @@ class AgentSettings:
     """Who leaves when this agent, or one of its workers, gets a signal: all of the job, or this member."""
     preempt_grace_s: float
     """How long the workers may take to save a common step then."""
+    scheduled_run: str = ""
+    """The scheduler's run that this agent belongs to; "" where nobody knows: a run id may be used again."""
     local_addr: str
     """Where others reach this node; empty: found by the route to a coordinator."""
 
@@ -153,6 +156,7 @@ def read_settings(
         join_timeout_s=_seconds(conf, "join_timeout", 600.0),
         preempt=preempt,
         preempt_grace_s=grace_s,
+        scheduled_run=run_identity({**env, "TORCHELASTIC_RUN_ID": ""}),
         local_addr=local_addr or env.get("STRATA_ADDRESS", ""),
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strata.config import RunConfig
-from strata.config.scheduler import allocation
+from strata.config.scheduler import allocation, run_identity
 from strata.errors import ConfigError
 
 SLURM = {
@@ -95,3 +95,19 @@ def test_a_count_that_contradicts_the_scheduler_s_is_refused(flags: dict[str, in
 def test_a_number_that_is_none_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         loaded({**SLURM, "SLURM_STEP_NUM_TASKS": "", name: "many"})
+
+
+@pytest.mark.parametrize(
+    ("env", "identity"),
+    [
+        ({}, ""),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "0b6f"}, "torchrun-0b6f"),
+        ({"TORCHELASTIC_RUN_ID": "0b6f", "SLURM_JOB_ID": "4711"}, "slurm-4711"),
+        ({"STRATA_RUN_ID": "8f3c", "SLURM_JOB_ID": "4711"}, "8f3c"),
+    ],
+)
+def test_a_member_without_a_supervisor_knows_its_run_by_its_environment(
+    env: dict[str, str], identity: str
+) -> None:
+    assert run_identity(env) == identity

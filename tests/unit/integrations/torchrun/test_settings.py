@@ -164,3 +164,10 @@ def test_any_host_s_name_makes_a_worker_id(host: str) -> None:
 def test_a_refusal_is_no_surprise_to_torch() -> None:
     with pytest.raises(ConfigError):
         settings(run_id="none")
+
+
+def test_the_scheduler_says_which_run_it_is_and_a_run_id_does_not() -> None:
+    """`--rdzv-id` is the job's name: the next training of that name has the same."""
+    assert settings(env={"TORCHELASTIC_RUN_ID": "gpt"}).scheduled_run == ""
+    assert settings(env={"SLURM_JOB_ID": "4711"}).scheduled_run == "slurm-4711"
+    assert settings(env={"SLURM_JOB_ID": "4711", "STRATA_RUN_ID": "8f3c"}).scheduled_run == "8f3c"
