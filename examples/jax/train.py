@@ -1,4 +1,4 @@
-"""A data-parallel JAX training that survives: `strata run -- python train.py` on each node.
+"""A data-parallel JAX training that survives: `strata run --job linear -- python train.py` on each node.
 
 `strata.init` joins, and its world says where the processes of this generation meet; JAX does the
 rest. Whichever process dies, process 0 and JAX's own coordination service included, all of them are

@@ -287,7 +287,16 @@ class Drive:
     def _start(self, name: str) -> Talker:
         plan = self.plan
         command = [sys.executable, "-m", "strata", "run", "--endpoints", self._cluster.endpoints]
-        command += ["--job", self._job, "--worker-id", name, "--slots", str(plan.slots)]
+        command += [
+            "--job",
+            self._job,
+            "--run-id",
+            self._job,
+            "--worker-id",
+            name,
+            "--slots",
+            str(plan.slots),
+        ]
         command += ["--min-workers", str(plan.min_workers), "--max-workers", str(plan.nodes)]
         command += ["--settle-s", "0.5", "--max-fruitless-generations", "1000", "--log-format", "json"]
         command += ["--", sys.executable, str(ROOT / "tests" / "ranks" / "learning.py")]

@@ -13,6 +13,7 @@ from typing import Final
 from strata.launch.children import Child
 from strata_chaos.workloads.program import STOP_S, Options, Stop, Workload, main
 from strata_chaos.workloads.recording import Recorder
+from strata_chaos.workloads.training_rank import HISTORY
 
 SLOTS: Final = 2
 LOOK_S: Final = 0.2
@@ -37,13 +38,15 @@ def client(options: Options, recorder: Recorder, stop: Stop) -> None:
 def supervisor(options: Options, life: int) -> Child:
     """Start `strata run` with the ranks of this node."""
     command = [sys.executable, "-m", "strata", "run", "--endpoints", options.endpoints]
-    command += ["--job", options.job, "--worker-id", options.worker, "--slots", str(SLOTS)]
+    command += ["--job", options.job, "--run-id", options.job]
+    command += ["--worker-id", options.worker, "--slots", str(SLOTS)]
     command += ["--min-workers", str(options.clients), "--log-format", "json", "--"]
     command += [sys.executable, "-m", "strata_chaos.workloads.training_rank"]
-    command += ["--history", str(options.file(f"{options.client}-{options.life}.{life}"))]
     command += ["--storage", str(options.storage), "--seed", str(options.seed)]
     log = options.history.with_name("logs") / f"{options.history.stem}-{options.client}.log"
-    return Child.start(command, name=options.worker, log=log, env=dict(os.environ))
+    # each node has its own, and all nodes of a job run one command
+    env = {**os.environ, HISTORY: str(options.file(f"{options.client}-{options.life}.{life}"))}
+    return Child.start(command, name=options.worker, log=log, env=env)
 
 
 WORKLOAD: Final = Workload(name="training", clients=2, client=client, role="node")

@@ -18,6 +18,8 @@ from strata_chaos.workloads import checkpoints
 from strata_chaos.workloads.program import Options, Stop, boottime_s
 from strata_chaos.workloads.recording import Recorder
 
+HISTORY: Final = "CHAOS_HISTORY"
+"""The variable that names the file of a node's history."""
 STEP_S: Final = 0.05
 TIMEOUT_S: Final = 20.0
 
@@ -69,11 +71,11 @@ def meet(options: Options, recorder: Recorder, rank: RankClient, step: int) -> N
 def main() -> int:
     """Run as the rank that the environment names; any error of Strata ends it with 1."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--history", required=True, type=Path)
     parser.add_argument("--storage", required=True, type=Path)
     parser.add_argument("--seed", required=True, type=int)
     given = parser.parse_args()
-    path = given.history.with_name(f"{given.history.stem}.{os.getpid()}.jsonl")
+    history = Path(os.environ[HISTORY])
+    path = history.with_name(f"{history.stem}.{os.getpid()}.jsonl")
     with HistoryWriter(path) as writer:
         recorder = Recorder(writer, client=f"training.{os.environ.get('RANK', '')}", clock=boottime_s)
         recorder.started("rank", worker=os.environ.get("STRATA_WORKER_ID", ""))

@@ -138,7 +138,7 @@ def test_what_can_run_is_not_refused(folder: Path) -> None:
     check_command(("sh", "gone.sh"))  # what a shell does with its words is its affair
 
 
-@pytest.mark.parametrize("nodes", [{"min_workers": 2}, {"max_workers": 2}])
-async def test_several_nodes_need_a_name(nodes: dict[str, int]) -> None:
+@pytest.mark.parametrize("config", [RunConfig(min_workers=2), RunConfig(max_workers=2)])
+async def test_several_nodes_need_a_name(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match="--job"):
-        await run_supervisor(RunConfig(**nodes), [sys.executable, "a/train.py"])
+        await run_supervisor(config, [sys.executable, "a/train.py"])
