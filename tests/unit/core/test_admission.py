@@ -62,7 +62,7 @@ def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same() -
 
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
 @pytest.mark.parametrize("flag", [{}, {"anew": True}, {"resume": True}])
-def test_another_command_is_refused_while_members_are_there(other: Command, flag: dict[str, bool]) -> None:
+def test_another_command_is_refused_while_members_are_there(other: Command, flag: dict[str, Any]) -> None:
     store = Store()
     come(store, "w0")
     with pytest.raises(Conflict) as refused:
@@ -176,21 +176,20 @@ def test_resume_takes_an_unfinished_job_with_another_program() -> None:
     assert store.live.run().command == OTHER
 
 
-def test_of_two_commands_that_come_at_once_one_has_the_job() -> None:
+@pytest.mark.parametrize(("first", "second"), [(LONGER, TRAIN), (TRAIN, LONGER), (LONGER, OTHER)])
+def test_of_two_commands_that_come_at_once_one_has_the_job(first: Command, second: Command) -> None:
     """Both saw the job without members; the one that is later decides again, and is refused."""
-    for first, second in ((LONGER, TRAIN), (TRAIN, LONGER), (LONGER, OTHER)):
-        store = Store()
-        come(store)
-        leave(store, "w0")
-        late = Observer(store)
-        one = dataclasses.replace(registration("w1"), command=first, run_id="r1", anew=True)
-        other = dataclasses.replace(registration("w2"), command=second, run_id="r2", anew=True)
-        txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
-        store.settle(lambda job, one=one: decide_register(job, one, served_by=InstanceId("i-r1")))
-        assert txn is not None
-        assert not store.execute(txn).succeeded
-        late.catch_up()
-        assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
+    store = Store()
+    come(store)
+    leave(store, "w0")
+    late = Observer(store)
+    other = dataclasses.replace(registration("w2"), command=second, run_id="r2", anew=True)
+    txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
+    come(store, "w1", first, anew=True)
+    assert txn is not None
+    assert not store.execute(txn).succeeded
+    late.catch_up()
+    assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 
 
 def test_a_reconnect_changes_no_command() -> None:
