@@ -36,8 +36,8 @@ from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.members import decide_leave, decide_register
-from strata.core.registration import Registration
 from strata.core.records import JobSpec, Replica, WorldHead, encode
+from strata.core.registration import Registration
 from strata.core.txn import Put, Txn
 from strata.core.view import Entry, View
 from strata.etcd import EtcdStore
