@@ -162,8 +162,8 @@ class Session:
         Goes on over any number of replicas until it is, or until the session is over.
         """
         id_ = next(self._ids)
-        ended = RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_, early=early)
-        up = Up(rank_exit=ended)
+        said = RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_, early=early)
+        up = Up(rank_exit=said)
         await self._asked(id_, up, f"the exit of rank {rank}", None)
 
     def progress(self, generation: int, ranks: Iterable[RankProgress]) -> None:
