@@ -157,9 +157,8 @@ class Session:
     ) -> None:
         """Report that a rank's process ended; return once that is durable.
 
-        `early`: it failed by itself within its first seconds, before a step.
-
-        Goes on over any number of replicas until it is, or until the session is over.
+        `early`: it failed by itself within its first seconds, before a step. Goes on over any number of
+        replicas until it is, or until the session is over.
         """
         id_ = next(self._ids)
         said = RankExit(generation=generation, rank=rank, code=code, reason=reason, id=id_, early=early)
