@@ -89,7 +89,7 @@ def test_what_is_shown_of_a_job_that_runs(
     options = ("--min-workers", "2", "--slots", "2")
     steps = ("steps", "--no-barrier", "--meet", str(meet), "--until", str(until))
     a = nodes.run(cluster.endpoints, *steps, node="a", options=options)
-    nodes.run(cluster.endpoints, "plain", "--wait", node="b", options=options)
+    nodes.run(cluster.endpoints, *steps, node="b", options=options, env={"STEPS_WAITS": "1"})
     record.wait("step", count=2, step=3, source="a")
 
     status = said_as_json("status", *where)

@@ -16,6 +16,10 @@ from strata.errors import StaleGeneration
 from tests.ranks.saying import say
 
 
+WAITS = "STEPS_WAITS"
+"""Set on a node whose ranks know nothing of Strata and make no step: all nodes of a job run one command."""
+
+
 def main() -> int:
     """Step until the file `--until` exists, or for `--steps`; all ranks end at the same step."""
     parser = argparse.ArgumentParser()
@@ -25,6 +29,8 @@ def main() -> int:
     parser.add_argument("--no-barrier", action="store_true")
     parser.add_argument("--meet", type=Path, help="once this file exists, meet at one last barrier")
     options = parser.parse_args()
+    while WAITS in os.environ:
+        time.sleep(1000)
 
     client = strata.connect()
     say("start", pid=os.getpid(), worker=client.worker_id)

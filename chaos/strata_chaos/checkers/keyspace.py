@@ -23,7 +23,7 @@ class Key(NamedTuple):
 UNKNOWN: Final = "unknown"
 
 _JOB_SINGLES: Final = frozenset(
-    {"spec", "standbys", "phase", "world", "latest", "anew", "import", "retention", "rewind"}
+    {"spec", "standbys", "phase", "run", "world", "latest", "anew", "import", "retention", "rewind"}
 )
 _CLUSTER_SINGLES: Final = frozenset({"uid", "leader", "ops-floor"})
 
