@@ -17,8 +17,8 @@ from strata.client.datasets import DatasetAssignment, DatasetRegistry
 from strata.client.watching import watch
 from strata.config import Credentials
 from strata.core.datasets import shards_of
-from strata.core.registration import DEFAULT_JOB
 from strata.core.records import Assignment, decode
+from strata.core.registration import DEFAULT_JOB
 from strata.errors import NotFound, StrataError, Unavailable
 from strata.v1.watch_pb2 import KeyEvent
 

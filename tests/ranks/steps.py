@@ -15,7 +15,6 @@ import strata
 from strata.errors import StaleGeneration
 from tests.ranks.saying import say
 
-
 WAITS = "STEPS_WAITS"
 """Set on a node whose ranks know nothing of Strata and make no step: all nodes of a job run one command."""
 
