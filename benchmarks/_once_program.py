@@ -1,9 +1,10 @@
-"""One rank of `benchmarks.checkpoint_once`: saves a state that all ranks hold equal, some times over."""
+"""One rank of `benchmarks.checkpoint_once`: saves a state that all ranks hold equal, once for each line it reads."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 
 import torch
@@ -23,7 +24,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--storage", required=True)
     parser.add_argument("--megabytes", type=int, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--mode", choices=SETTINGS, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def main() -> None:
             replicated=SETTINGS[options.mode],
         ) as manager:
             manager.prepare(state)
-            for step in range(1, options.rounds + 2):
+            for step, _ in enumerate(sys.stdin, 1):  # a line a save
                 state["layer0.weight"][0] = step
                 client.barrier("begin")
                 began = time.perf_counter()
@@ -55,9 +55,8 @@ def main() -> None:
                 took_s = time.perf_counter() - began
                 client.barrier("saved")
                 manager.wait_until_finished()
-                if step > 1:  # the first one warms up
-                    facts = {"took_s": took_s, "blocked_s": blocked_s, "compared_s": info.compared_s}
-                    print(json.dumps({**facts, "bytes": info.size_bytes}), flush=True)
+                facts = {"took_s": took_s, "blocked_s": blocked_s, "compared_s": info.compared_s}
+                print(json.dumps({**facts, "bytes": info.size_bytes}), flush=True)
         client.barrier("end")
 
 

@@ -1,12 +1,13 @@
 """What all ranks hold equal is stored once: how many bytes that is, and what the comparison costs.
 
-    python -m benchmarks.checkpoint_once [--json FILE] [--ranks 3] [--megabytes 768] [--rounds 5]
+    python -m benchmarks.checkpoint_once [--json FILE] [--ranks 3] [--megabytes 256] [--rounds 15]
 
 Each rank is a process with the same state, over one coordinator and one etcd member, all on this machine and
-its disk. In turn, each in fresh processes: the ranks compare at each save (the default); everything is declared
-`replicated`, so nothing is compared before it is written; each rank writes its own. A save takes from the call
-on the slowest rank to its commit. `cost` is how much longer a compared save takes than a declared one, which
-writes the same bytes; `share` is the part of a compared save in which ranks hash, and wait for each other.
+its disk. Three worlds save in turn: one compares at each save (the default); in one everything is declared
+`replicated`, so nothing is compared before it is written; in one each rank writes its own. A save takes from the
+call on the slowest rank to its commit. `cost` is how much longer a compared save takes than a declared one of the
+same round, which hashes and writes the same bytes; `share` is the part of a compared save in which ranks hash, and
+wait for each other.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+from benchmarks._disk import spread
 from benchmarks._once_program import SETTINGS
 from strata.launch.local_cluster import LocalCluster
 
@@ -31,32 +32,41 @@ BYTES = 1.02
 COST = 0.15
 
 
-def saves(
-    endpoints: str, job: str, folder: Path, mode: str, options: argparse.Namespace
-) -> list[list[dict[str, Any]]]:
-    """Return what each rank says of each save."""
-    with ExitStack() as stack:
-        started = []
+class World:
+    """The ranks of one mode."""
+
+    def __init__(
+        self, stack: ExitStack, endpoints: str, folder: Path, mode: str, options: argparse.Namespace
+    ):
+        self.ranks = []
         for rank in range(options.ranks):
-            command = [sys.executable, str(PROGRAM), endpoints, job, f"w{rank}", "--mode", mode]
-            given = {
-                "--ranks": options.ranks,
-                "--storage": folder,
-                "--megabytes": options.megabytes,
-                "--rounds": options.rounds,
-            }
+            given = {"--ranks": options.ranks, "--storage": folder / mode, "--megabytes": options.megabytes}
             words = [str(word) for pair in given.items() for word in pair]
-            process = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), endpoints, mode, f"{mode}-{rank}", "--mode", mode, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
-            started.append(process)
+            self.ranks.append(process)
+
+    def save(self) -> dict[str, float]:
+        """Return what the slowest rank says of the next save."""
+        for process in self.ranks:
+            assert process.stdin is not None
+            process.stdin.write("save\n")
+            process.stdin.flush()
         told = []
-        for process in started:
-            said, _ = process.communicate(timeout=600)
-            if process.returncode != 0:
-                raise RuntimeError(f"a rank ended with {process.returncode}")
-            told.append([json.loads(line) for line in said.splitlines()])
-    return told
+        for process in self.ranks:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("a rank ended early")
+            told.append(json.loads(line))
+        return {key: max(rank[key] for rank in told) for key in told[0]}
 
 
 def main() -> int:
@@ -64,24 +74,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--megabytes", type=int, default=768)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     base = ROOT / ".strata"
     base.mkdir(exist_ok=True)
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in SETTINGS}
+    modes = list(SETTINGS)
     with tempfile.TemporaryDirectory(dir=base) as name, ExitStack() as stack:
         cluster = LocalCluster.start(Path(name) / "cluster", etcd_members=1, coordinators=1)
         stack.callback(cluster.kill)
-        for turn in range(options.turns):
-            for mode in SETTINGS:
-                told = saves(
-                    cluster.endpoints, f"{mode}-{turn}", Path(name) / f"{mode}-{turn}", mode, options
-                )
-                for ranks in zip(*told, strict=True):
-                    found[mode].append({key: max(rank[key] for rank in ranks) for key in ranks[0]})
-                print(f"turn {turn + 1} of {options.turns}: {mode}", flush=True)
+        worlds = {mode: World(stack, cluster.endpoints, Path(name), mode, options) for mode in modes}
+        for number in range(options.rounds + 1):
+            for mode in modes[number % len(modes) :] + modes[: number % len(modes)]:
+                os.sync()
+                told = worlds[mode].save()
+                if number:  # the first one warms up
+                    found[mode].append(told)
+            print(f"round {number} of {options.rounds}", flush=True)
 
     def median(mode: str, key: str) -> float:
         return statistics.median(each[key] for each in found[mode])
@@ -89,7 +99,8 @@ def main() -> int:
     size = options.megabytes << 20
     bytes_ratio = round(median("compared", "bytes") / size, 4)
     own_ratio = round(median("own", "bytes") / size, 2)
-    cost = round(median("compared", "took_s") / median("declared", "took_s") - 1, 3)
+    pairs = zip(found["compared"], found["declared"], strict=True)
+    cost, cost_spread = spread([one["took_s"] / other["took_s"] - 1 for one, other in pairs])
     share = round(statistics.median(each["compared_s"] / each["took_s"] for each in found["compared"]), 3)
     result = {
         "benchmark": "checkpoint_once",
@@ -101,6 +112,7 @@ def main() -> int:
         "bytes_of_state": bytes_ratio,
         "bytes_of_state_where_each_writes_its_own": own_ratio,
         "cost": cost,
+        "cost_spread": cost_spread,
         "share": share,
         "seconds": {mode: round(median(mode, "took_s"), 3) for mode in SETTINGS},
         "blocked_s": {mode: round(median(mode, "blocked_s"), 3) for mode in SETTINGS},
