@@ -143,8 +143,10 @@ def idle_acks(job: JobView) -> Iterator[Entry[CheckpointRecord]]:
     """Yield the attempts that were given up and have acks still: a replica of an older release gave them up."""
     for entry in job.checkpoints():
         record = entry.record
+        if record.state is not CheckpointState.ABORTED:
+            continue
         acks = job.keys.acks(record.step, record.generation, record.attempt)
-        if record.state is CheckpointState.ABORTED and job.view.names(acks) and _forget_acks(job, record):
+        if job.view.names(acks) and _forget_acks(job, record):
             yield entry
 
 

@@ -169,8 +169,7 @@ class JobView:
 
     def checkpoints(self) -> Iterator[Entry[CheckpointRecord]]:
         """Yield every record of the catalog, by step, then by generation."""
-        for step in self.view.names(self.keys.checkpoints):
-            yield from self.view.entries(f"{self.keys.checkpoints}{step}/", CheckpointRecord)
+        return self.view.entries_below(self.keys.checkpoints, CheckpointRecord)
 
 
 def job_names(view: View, keys: ClusterKeys) -> list[str]:

@@ -22,7 +22,8 @@ R = TypeVar("R")
 class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
     kv: KeyValue | None = None
-    record: Any = None
+    entry: Entry[Any] | None = None
+    """Its record, once it was read: the same one until it is written again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,17 @@ class View:
             if entry is not None:
                 yield entry
 
+    def entries_below(self, folder: str, cls: type[R]) -> Iterator[Entry[R]]:
+        """Yield, in key order, the records that lie directly in the folders of `folder`."""
+        node = self._find(folder.rstrip("/"))
+        if node is None:
+            return
+        for inner in _in_order(node):
+            for child in _in_order(inner):
+                entry = self._entry(child, cls)
+                if entry is not None:
+                    yield entry
+
     def names(self, folder: str) -> list[str]:
         """Return, in order, the names of what lies directly in `folder`, folders included."""
         node = self._find(folder.rstrip("/"))
@@ -170,23 +182,23 @@ class View:
         kv = node.kv
         if kv is None:
             return None
-        if not isinstance(node.record, cls):
-            if node.record is not None:
-                raise PoisonRecord(f"{kv.key} is read as two kinds of record")
-            node.record = decode(cls, kv.value)
-        return Entry(
-            key=kv.key,
-            record=node.record,
-            create_revision=kv.create_revision,
-            mod_revision=kv.mod_revision,
-        )
+        if node.entry is None:
+            node.entry = Entry(
+                key=kv.key,
+                record=decode(cls, kv.value),
+                create_revision=kv.create_revision,
+                mod_revision=kv.mod_revision,
+            )
+        elif not isinstance(node.entry.record, cls):
+            raise PoisonRecord(f"{kv.key} is read as two kinds of record")
+        return node.entry
 
     def _put(self, kv: KeyValue) -> None:
         node = self._root
         for part in kv.key.split("/"):
             node = node.children.setdefault(part, _Node())
         self.size += node.kv is None
-        node.kv, node.record = kv, None
+        node.kv, node.entry = kv, None
 
     def _delete(self, key: str) -> None:
         self._derived.pop(key, None)
@@ -198,9 +210,14 @@ class View:
                 return
             path.append(child)
         self.size -= path[-1].kv is not None
-        path[-1].kv = path[-1].record = None
+        path[-1].kv = path[-1].entry = None
         for parent, part in zip(reversed(path[:-1]), reversed(parts), strict=True):
             node = parent.children[part]
             if node.kv is not None or node.children:
                 return
             del parent.children[part]
+
+
+def _in_order(node: _Node) -> list[_Node]:
+    children = node.children
+    return [children[name] for name in sorted(children)]

@@ -108,6 +108,16 @@ def test_a_folders_own_key_and_deeper_ones_are_no_entries() -> None:
     assert [entry.name for entry in view.entries("/f/", BarrierFloor)] == ["a", "b"]
 
 
+def test_entries_below_are_those_of_each_folder_in_order() -> None:
+    view = View()
+    assert list(view.entries_below("/f/", BarrierFloor)) == []
+    value = encode(BarrierFloor(round=1))
+    keys = ["/f/2/1", "/f/1/2", "/f/1/1", "/f/3", "/f/1/1/deeper", "/g/1/1"]
+    view.reset(1, [kv(key, value) for key in keys])
+    found = [entry.key for entry in view.entries_below("/f/", BarrierFloor)]
+    assert found == ["/f/1/1", "/f/1/2", "/f/2/1"]
+
+
 def test_a_record_is_decoded_once_until_it_is_written_again() -> None:
     view = View()
     view.reset(1, [kv("/a", encode(JobSpec()))])
