@@ -210,13 +210,18 @@ class LocalCatalog:
     def _prove(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
         """Return what a storage proves of an attempt now; remember it if it is committed."""
         found = examine(storage, folder)
-        if found is not None:
+        if found is None:
+            self._proven.pop(folder.name, None)
+        else:
             self._proven[folder.name] = found if found.state is CheckpointState.COMMITTED else None
         return found
 
     def _recall(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
         """Return what was proven of an attempt before, else what the storage proves now."""
-        known = self._proven[folder.name] if folder.name in self._proven else self._own(storage, folder)
+        try:
+            known = self._proven[folder.name]
+        except KeyError:
+            known = self._own(storage, folder)
         return known or self._prove(storage, folder)
 
     def _own(self, storage: Storage, folder: Folder) -> CheckpointMetadata | None:
@@ -236,8 +241,9 @@ class LocalCatalog:
 
     def _forget(self, there: Collection[str]) -> None:
         """Remember nothing of a folder that is not there any more: none of that name comes again."""
-        for name in [name for name in self._proven if name not in there]:
-            self._proven.pop(name, None)
+        for name in list(self._proven):  # another thread may take one up meanwhile
+            if name not in there:
+                self._proven.pop(name, None)
 
     def restore_point(self) -> CheckpointMetadata | None:
         """Return the newest, saying which newer ones are corrupt; None when there never was any.

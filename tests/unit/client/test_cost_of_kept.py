@@ -237,3 +237,17 @@ def test_the_newest_is_proven_at_each_deletion() -> None:
     del storage.objects[f"{catalog.folder(newest)}/rank-00000.safetensors"]
     retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
     assert [c.step for c in local_catalog(storage).all() if c.state is CheckpointState.COMMITTED] == [1]
+
+
+def test_one_that_another_process_half_removed_is_swept() -> None:
+    storage = MemoryStorage()
+    earlier, catalog = local_catalog(storage), local_catalog(storage, start=50)
+    for step in (1, 2):
+        saved(storage, earlier, step, Keep())
+    earlier.go_back()
+    saved(storage, catalog, 3, Keep())
+    folder = earlier.folder(catalog.all()[0])
+    del storage.objects[f"{folder}/COMMIT"]  # the other one died after that
+    assert [c.step for c in catalog.all()] == [2, 3]
+    saved(storage, catalog, 4, Keep())
+    assert folder not in storage.list()
