@@ -19,6 +19,8 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 STEPS = 30
+HANG_AT = 13, 23
+"""The steps in which generations 1 and 2 are killed; 10 and 20 were saved."""
 
 
 def digests(record: Record) -> dict[int, str]:
@@ -57,15 +59,16 @@ def test_a_training_that_is_killed_twice_has_the_same_bits(
     options = ("--min-workers", "1", "--max-workers", "1", "--slots", str(ranks))
     node = nodes.run(
         cluster.endpoints,
-        *("ddp", "--storage", str(tmp_path / "killed"), "--pace-s", "0.1", *arguments),
+        *("ddp", "--storage", str(tmp_path / "killed"), "--hang-at", *map(str, HANG_AT), *arguments),
         options=options,
     )
-    for generation in (1, 2):
+    for generation, step in enumerate(HANG_AT, 1):
         begun = record.wait("begun", generation=generation, count=ranks)
-        wait_saved(cluster, nodes.job, begun[0]["step"] + 5)
+        wait_saved(cluster, nodes.job, step - 3)
+        record.wait("step", generation=generation, step=step - 1, count=ranks)
         os.kill(begun[generation]["pid"], signal.SIGKILL)
     assert node.join() == 0
-    assert {e["step"] > 5 for e in record.of("begun", generation=3)} == {True}
+    assert [{e["step"] for e in record.of("begun", generation=n)} for n in (1, 2, 3)] == [{0}, {10}, {20}]
     killed = digests(record)
 
     nodes.job = f"{nodes.job}-undisturbed"

@@ -30,20 +30,24 @@ def by_step(record: Record) -> dict[tuple[int, int], list[int]]:
     return found
 
 
-def wait_saved(cluster: LocalCluster, job: str, step: int) -> None:
+def hung(cluster: LocalCluster, job: str, record: Record, *, generation: int, step: int) -> int:
+    """Return the process of a rank that hangs in this step, once the one three steps before is committed."""
+    begun = record.wait("begun", generation=generation, count=2)
+    record.wait("step", generation=generation, step=step - 1, count=2)
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
-        client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.latest_step >= step))
+        client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.latest_step >= step - 3))
+    return int(begun[1]["pid"])
 
 
 def test_a_shuffled_one_has_each_sample_once_an_epoch(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    node = nodes.run(cluster.endpoints, "stateful", "shuffled", "--storage", str(tmp_path), options=TWO)
-    victim = record.wait("begun", generation=1, count=2)[0]
-    wait_saved(cluster, nodes.job, 10)
-    os.kill(victim["pid"], signal.SIGKILL)
+    arguments = ("shuffled", "--storage", str(tmp_path), "--hang-at", "13")
+    node = nodes.run(cluster.endpoints, "stateful", *arguments, options=TWO)
+    victim = hung(cluster, nodes.job, record, generation=1, step=13)
+    os.kill(victim, signal.SIGKILL)
     assert node.join() == 0
-    assert {e["step"] >= 10 for e in record.of("begun", generation=2)} == {True}
+    assert {e["step"] for e in record.of("begun", generation=2)} == {10}
     samples, steps = by_step(record), LENGTH // (2 * BATCH)
     assert len(samples) == 2 * 2 * steps
     for epoch in range(2):
@@ -54,16 +58,11 @@ def test_a_shuffled_one_has_each_sample_once_an_epoch(
 def test_a_stream_goes_on_in_a_world_of_its_size_and_is_refused_in_another(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:
-    node = nodes.run(
-        cluster.endpoints,
-        *("stateful", "stream", "--storage", str(tmp_path), "--epochs", "3"),
-        options=TWO,
-    )
-    victim = record.wait("begun", generation=1, count=2)[1]
-    wait_saved(cluster, nodes.job, 10)
-    os.kill(victim["pid"], signal.SIGKILL)
-    record.wait("step", generation=2, count=2)
-    wait_saved(cluster, nodes.job, LENGTH // BATCH + 10)
+    arguments = ("stream", "--storage", str(tmp_path), "--epochs", "3", "--hang-at", "13", "53", "63")
+    node = nodes.run(cluster.endpoints, "stateful", *arguments, options=TWO)
+    victim = hung(cluster, nodes.job, record, generation=1, step=13)
+    os.kill(victim, signal.SIGKILL)
+    hung(cluster, nodes.job, record, generation=2, step=53)
     samples = by_step(record)
     for rank in (0, 1):
         for epoch in range(2):
@@ -71,11 +70,8 @@ def test_a_stream_goes_on_in_a_world_of_its_size_and_is_refused_in_another(
             used = [i for step in steps for i in samples[step, rank]]
             assert used == [1000 * n + rank for n in range(len(used))], "each sample once, in order"
 
-    node.signal(signal.SIGTERM)
-    assert node.join() == 75
-    nodes.run(
-        cluster.endpoints,
-        *("stateful", "stream", "--storage", str(tmp_path), "--epochs", "3"),
-        options=("--min-workers", "1", "--max-workers", "1", "--slots", "3"),
-    )
+    node.signal(signal.SIGKILL)
+    assert node.join() == -signal.SIGKILL
+    three = ("--min-workers", "1", "--max-workers", "1", "--slots", "3")
+    nodes.run(cluster.endpoints, "stateful", *arguments, options=three)
     record.wait_line("2 ranks saved the state of a StatefulDataLoader each, and there are 3 ranks now")

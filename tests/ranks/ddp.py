@@ -38,7 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--storage", required=True)
     parser.add_argument("--samples", type=int, default=480)
-    parser.add_argument("--pace-s", type=float, default=0.0)
+    parser.add_argument(
+        "--hang-at", type=int, nargs="*", default=[], help="the step to hang in, by generation"
+    )
     parser.add_argument("--ddp", type=json.loads, default={}, help="settings of DistributedDataParallel")
     parser.add_argument("--wrapped", choices=["before", "after"], default="before", help="strata.init")
     options = parser.parse_args()
@@ -61,11 +63,12 @@ def main() -> int:
         torch.randn(options.samples, 8, generator=numbers),
     )
     for inputs, targets in run.steps(torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)):
+        if [run.begun] == options.hang_at[run.world.generation - 1 : run.world.generation]:
+            time.sleep(1000)  # until it is killed
         optim.zero_grad()
         ((ddp(inputs) - targets) ** 2).mean().backward()
         optim.step()
         say("step", step=run.begun, digest=digest(net))
-        time.sleep(options.pace_s)
     run.close()
     say("end", step=run.step, digest=digest(net))
     return 0

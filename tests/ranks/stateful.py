@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("kind", choices=["stream", "shuffled"])
     parser.add_argument("--storage", required=True)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--pace-s", type=float, default=0.02)
+    parser.add_argument(
+        "--hang-at", type=int, nargs="*", default=[], help="the step to hang in, by generation"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -60,10 +62,11 @@ def main() -> int:
         loader = StatefulDataLoader(TensorDataset(torch.arange(LENGTH)), batch_size=BATCH, shuffle=True)
     for _ in range(options.epochs):
         for batch in run.steps(loader):
+            if [run.begun] == options.hang_at[run.world.generation - 1 : run.world.generation]:
+                time.sleep(1000)  # until somebody ends it
             samples = batch[0] if options.kind == "shuffled" else batch
             run.peers.barrier("reduce", b"")  # as in a collective
             say("step", step=run.begun, epoch=run.position.epoch, samples=samples.tolist())
-            time.sleep(options.pace_s)
     run.close()
     say("end", step=run.step)
     return 0
