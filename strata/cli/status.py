@@ -107,8 +107,12 @@ def _show(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
 
 
 def print_troubles(jobs: Iterable[Job]) -> None:
-    """Print what is wrong with ranks and devices of jobs, a line for each that has trouble."""
+    """Print why jobs have failed, and what is wrong with ranks and devices of others: a line for each."""
+    from strata.v1.worlds_pb2 import JOB_PHASE_FAILED  # noqa: PLC0415  # grpc only when it is needed
+
     for job in jobs:
+        if job.phase == JOB_PHASE_FAILED:
+            sys.stdout.write(f"{job.name}: failed: {printable(job.phase_reason)}\n")
         if job.trouble:
             sys.stdout.write(f"{job.name}: {printable(job.trouble)}\n")
 
@@ -128,7 +132,7 @@ def job_row(job: Job) -> tuple[object, ...]:
 
 def phase_name(job: Job) -> str:
     """Return a job's phase as people see it: one that runs without a world waits for members, one asked to stop stops."""
-    from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_RESHAPE, JobPhase  # noqa: PLC0415  # see above
+    from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, STOP_ACTION_RESHAPE, JobPhase  # noqa: PLC0415  # as above
 
     if job.phase == JOB_PHASE_RUNNING and not job.world.size:
         return "waiting"

@@ -10,7 +10,7 @@ import pytest
 from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, Job
-from tests.cluster_fixtures import Nodes
+from tests.cluster_fixtures import Nodes, run_strata
 from tests.processes import Record
 
 QUICK = ("--settle-s", "0.2")
@@ -106,6 +106,10 @@ def test_a_program_that_cannot_start_is_tried_twice_and_its_repair_runs_without_
         JOB_PHASE_FAILED,
         True,
     )
+    for words in (("status",), ("jobs", "show", nodes.job)):
+        code, text = run_strata(*words, "-e", cluster.endpoints)
+        assert code == 0
+        assert why in " ".join(text.split())
     script.write_text(SAYS)
     repaired = nodes.run_script(cluster.endpoints, script, options=QUICK)
     assert repaired.join() == 0
