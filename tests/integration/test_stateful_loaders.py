@@ -32,7 +32,7 @@ def by_step(record: Record) -> dict[tuple[int, int], list[int]]:
 
 def hung(cluster: LocalCluster, job: str, record: Record, *, generation: int, step: int) -> int:
     """Return the process of a rank that hangs in this step, once the one three steps before is committed."""
-    begun = record.wait("begun", generation=generation, count=2)
+    begun = record.wait("begun", generation=generation, count=2, limit_s=2 * LIMIT_S)
     record.wait("step", generation=generation, step=step - 1, count=2)
     with CoordinatorClient.connect(cluster.endpoints, job=job, timeout_s=LIMIT_S) as client:
         client.call_until(GetJobRequest(job=job), lambda answer: bool(answer.job.latest_step >= step - 3))
