@@ -5,12 +5,13 @@
 Four ways: torch's DCP through `StrataWriter` and a `CheckpointManager`, each alone and under coordinators
 (one replica and one member of etcd in processes of their own). Everything is kept. Two roots, or jobs, are
 saved to in turn, one with few checkpoints and one with many. A save counts from its call until old checkpoints
-have been looked for; of the replica its process's CPU meanwhile. Medians.
+have been looked for, without Python's garbage collector; of the replica its process's CPU meanwhile. Medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -72,11 +73,16 @@ def running_s(pid: int) -> float:
 
 def measured(save: Save, step: int, replica: int | None) -> tuple[float, float]:
     """Return the CPU seconds of this process, and of the replica, for one save."""
-    before = running_s(replica) if replica is not None else 0.0
-    began = time.process_time()
-    save(step)
-    own = time.process_time() - began
-    return own, running_s(replica) - before if replica is not None else 0.0
+    gc.collect()
+    gc.disable()  # it falls due every other save or so, which is always the same of two in turn
+    try:
+        before = running_s(replica) if replica is not None else 0.0
+        began = time.process_time()
+        save(step)
+        own = time.process_time() - began
+        return own, running_s(replica) - before if replica is not None else 0.0
+    finally:
+        gc.enable()
 
 
 def compared(few: Save, many: Save, kept: int, rounds: int, replica: int | None) -> dict[str, float]:
