@@ -148,8 +148,7 @@ class Session:
         field = _REQUEST_FIELD.get(type(request))
         if field is None:
             raise errors.InvalidArgument(f"a session carries no {type(request).__name__}")
-        id_ = next(self._ids)
-        up = Up(call=Call(id=id_, **{field: request}))  # type: ignore[arg-type]  # the name is one of the oneof's
+        up = Up(call=Call(id=(id_ := next(self._ids)), **{field: request}))  # type: ignore[arg-type]  # a oneof's name
         return await self._asked(id_, up, field, timeout_s)
 
     async def rank_exit(
@@ -183,12 +182,13 @@ class Session:
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
 
     async def leave(self, reason: str = "", *, limit_s: float = LEAVE_S) -> None:
-        """Go for good; return once that is confirmed, or after `limit_s` without an answer.
+        """Send the newest progress, and go for good; return once that is confirmed, or after `limit_s`.
 
         `run` then returns. What is still open ends with `Unavailable`.
         """
         if self._ended.is_set():
             return
+        self._flush_progress()  # how far ranks came is known to who looks at their end
         self._leaving = Leave(reason=reason)
         if self._link is not None and self.connected:
             self._link.send(Up(leave=self._leaving))

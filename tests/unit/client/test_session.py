@@ -280,6 +280,22 @@ async def test_ended_is_final() -> None:
 
 
 @in_virtual_time()
+async def test_how_far_a_rank_came_is_told_before_it_leaves() -> None:
+    async with rig() as r:
+
+        def answer(up: Up) -> None:
+            if up.WhichOneof("message") == "leave":
+                r.serving.links[-1].close()
+
+        r.serving.answer = answer
+        r.session.progress(1, [RankProgress(rank=0, step=1)])
+        r.session.progress(1, [RankProgress(rank=0, step=2)])
+        await r.session.leave("done")
+        await r.running
+        assert [rank.step for told in r.serving.all("progress") for rank in told.ranks][-1:] == [2]
+
+
+@in_virtual_time()
 async def test_leaving_is_confirmed_and_ends_the_session() -> None:
     async with rig() as r:
 
