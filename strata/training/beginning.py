@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class Beginning:
 def begin(
     peers: Peers,
     checkpoints: CheckpointManager,
-    state: dict[str, Any],
+    state: MutableMapping[str, Any],
     *,
     config: TrainingConfig,
     sampling: Sampling,

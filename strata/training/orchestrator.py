@@ -206,7 +206,7 @@ class TrainingOrchestrator:
         self,
         peers: Peers,
         ending: Ending,
-        state: dict[str, Any],
+        state: MutableMapping[str, Any],
         *,
         data: Loader | None,
         sampling: Sampling,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -54,7 +54,7 @@ class Run:
         peers: Peers,
         *,
         checkpoints: CheckpointManager,
-        state: dict[str, Any],
+        state: MutableMapping[str, Any],
         beginning: Callable[[], Beginning],
         hooked: Callable[[Run], None],
         ending: Ending,

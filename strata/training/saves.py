@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from strata.checkpoint.handle import CheckpointInfo
@@ -92,7 +92,7 @@ class Saves:
 
     def save(
         self,
-        state: dict[str, Any],
+        state: MutableMapping[str, Any],
         position: Position,
         facts: Mapping[str, Any],
         *,

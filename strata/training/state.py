@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -57,19 +57,51 @@ def saved_position(position: Position) -> dict[str, int]:
     return asdict(position)
 
 
+class TrainingState(MutableMapping[str, Any]):
+    """What is saved of the caller's, as it is when it is looked at.
+
+    The entries of the caller's own mapping stay in it: a number there is saved as it is by then, and what is
+    restored is put back there.
+    """
+
+    def __init__(self, own: MutableMapping[str, Any], extra: MutableMapping[str, Any]) -> None:
+        self._own = own
+        self._extra = extra
+        self._shared = tuple(extra)
+
+    def _holder(self, key: str) -> MutableMapping[str, Any]:
+        return self._extra if key in self._shared else self._own
+
+    def __getitem__(self, key: str) -> Any:
+        return self._holder(key)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._holder(key)[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._holder(key)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from (key for key in self._shared if key in self._extra)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def state_of(
     *, model: object, optim: object, sched: object, extra: MutableMapping[str, Any] | None
-) -> dict[str, Any]:
+) -> MutableMapping[str, Any]:
     """Return what is saved of the caller's: each of several models or optimizers by its number."""
     state: dict[str, Any] = {}
     for name, value in (("model", model), ("optim", optim), ("sched", sched)):
         if value is not None:
             state[name] = [_plain(one) for one in value] if isinstance(value, list | tuple) else _plain(value)
-    for key, value in (extra or {}).items():
+    extra = {} if extra is None else extra
+    for key in extra:
         if key in state or key == OWN_KEY or not isinstance(key, str):
             raise InvalidArgument(f"state has the key {key!r}", hint="choose another name for it")
-        state[key] = value
-    return state
+    return TrainingState(state, extra)
 
 
 def _is_parallel(value: Any) -> bool:

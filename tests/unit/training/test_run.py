@@ -348,3 +348,30 @@ def test_who_closes_meets_who_saves_the_same_step(tmp_path: Path) -> None:
     for rank in ranks:
         rank.join(LIMIT_S / 2)
     assert ended == {0: 1, 1: 1}
+
+
+def test_plain_values_are_saved_as_they_are_then_and_restored_where_they_stand(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"seen": 0, "names": ["a"], "array": np.zeros(2)}
+    with strata.init(state=state, storage_path=tmp_path, save_every_steps=2) as run:
+        for step in range(1, 6):
+            state["seen"] += step
+            state["names"] = [*state["names"], str(step)]
+            state["array"] = np.full(2, float(step))  # another array, not the one that was handed over
+            run.step_done(1)
+    again: dict[str, Any] = {"seen": 0, "names": [], "array": np.zeros(2)}
+    with strata.init(state=again, storage_path=tmp_path) as run:
+        assert run.step == 5
+        assert (again["seen"], again["names"]) == (15, ["a", "1", "2", "3", "4", "5"])
+        assert again["array"].tolist() == [5.0, 5.0]
+
+
+def test_entries_that_come_or_go_later_are_not_mistaken(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"kept": 1, "gone": 2}
+    with strata.init(state=state, storage_path=tmp_path, save_every_steps=1) as run:
+        state["model"] = "not ours"
+        run.step_done(1)
+        del state["gone"]
+        run.step_done(1)
+    again: dict[str, Any] = {"kept": 0}
+    with strata.init(state=again, storage_path=tmp_path) as run:
+        assert (run.step, again) == (2, {"kept": 1})
