@@ -65,6 +65,7 @@ class RankExchange(Exchange):
                     f"the save of step {record.step} lost a rank: {error.message}", hint="save it again"
                 ) from None
             except Unavailable as error:
+                cancelled.wait(AGAIN_S)  # the port may say so at once
                 self._check_in_time(record, cancelled, deadline_s, error.message)
                 continue  # the same round once more
             else:
@@ -85,7 +86,8 @@ class RankExchange(Exchange):
             why = reason or "the ranks are at different saves"
             raise Unavailable(
                 f"step {record.step} is not committed after {self._wait_s:g} s: the ranks have not all come to"
-                f" compare what they hold: {why}"
+                f" compare what they hold: {why}",
+                hint="look what the missing ranks do (strata members); commit_timeout_s is how long to wait for them",
             )
 
     def _check_open(self, record: CheckpointMetadata) -> None:

@@ -239,7 +239,7 @@ class CheckpointManager:
             ranks=self._catalog.world_size,
             paths=paths_of(self.config.replicated) | paths_of(replicated),
             mesh=self.config.mesh,
-            finds=not self.config.compares,
+            finds=self.config.low_memory and self.config.replicated is not False,
         )
         if sync:
             self._meet()

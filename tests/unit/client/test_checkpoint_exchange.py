@@ -143,3 +143,10 @@ def test_a_save_is_cancelled_between_two_rounds() -> None:
     cancelled.set()
     with pytest.raises(CheckpointAborted, match="was cancelled"):
         say(Script(LATE), cancelled=cancelled)
+
+
+def test_a_session_that_fails_at_once_is_not_asked_without_a_pause() -> None:
+    script = Script(*[Unavailable("nobody")] * 10**4)
+    with pytest.raises(Unavailable, match="nobody"):
+        say(script, wait_s=0.3)
+    assert len(script.sent) <= 3

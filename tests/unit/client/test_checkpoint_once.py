@@ -312,3 +312,34 @@ def test_a_plan_that_differs_between_ranks_is_never_committed(
             with pytest.raises(StrataError):
                 info.wait(LIMIT_S)
     assert state_of(cluster, 1) is CheckpointState.ABORTED
+
+
+class DistributedDataParallel:
+    """By its name, and by what it says of its parameters, torch's."""
+
+    def __init__(self, weight: np.ndarray[Any, Any]) -> None:
+        self.weight = weight
+
+    def named_parameters(self) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        return [("weight", self.weight)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight = state["weight"]
+
+
+def test_ranks_that_differ_are_saved_whole_where_nothing_is_replicated(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    states = [{"model": DistributedDataParallel(np.full(8, float(rank)))} for rank in range(3)]
+    with managers(cluster, tmp_path, replicated=False) as ranks:
+        infos = [manager.save_state(states[rank], 1) for rank, manager in enumerate(ranks)]
+        for info in infos:
+            info.wait(LIMIT_S)
+    with managers(cluster, tmp_path) as ranks:
+        for rank, manager in enumerate(ranks):
+            again = {"model": DistributedDataParallel(np.zeros(8))}
+            manager.restore(again, step=1)
+            assert again["model"].weight.tolist() == [float(rank)] * 8
