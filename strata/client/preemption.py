@@ -6,6 +6,8 @@ Ranks hear of a notice at different moments, and one that saves alone waits for 
 2. A rank that hears of the notice arrives at a barrier, in a thread of its own, with the last step it was
    told no about. From then on its training waits when it asks about the next one.
 3. All have arrived: the point is behind the highest of those steps, which nobody has passed.
+
+All of it belongs to one generation: in a newer one, which a lone trainer may rejoin, it begins anew.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strata.errors import StrataError
@@ -22,6 +25,18 @@ BARRIER: Final = "strata.checkpoint.preemption"
 MIN_WAIT_S: Final = 1.0
 
 log: Final = logging.getLogger("strata.checkpoint")
+
+
+@dataclass(slots=True)
+class _Agreement:
+    """What the ranks of one generation agree on, as far as this rank is."""
+
+    generation: int
+    last_no: int = -1
+    begun: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+    point: int | None = None
+    """The highest step that any rank was told no about; None: there is no agreement."""
 
 
 class PreemptionPoint:
@@ -35,22 +50,21 @@ class PreemptionPoint:
         self._client = client
         self._barrier = f"{BARRIER}.{hashlib.sha256(storage_uri.encode()).hexdigest()[:8]}"
         self._lock = threading.Lock()
-        self._last_no = -1
-        self._agreeing = False
-        self._agreed = threading.Event()
-        self._point: int | None = None
-        """The highest step that any rank was told no about; None: there is no agreement."""
+        self._notice: Any = None
+        """The newest notice that asks anybody to stop; it may be of a generation not rejoined yet."""
+        self._agreement = _Agreement(0)
         self._stop: Callable[[], None] | None = None
 
     def reached(self, step: int) -> bool:
         """Tell whether `step` is behind the point; waits for the other ranks once a notice was heard."""
         self._look()
         with self._lock:
-            if not self._agreeing:
-                self._last_no = max(self._last_no, step)
+            agreement = self._current()
+            if not agreement.begun:
+                agreement.last_no = max(agreement.last_no, step)
                 return False
-        self._agreed.wait()
-        return self._point is not None and step > self._point
+        agreement.over.wait()
+        return agreement.point is not None and step > agreement.point
 
     def close(self) -> None:
         """Look no more; harmless when repeated."""
@@ -68,24 +82,32 @@ class PreemptionPoint:
         """Take note of the world as it is known; in the session's thread, which must not wait."""
         from strata.v1.worlds_pb2 import STOP_ACTION_RESHAPE  # noqa: PLC0415  # imports protobuf
 
-        notice = update.notice if update.HasField("notice") else None
-        if notice is None or notice.generation != self._client.generation:
-            return
-        if notice.action == STOP_ACTION_RESHAPE:  # nobody stops
-            return
-        with self._lock:
-            if self._agreeing:
-                return
-            self._agreeing = True
-        log.warning("all ranks are asked to stop: %s", notice.reason)
-        limit_s = max(MIN_WAIT_S, notice.grace_ms / 1000)
-        threading.Thread(target=self._agree, args=(limit_s,), name="strata-preemption", daemon=True).start()
+        if update.HasField("notice") and update.notice.action != STOP_ACTION_RESHAPE:  # in which nobody stops
+            with self._lock:
+                self._notice = update.notice
+                self._current()
 
-    def _agree(self, limit_s: float) -> None:
+    def _current(self) -> _Agreement:
+        """Return the agreement of the client's generation, begun if a notice asks for it; with the lock held."""
+        generation, notice = self._client.generation, self._notice
+        if self._agreement.generation != generation:
+            self._agreement = _Agreement(generation)
+        agreement = self._agreement
+        if notice is not None and notice.generation == generation and not agreement.begun:
+            agreement.begun = True
+            log.warning("all ranks are asked to stop: %s", notice.reason)
+            limit_s = max(MIN_WAIT_S, notice.grace_ms / 1000)
+            threading.Thread(
+                target=self._agree, args=(agreement, limit_s), name="strata-preemption", daemon=True
+            ).start()
+        return agreement
+
+    def _agree(self, agreement: _Agreement, limit_s: float) -> None:
+        name = f"{self._barrier}.{agreement.generation}"  # who comes too late meets nobody of the next one
         try:
-            said = self._client.barrier(self._barrier, str(self._last_no).encode(), timeout_s=limit_s)
-            self._point = max(map(int, said.values()))
+            said = self._client.barrier(name, str(agreement.last_no).encode(), timeout_s=limit_s)
+            agreement.point = max(map(int, said.values()))
         except StrataError as error:
             log.warning("the ranks agree on no step to save before they stop: %s", error)
         finally:
-            self._agreed.set()
+            agreement.over.set()

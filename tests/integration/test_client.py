@@ -146,6 +146,32 @@ def test_one_that_fails_ends_the_generation_and_a_survivor_may_rejoin(trainers: 
     assert trainers.all(lambda x: x.barrier("b", b"y"), a, b) == [{0: b"y", 1: b"y"}] * 2
 
 
+def test_one_that_rejoins_after_a_drain_is_asked_to_stop_no_more(trainers: Trainers, tmp_path: Path) -> None:
+    a, b = trainers.join(2, min_workers=1, max_workers=2)
+    managers = {x.rank: strata.CheckpointManager(tmp_path, client=x) for x in (a, b)}
+
+    def train(client: RankClient) -> int:
+        for step in itertools.count(1):
+            client.barrier("step")
+            client.progress(step, "train")
+            if managers[client.rank].reached_preemption(step):
+                return step
+        raise AssertionError
+
+    training = [trainers.pool.submit(train, x) for x in (a, b)]
+    with strata.CoordinatorClient.connect(trainers.cluster.endpoints, job=trainers.job) as client:
+        client.stop("drain", worker_ids=[b.worker_id])
+    last, other = (future.result(LIMIT_S) for future in training)
+    assert last == other
+    manager = managers[a.rank]
+    b.close(code=75)
+    a.rejoin(timeout_s=LIMIT_S)
+    a.barrier("b")
+    assert not any(manager.reached_preemption(step) for step in range(last, last + 3))
+    for each in managers.values():
+        each.close()
+
+
 def test_a_name_that_is_alive_elsewhere_is_refused(trainers: Trainers) -> None:
     (alone,) = trainers.join(1)
     elsewhere = trainers.cluster.coordinators[0].address  # other endpoints: a session of its own

@@ -110,6 +110,27 @@ def test_without_an_agreement_no_step_is_the_last() -> None:
     assert not point.reached(2)
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_newer_generation_agrees_anew(broken: bool) -> None:
+    """Whether the ranks of the one before agreed or not; also on a notice heard before it was rejoined."""
+    ranks = Ranks(1)
+    (rank,) = ranks.each
+    point = PreemptionPoint(rank, storage_uri="x")
+    assert not point.reached(10)
+    ranks.broken = broken
+    rank.hear()
+    assert point.reached(11) is not broken
+
+    ranks.broken = False
+    rank.generation = 8
+    assert not point.reached(3), "it goes on from an older step, and nobody asks it to stop"
+    assert not point.reached(12)
+    rank.hear(generation=9)
+    assert not point.reached(13)
+    rank.generation = 9
+    assert point.reached(4)
+
+
 def test_a_client_that_tells_of_no_world_is_never_asked_to_stop() -> None:
     class Bare:
         generation = 1
