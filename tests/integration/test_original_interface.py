@@ -1,4 +1,4 @@
-"""The snippets of the original product's interface, in docs/api.md, run as they stand, one after the other.
+"""The snippets of the original product's interface, in docs/api.md, run as they stand, each as a program of its own.
 
 Against etcd, a coordinator on its default port, and a server of S3. Where that port is taken, another one is
 written into the snippets.
@@ -6,6 +6,7 @@ written into the snippets.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -90,29 +91,35 @@ def test_every_snippet_of_the_original_interface_runs(
     ):
         registry.get_assigned_shards(worker_id="worker-01")
 
-    program = tmp_path / "snippets.py"
-    program.write_text(
-        "\n".join(BLOCKS).replace("50051", port) + "\nprint(sorted(s.index for s in shards), state)\n"
-    )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_") and k != "WORLD_SIZE"}
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-        env={**kept, **s3, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.splitlines()
-    assert printed[0].split() == [
+    unset = {"WORLD_SIZE", "GRPC_ENABLE_FORK_SUPPORT"}  # the latter is set by importing strata here
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("STRATA_") and k not in unset}
+
+    def printed(number: int, *, then: str = "") -> list[str]:
+        """Return the lines that one snippet prints, and what `then` adds to it."""
+        program = tmp_path / f"snippet-{number}.py"
+        program.write_text(f"{BLOCKS[number].replace('50051', port)}\n{then}\n")
+        done = subprocess.run(
+            [sys.executable, str(program)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            cwd=tmp_path,
+            env={**kept, **s3, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    assert len(BLOCKS) == 5
+    assert printed(0)[0].split() == [
         f"CheckpointType.{n}" for n in ("FULL", "INCREMENTAL", "OPTIMIZER_ONLY", "MODEL_ONLY")
     ]
-    assert "pages 1" in printed
-    assert printed[-1][0] == "["
-    assert printed[-1][1].isdigit()
-    assert printed[-1].endswith("{'seen': 6}")
+    printed(1)
+    assert "pages 1" in printed(2)
+    indices = json.loads(printed(3, then="print([shard.index for shard in shards])")[-1])
+    assert set(indices) <= set(range(64))
+    assert indices
+    assert printed(4, then="print(state)")[-1] == "{'seen': 6}"
     keys = [found["Key"] for found in boto3.client("s3").list_objects_v2(Bucket="checkpoints")["Contents"]]
     assert any(key.startswith("my-experiment/step-000000001000-") for key in keys)
 
