@@ -127,7 +127,8 @@ class _Listener:
         self._on_change = on_change
         self._prefix = PREFIX if dataset is None else f"{PREFIX}{dataset}{SUFFIX}"
         self._news: queue.SimpleQueue[DatasetAssignment | None] = queue.SimpleQueue()
-        self._epochs: dict[str, int] = {}
+        self._revisions: dict[str, int] = {}
+        """By dataset, of the assignment told last. Epochs begin again where a dataset is registered again."""
         self._following = loop.shared().submit(self._follow())
         self._thread = threading.Thread(target=self._hand_over, name="strata-shards", daemon=True)
         self._thread.start()
@@ -161,10 +162,10 @@ class _Listener:
         if event.deleted or not event.key.endswith(SUFFIX):
             return
         name = event.key.removeprefix(PREFIX).removesuffix(SUFFIX)
-        record = decode(Assignment, event.value)
-        if self._epochs.get(name) == record.assign_epoch:  # a resync lists what was told before
+        if self._revisions.get(name) == event.mod_revision:  # a resync lists what was told before
             return
-        self._epochs[name] = record.assign_epoch
+        self._revisions[name] = event.mod_revision
+        record = decode(Assignment, event.value)
         owned = shards_of(record)
         self._news.put(
             DatasetAssignment(
