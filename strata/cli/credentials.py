@@ -2,7 +2,7 @@
 
 A command that connects takes `credentials: Credentials` and is decorated with `connecting`, which
 puts the options in that parameter's place. Its `endpoints` and `job`, if it has them, then come from
-flag, environment and file as well.
+flag, environment and file as well; where that job does not exist, the error names those that do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
+from strata.cli.unknown_job import naming_jobs
 from strata.config import ClientConfig
+from strata.errors import NotFound
 
 TlsCaFile = Annotated[
     Path | None,
@@ -65,7 +67,12 @@ def connecting(command: C) -> C:
             given["endpoints"] = ",".join(found.endpoints)
         if "job" in settled:
             given["job"] = found.job
-        return command(**given, credentials=found.credentials)
+        try:
+            return command(**given, credentials=found.credentials)
+        except NotFound as error:
+            if "job" not in settled:
+                raise
+            raise naming_jobs(error, found) from None
 
     wrapper: Any = connected
     wrapper.__signature__ = taken.replace(parameters=[*own, *ours])
