@@ -17,12 +17,14 @@ that their ranks run. Who takes the job up, or finds no member in it, brings the
                  other arguments, and nobody is here    goes on with them
                  another command and `anew`, nobody     begins anew with it
 
+A `sole` newcomer, whose job got its name from its script, is a `Conflict` while anybody else is a member.
+
 A reconnect (a registration with an incarnation) takes nothing up, and changes no command.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.core.job import JobView
 from strata.core.records import Command, JobPhase, JobRun, Phase
@@ -33,6 +35,7 @@ from strata.errors import Conflict, JobDone, JobFailed, Refused, StrataError
 _TAKE_UP = (
     "go on with it by --resume, begin it anew by --new (its checkpoints stay), or give another name by --job"
 )
+NAME_IT = "give this run a name of its own by --job, or stop that one first"
 _OTHER_JOB = "choose another name by --job"
 
 
@@ -54,6 +57,16 @@ class Admission:
 
 def admit(job: JobView, registration: Registration) -> Admission:
     """Return what follows from a registration under a name that no key holds."""
+    admission = _admission(job, registration)
+    if admission.refusal is not None or not registration.sole:
+        return admission
+    for other in job.workers():
+        where = f" on {other.record.host}" if other.record.host else ""
+        return Admission(refusal=Conflict(f"job {job.keys.name} runs{where} already", hint=NAME_IT))
+    return replace(admission, alone=True)
+
+
+def _admission(job: JobView, registration: Registration) -> Admission:
     phase = job.view.record(job.keys.phase, JobPhase)
     fresh = not registration.incarnation
     newer = fresh and registration.attempt > job.attempt()

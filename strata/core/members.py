@@ -14,7 +14,7 @@ replacement (delete, then create: two transactions) never does.
 
 from __future__ import annotations
 
-from strata.core.admission import Admission, admit, other_command
+from strata.core.admission import NAME_IT, Admission, admit, other_command
 from strata.core.ids import InstanceId, WorkerId
 from strata.core.job import JobView
 from strata.core.records import (
@@ -140,10 +140,8 @@ def _taken(
     if (other := other_command(job, registration)) is not None:
         return Decision(reason=other.message, refusal=other)
     reason = f"{name} is alive elsewhere ({holder}) in job {job.keys.name}"
-    return Decision(
-        reason=reason,
-        refusal=Conflict(reason, hint="stop that process, or use another worker id"),
-    )
+    hint = NAME_IT if registration.sole else "stop that process, or use another worker id"
+    return Decision(reason=reason, refusal=Conflict(reason, hint=hint))
 
 
 def _create(

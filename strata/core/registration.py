@@ -31,6 +31,7 @@ class Registration:
     member of an attempt brings the job's limits. A paused job stays paused. `reexecutes`: it leaves when a
     generation that it trained in has ended, and comes back. `command` is what its ranks run, None where that
     is not compared. `run_id` names the run that it belongs to, "" where nobody knows it: see `core.admission`.
+    `sole`: the job's name was made for this member alone, so that another one in it is somebody else's run.
     """
 
     worker: WorkerId
@@ -47,6 +48,7 @@ class Registration:
     reexecutes: bool = False
     command: Command | None = None
     run_id: str = ""
+    sole: bool = False
 
 
 def check_registration(registration: Registration) -> None:

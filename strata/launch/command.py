@@ -59,13 +59,13 @@ def describe(command: Sequence[str]) -> Command:
     )
 
 
-def job_name(command: Sequence[str]) -> str:
-    """Return a name for the job of a command that was given none: its script's, and a digest of the path.
+def job_name(command: Sequence[str], *, host: str) -> str:
+    """Return a name for the job of a command that was given none: its script's, and a digest of host and path.
 
-    Of a command without a script, the digest is of all its words.
+    Of a command without a script, the digest is of the host and all its words.
     """
     program, arguments, script = _split(command)
-    whole = (program,) if script else (program, *arguments)
+    whole = (host, program) if script else (host, program, *arguments)
     digest = hashlib.sha256(b"\0".join(os.fsencode(word) for word in whole)).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script or command[0]).stem)[:_NAME_CHARS].strip("._-")
     return f"{stem or 'job'}-{digest[:6]}"

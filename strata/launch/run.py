@@ -115,6 +115,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         log.info("run.scheduled", by=found.scheduler, members=found.members, restarts=found.restarts)
         if not config.run_id:
             log.warning("run.unknown", reason=f"{found.scheduler} tells a pod no job's uid", hint=_RUN_HINT)
+    sole = not config.job
     config = _named(config, command)
     endpoints = parse_endpoints(config.endpoints, config.credentials)
     worker_id = checked_id("worker", config.worker_id or socket.gethostname())
@@ -132,6 +133,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
         begin_anew=config.new,
         command=describe(command),
         run_id=config.run_id or uuid.uuid4().hex,
+        sole=sole,
         spec=JobSpec(
             min_workers=config.min_workers,
             max_workers=config.max_workers or config.min_workers,
@@ -281,6 +283,6 @@ def _named(config: RunConfig, command: Sequence[str]) -> RunConfig:
         return config
     if max(config.min_workers, config.max_workers) > 1:
         raise ConfigError("no --job is given, and several nodes need one", hint="give all of them --job NAME")
-    name = job_name(command)
-    log.info("job.named", job=name, reason="no --job is given: it is named from its script")
+    name = job_name(command, host=socket.gethostname())
+    log.info("job.named", job=name, reason="no --job is given: it is named from this host and its script")
     return replace(config, job=name)

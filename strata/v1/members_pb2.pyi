@@ -39,6 +39,7 @@ class Registration(_message.Message):
     REEXECUTES_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    SOLE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
     boot: _builtins.str
@@ -66,6 +67,8 @@ class Registration(_message.Message):
     """The run that this process belongs to, the same for all members that were started together: a
     scheduler's job id, say. Empty: unknown.
     """
+    sole: _builtins.bool
+    """Refused while the job has another member: its name was made for this one alone."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -94,10 +97,11 @@ class Registration(_message.Message):
         reexecutes: _builtins.bool = ...,
         command: Global___Command | None = ...,
         run_id: _builtins.str = ...,
+        sole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "command", b"command", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "reexecutes", b"reexecutes", "resume", b"resume", "run_id", b"run_id", "slots", b"slots", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begin_anew", b"begin_anew", "boot", b"boot", "command", b"command", "devices", b"devices", "host", b"host", "incarnation", b"incarnation", "job", b"job", "pid", b"pid", "reexecutes", b"reexecutes", "resume", b"resume", "run_id", b"run_id", "slots", b"slots", "sole", b"sole", "spec", b"spec", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ def registration(message: members_pb2.Registration) -> Registration:
         reexecutes=message.reexecutes,
         command=_command(message.command) if message.HasField("command") else None,
         run_id=message.run_id,
+        sole=message.sole,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from strata.client import CoordinatorClient
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, Job
 from tests.cluster_fixtures import Nodes, run_strata
-from tests.processes import Record
+from tests.processes import Record, Talker
 
 QUICK = ("--settle-s", "0.2")
 SAYS = "import json, os\nprint(json.dumps({'event': 'start', 'rank': os.environ['RANK']}), flush=True)\n"
@@ -134,3 +135,22 @@ def test_without_a_name_two_scripts_are_two_jobs(
     several = nodes.strata("run", "-e", cluster.endpoints, "--min-workers", "2", "--", "true")
     assert several.join() == 2
     assert "--job" in record.wait_line("error:")
+
+
+@pytest.mark.journey
+def test_without_a_name_a_second_terminal_is_told_to_give_one(
+    cluster: LocalCluster, nodes: Nodes, script: Path, record: Record
+) -> None:
+    script.write_text(WAITS)
+
+    def start(worker: str) -> Talker:
+        words = ("--worker-id", worker, "--log-format", "json", *QUICK, "--", "python", str(script))
+        return nodes.strata("run", "-e", cluster.endpoints, *words, name=worker, env={"STRATA_JOB": None})
+
+    first = start("a")
+    record.wait("start")
+    assert start("b").join() == 4
+    assert f"runs on {socket.gethostname()} already" in record.wait_line("error:")
+    assert "--job" in record.wait_line("hint:")
+    first.signal(15)
+    first.join()

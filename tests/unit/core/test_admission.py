@@ -27,7 +27,7 @@ def come(
     store: Store, worker: str = "w0", command: Command | None = TRAIN, run_id: str = "r1", **more: Any
 ) -> None:
     """Register a fresh process of `worker`."""
-    flags = {name: more.pop(name) for name in ("anew",) if name in more}
+    flags = {name: more.pop(name) for name in ("anew", "sole") if name in more}
     new = registration(worker, boot=f"boot-{worker}-{store.revision}", **more)
     new = dataclasses.replace(new, command=command, run_id=run_id, **flags)
     store.settle(lambda job: decide_register(job, new, served_by=InstanceId("i-r1")))
@@ -186,6 +186,34 @@ def test_of_two_commands_that_come_at_once_one_has_the_job(first: Command, secon
     other = dataclasses.replace(registration("w2"), command=second, run_id="r2", anew=True)
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
     come(store, "w1", first, anew=True)
+    assert txn is not None
+    assert not store.execute(txn).succeeded
+    late.catch_up()
+    assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
+
+
+def test_a_job_that_was_named_from_its_script_has_one_member() -> None:
+    store = Store()
+    come(store, "w0", sole=True)
+    for worker in ("w0", "w1"):
+        with pytest.raises(Conflict) as refused:
+            come(store, worker, run_id="r2", sole=True)
+        assert "host-w0" in refused.value.message
+        assert "--job" in refused.value.hint
+    assert store.live.view.names(JOB.workers) == ["w0"]
+    leave(store, "w0")
+    come(store, "w1", run_id="r2", sole=True)
+    come(store, "w2", run_id="r3")  # it named the job
+    assert store.live.view.names(JOB.workers) == ["w1", "w2"]
+
+
+def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job() -> None:
+    store = Store()
+    late = Observer(store)
+    other = dataclasses.replace(registration("w2"), command=TRAIN, run_id="r2", sole=True)
+    txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
+    come(store, "w1", sole=True)
+    come(store, "w3", None, run_id="")
     assert txn is not None
     assert not store.execute(txn).succeeded
     late.catch_up()

@@ -77,10 +77,10 @@ def test_the_same_line_in_another_folder_is_another_command(
 ) -> None:
     for line in (("python", "train.py"), ("python", "-m", "train"), ("sh", "train.sh")):
         monkeypatch.chdir(folder / "a")
-        first, name = describe(line), job_name(line)
+        first, name = describe(line), job_name(line, host="a")
         monkeypatch.chdir(folder / "b")
         assert describe(line) != first
-        assert job_name(line) != name
+        assert job_name(line, host="a") != name
 
 
 def test_a_command_is_shown_as_a_shell_takes_it_and_not_at_any_length(folder: Path) -> None:
@@ -104,16 +104,22 @@ def test_a_command_is_shown_as_a_shell_takes_it_and_not_at_any_length(folder: Pa
     ],
 )
 def test_a_job_is_named_from_its_script(command: tuple[str, ...], stem: str) -> None:
-    name = job_name(command)
+    name = job_name(command, host="a")
     assert name.rpartition("-")[0] == stem
     assert len(name) == len(stem) + 7
-    assert checked_id("job", name) == name == job_name(command)
+    assert checked_id("job", name) == name == job_name(command, host="a")
+
+
+def test_the_same_script_on_two_hosts_is_two_jobs() -> None:
+    assert job_name(("python", "a/train.py"), host="a") != job_name(("python", "a/train.py"), host="b")
 
 
 def test_scripts_of_one_name_get_different_jobs_and_their_arguments_do_not_count() -> None:
-    assert job_name(("python", "a/train.py")) != job_name(("python", "b/train.py"))
-    assert job_name(("python", "a/train.py", "--lr", "1")) == job_name(("python3", "./a/train.py"))
-    assert job_name(("python", "-c", "1")) != job_name(("python", "-c", "2"))
+    assert job_name(("python", "a/train.py"), host="a") != job_name(("python", "b/train.py"), host="a")
+    assert job_name(("python", "a/train.py", "--lr", "1"), host="a") == job_name(
+        ("python3", "./a/train.py"), host="a"
+    )
+    assert job_name(("python", "-c", "1"), host="a") != job_name(("python", "-c", "2"), host="a")
 
 
 @pytest.mark.parametrize("script", ["gone.py", "a", "a/train.py/x"])
