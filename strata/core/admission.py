@@ -1,7 +1,8 @@
 """What a newcomer means for the job that it names: a job's name never silently runs nothing.
 
 A job remembers its *run* (`J/run`): the identity of those that were started together, and the command
-that their ranks run. Who takes the job up, or finds no member in it, brings them.
+that their ranks run. Who takes the job up, or finds no member in it, brings them; others bring what nobody
+has said yet. Who says neither takes none away.
 
     the job      the newcomer                           what follows
     -----------  -------------------------------------  --------------------------------------------
@@ -78,9 +79,9 @@ def _admission(job: JobView, registration: Registration) -> Admission:
     here = job.view.count(job.keys.workers)
     if _differs(job.run().command, registration.command):
         return _with_another_command(job, registration, here)
-    if here or not fresh:
+    if not fresh:
         return Admission()
-    return Admission(run=_brought(job, registration))
+    return Admission(run=_brought(job, registration) if not here else _filled_in(job, registration))
 
 
 def other_command(job: JobView, registration: Registration) -> Conflict | None:
@@ -101,7 +102,14 @@ def _differs(before: Command | None, now: Command | None) -> bool:
 def _brought(job: JobView, registration: Registration) -> JobRun | None:
     """Return the run that the job belongs to from now on; None where that says nothing new."""
     before = job.run()
-    run = JobRun(run_id=registration.run_id, command=registration.command or before.command)
+    run = JobRun(run_id=registration.run_id or before.run_id, command=registration.command or before.command)
+    return None if run == before else run
+
+
+def _filled_in(job: JobView, registration: Registration) -> JobRun | None:
+    """Return the job's run with what its members have not said; None where that says nothing new."""
+    before = job.run()
+    run = JobRun(run_id=before.run_id or registration.run_id, command=before.command or registration.command)
     return None if run == before else run
 
 

@@ -231,6 +231,32 @@ def test_a_reconnect_changes_no_command() -> None:
 # -- runs, and a job that is done
 
 
+def test_who_names_no_run_takes_none_away() -> None:
+    store = Store()
+    come(store, "w0", None, run_id="")
+    come(store, "w1", run_id="r1")
+    assert store.live.run() == JobRun(run_id="r1", command=TRAIN), "the first one said neither"
+    come(store, "w2", run_id="r2")
+    for worker in ("w0", "w1", "w2"):
+        leave(store, worker)
+    come(store, "w3", None, run_id="")
+    assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
+
+
+def test_a_member_of_the_run_is_late_though_the_first_one_named_none() -> None:
+    store = Store()
+    epoch = lead(store)
+    come(store, "w0", None, run_id="")
+    come(store, "w1", run_id="r1")
+    leave(store, "w1")
+    carry_out(store, epoch)
+    ends(store, 0, 0)
+    carry_out(store, epoch)
+    assert store.live.phase() is Phase.DONE
+    with pytest.raises(JobDone):
+        come(store, "w2", run_id="r1")
+
+
 def test_a_late_member_of_the_same_run_finds_nothing_left_to_do() -> None:
     store = Store()
     done(store)
