@@ -10,7 +10,9 @@
                                                                      below min: a forming one
                       ... the max-th fruitless one in a row, or the   phase FAILED, no world
                           last that `max_generations` allows to fail
-                      ... the second early one, and no other was      phase FAILED: the next run starts it again
+                      ... the second early one, and no other was,     phase FAILED
+                          unless more fruitless ones are allowed
+                          than by default
                       ... while its ranks are asked to pause          a forming one, phase PAUSED
                       all ended whom a notice asked to (or are late)  see `core.stopping`
                       phase PAUSED                                    a forming one
@@ -24,8 +26,10 @@
 
 A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
 notices and forming worlds neither count nor reset. It failed *early* if nothing but ranks failed in it, each by
-itself within its first seconds and before a step: an error in the program, that a retry meets again. Members who were asked to leave are not counted
-among those that are here.
+itself within its first seconds and before a step was reported: an error in the program, that a retry meets again.
+A job that fails by such a one, with nothing saved, is started again by the next run, whichever limit it met.
+
+Members who were asked to leave are not counted among those that are here.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ from strata.core.returning import not_back, patience_ms, return_s, who_returns
 from strata.core.view import Entry
 
 EARLY_FAILURES = 2
-"""A program that fails in its first seconds is tried so often: once more could have been a chance."""
+"""A program that fails in its first seconds is tried so often, where nobody allows more than the default."""
 _NAMED = 4
 """How many deaths a reason names."""
 
@@ -63,7 +67,7 @@ class Change:
     """Why the current generation ends, and what follows it: `forming`, a `phase`, or a world.
 
     `save_first`: it does not end yet; its ranks are to be asked to save before. `returning`: whom the world
-    after a forming one waits for, at most `patience_ms`. `early`: no generation of this job has made a step.
+    after a forming one waits for, at most `patience_ms`. `early`: nothing is saved, and this one failed early.
     """
 
     why: str
@@ -142,7 +146,7 @@ class Situation:
         return self.head.record.failures + (1 if failure else 0)
 
     def failed_early(self) -> bool:
-        """Tell whether nothing but ranks has failed, each by itself within its first seconds, before a step."""
+        """Tell whether nothing but ranks has failed, each by itself in its first seconds, before a step was reported."""
         failed = self.job.failed(self.generation)
         members = self.active.members if self.active is not None else ()
         gone = any(not self.alive(member) for member in members)
@@ -333,16 +337,21 @@ class Situation:
 
     def _too_many(self, why: str) -> Change | None:
         fruitless, failures = self.fruitless(failure=True), self.failures(failure=True)
-        if failures >= EARLY_FAILURES and self.latest is None and not self.began(failure=True):
-            sentence = f"{failures} generations failed in their first seconds, before a step; the last: {why}"
-            return Change(why=sentence, failure=True, phase=Phase.FAILED, early=True)
-        if fruitless >= self.spec.max_fruitless_generations:
+        most = self.spec.max_fruitless_generations
+        early = self.latest is None and self.failed_early()
+        tried = EARLY_FAILURES if most <= JobSpec().max_fruitless_generations else most
+        if early and failures >= tried and not self.began(failure=True):
+            sentence = (
+                f"{failures} generations failed in their first seconds, before a step was reported;"
+                f" the last: {why}"
+            )
+        elif fruitless >= most:
             sentence = f"{fruitless} generations in a row failed without a checkpoint; the last: {why}"
         elif 0 < self.spec.max_generations <= failures:
             sentence = f"{failures} generations failed, as many as max_generations allows; the last: {why}"
         else:
             return None
-        return Change(why=sentence, failure=True, phase=Phase.FAILED)
+        return Change(why=sentence, failure=True, phase=Phase.FAILED, early=early)
 
     def _stopped(
         self, notice: Entry[StopNotice], world: World, done: set[int], ended: set[int]

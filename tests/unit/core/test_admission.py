@@ -370,10 +370,58 @@ def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
     fail(store, epoch)
     phase = store.live.view.record(JOB.phase, JobPhase)
     assert phase is not None
-    assert (phase.phase, phase.early) == (Phase.FAILED, False)
+    assert (phase.phase, phase.early) == (Phase.FAILED, True), (
+        "the last one failed early, and nothing is saved"
+    )
+    leave(store, "w0")
+    come(store, "w0", run_id="r2")
+    assert store.live.phase() is Phase.RUNNING
+
+
+def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked() -> None:
+    store = Store()
+    epoch = lead(store)
+    come(store)
+    carry_out(store, epoch)
+    for _ in range(3):
+        fail(store, epoch, early=False)
     leave(store, "w0")
     with pytest.raises(JobFailed):
         come(store, "w0", run_id="r2")
+
+
+def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() -> None:
+    store = Store()
+    epoch = lead(store)
+    come(store, min_workers=1, max_workers=2)
+    carry_out(store, epoch, settled=True)
+    come(store, "w1")
+    carry_out(store, epoch, settled=True)
+    assert (head(store).generation, head(store).began) == (2, True)
+    for _ in range(3):
+        fail(store, epoch)
+    phase = store.live.view.record(JOB.phase, JobPhase)
+    assert phase is not None
+    assert (phase.phase, phase.early) == (Phase.FAILED, True)
+    for worker in ("w0", "w1"):
+        leave(store, worker)
+    come(store, "w0", LONGER, run_id="r2")
+    assert store.live.phase() is Phase.RUNNING
+
+
+@pytest.mark.parametrize(("limit", "tries"), [(1, 1), (2, 2), (3, 2), (5, 5)])
+def test_a_limit_that_was_raised_holds_for_early_failures_too(limit: int, tries: int) -> None:
+    store = Store()
+    epoch = lead(store)
+    come(store, max_fruitless_generations=limit)
+    carry_out(store, epoch)
+    for tried in range(1, tries + 1):
+        assert store.live.phase() is Phase.RUNNING
+        assert head(store).generation == tried
+        fail(store, epoch)
+    phase = store.live.view.record(JOB.phase, JobPhase)
+    assert phase is not None
+    assert (phase.phase, phase.early) == (Phase.FAILED, True)
 
 
 def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever() -> None:
