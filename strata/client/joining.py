@@ -83,7 +83,7 @@ def connect(
     `ConfigError` when neither the environment nor the file names a coordinator; `Unavailable` when the world, or any
     coordinator, was not there within `timeout_s` (a coordinator: 300 s by default); `Conflict` when another process lives under
     this name; `JobDone` or `JobFailed` when the job has ended, `Refused` when that was another run's, as far as
-    the environment tells them apart (STRATA_RUN_ID, SLURM_JOB_ID, torchrun's run id).
+    the environment tells them apart (STRATA_RUN_ID, SLURM_JOB_ID).
     """
     environment = os.environ
     timeout_s = None if timeout_s is None else arguments.seconds(timeout_s)

@@ -54,15 +54,11 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 def run_identity(environment: Mapping[str, str]) -> str:
     """Return what names the run that a member without `strata run` belongs to; "" where nobody can know it.
 
-    STRATA_RUN_ID, else Slurm's job, which keeps its id when it is requeued, else the run id of the torchrun
-    that started this process.
+    STRATA_RUN_ID, else Slurm's job, which keeps its id when it is requeued. torchrun's run id is none: with
+    `--standalone` it is a new one whenever that is started again, and a given one is the same in the next run.
     """
-    torchruns = environment.get("TORCHELASTIC_RUN_ID", "none")
-    return (
-        environment.get("STRATA_RUN_ID")
-        or (f"slurm-{environment['SLURM_JOB_ID']}" if environment.get("SLURM_JOB_ID") else "")
-        or (f"torchrun-{torchruns}" if torchruns not in {"", "none"} else "")
-    )
+    slurms = environment.get("SLURM_JOB_ID")
+    return environment.get("STRATA_RUN_ID") or (f"slurm-{slurms}" if slurms else "")
 
 
 def _slurm(environment: Mapping[str, str]) -> Allocation:

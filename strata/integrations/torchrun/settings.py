@@ -156,7 +156,7 @@ def read_settings(
         join_timeout_s=_seconds(conf, "join_timeout", 600.0),
         preempt=preempt,
         preempt_grace_s=grace_s,
-        scheduled_run=run_identity({**env, "TORCHELASTIC_RUN_ID": ""}),
+        scheduled_run=run_identity(env),
         local_addr=local_addr or env.get("STRATA_ADDRESS", ""),
     )
 

@@ -101,8 +101,7 @@ def test_a_number_that_is_none_is_named(name: str) -> None:
     ("env", "identity"),
     [
         ({}, ""),
-        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
-        ({"TORCHELASTIC_RUN_ID": "0b6f"}, "torchrun-0b6f"),
+        ({"TORCHELASTIC_RUN_ID": "0b6f"}, ""),
         ({"TORCHELASTIC_RUN_ID": "0b6f", "SLURM_JOB_ID": "4711"}, "slurm-4711"),
         ({"STRATA_RUN_ID": "8f3c", "SLURM_JOB_ID": "4711"}, "8f3c"),
     ],
