@@ -28,7 +28,7 @@ class Exit(IntEnum):
     FAILURE = 1
     USAGE = 2
     UNAVAILABLE = 3
-    REFUSED = 4
+    REFUSED = exit_codes.REFUSED
     PREEMPTED = exit_codes.PREEMPTED
     """The job was preempted: put it back into the queue."""
     DO_NOT_REQUEUE = exit_codes.DO_NOT_REQUEUE

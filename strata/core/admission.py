@@ -160,17 +160,20 @@ def _finished(job: JobView, registration: Registration, phase: JobPhase, *, newe
 
 def _over(job: JobView, registration: Registration, phase: JobPhase, *, same_run: bool) -> StrataError:
     name = job.keys.name
+    # who names no command is a program of its own, which has no options of `strata run`
+    own = registration.command is None
+    optionless = f"give the job another name, or delete this one by strata jobs delete {name}" if own else ""
     if phase.phase is Phase.FAILED:
-        return JobFailed(f"job {name} has failed: {phase.reason}", hint=_TAKE_UP)
+        return JobFailed(f"job {name} has failed: {phase.reason}", hint=optionless or _TAKE_UP)
     if not same_run and not registration.incarnation:
-        return Refused(f"job {name} {_how_it_finished(job, phase)}", hint=_HOW_TO_GO_ON)
+        return Refused(f"job {name} {_how_it_finished(job, phase)}", hint=optionless or _HOW_TO_GO_ON)
     ran, now = job.run().command, registration.command
     if ran is not None and now is not None and not ran.same_as(now) and not registration.incarnation:
         return Refused(
             f"job {name} has run `{ran.text}` and is done, and this is `{now.text}`",
             hint=f"{_OTHER_JOB}, or start again with --new",
         )
-    return JobDone(f"job {name} is done: {phase.reason}", hint=_TAKE_UP)
+    return JobDone(f"job {name} is done: {phase.reason}", hint=optionless or _TAKE_UP)
 
 
 _HOW_TO_GO_ON = "start again with --new, or choose another --job; --resume goes on from its last checkpoint"

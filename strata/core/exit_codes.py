@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+REFUSED: Final = 4
+"""The state of the cluster forbids what it was to do, and said why."""
+
 PREEMPTED: Final = 75
 """It saved and left because it was asked to (sysexits.h: EX_TEMPFAIL): put it back into the queue."""
 

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, NoReturn, Protocol
 
 from strata import STARTED_IN
-from strata.core.exit_codes import PREEMPTED
-from strata.errors import JobDone, StaleGeneration, StrataError
+from strata.core.exit_codes import PREEMPTED, REFUSED
+from strata.errors import JobDone, Refused, StaleGeneration, StrataError
 from strata.training.group import abort_group
 from strata.training.peers import Peers
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
@@ -361,6 +361,21 @@ def nothing_to_do_where_done(*, lone: bool = True) -> Iterator[None]:
             raise
         log.warning("nothing is left to do: %s; another one needs another name (`job`)", error.message)
         raise SystemExit(0) from error
+
+
+@contextlib.contextmanager
+def told_where_refused(*, lone: bool = True) -> Iterator[None]:
+    """End the program with 4, and one sentence, where its job does not take it, as `strata run` does.
+
+    A job that another run finished does not. Only of a `lone` member: another one is let in by its supervisor.
+    """
+    try:
+        yield
+    except Refused as error:
+        if not lone or type(error) is not Refused:  # a narrower one tells a program what to do
+            raise
+        log.error("%s", error)  # noqa: TRY400  # it says what to do: no traceback
+        raise SystemExit(REFUSED) from error
 
 
 def exit_preempted() -> None:

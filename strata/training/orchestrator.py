@@ -31,6 +31,7 @@ from strata.training.ending import (
     NeverEnds,
     SupervisedEnding,
     nothing_to_do_where_done,
+    told_where_refused,
 )
 from strata.training.feeds import Loader
 from strata.training.goodput import Ledger
@@ -130,14 +131,16 @@ class TrainingOrchestrator:
         ("model", "optim.state"; True: everything) must be equal, else the save fails. With False nothing is
         compared, and each rank saves all it has.
 
-        A member of its own whose job was done before ends its program here, with exit code 0; so does one
+        A member of its own whose job was done before ends its program here, with exit code 0, or with 4 where
+        that was another run's (STRATA_RUN_ID, SLURM_JOB_ID). With 0 does one
         whose job the others finish while it trains, where `JobDone` would end the program. `ConfigError`
         when several processes train together without a coordinator; else what `strata.connect` and
         `CheckpointManager.restore` raise.
         """
         saved = state_of(model=model, optim=optim, sched=sched, extra=state)
         ledger = Ledger(since_s=self._clock.monotonic_s())
-        with nothing_to_do_where_done():
+        lone = self._endpoints is not None or "STRATA_SOCKET" not in os.environ
+        with nothing_to_do_where_done(), told_where_refused(lone=lone):
             peers = self._peers = self._join()
         ending = self._ending = self._ending_of(peers)
 

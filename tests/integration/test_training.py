@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -119,10 +119,17 @@ def test_ranks_go_on_from_an_incremental(
     check_samples(record, epochs=4)
 
 
-def start_lone(nodes: Nodes, cluster: LocalCluster, storage: Path, worker: str, *more: str) -> Talker:
+def start_lone(
+    nodes: Nodes,
+    cluster: LocalCluster,
+    storage: Path,
+    worker: str,
+    *more: str,
+    env: Mapping[str, str | None] | None = None,
+) -> Talker:
     given = ("--endpoints", cluster.endpoints, "--job", nodes.job, "--worker-id", worker)
     script = (sys.executable, str(RANKS / "training.py"), "--storage", str(storage), "--min-workers", "2")
-    return nodes.start(*script, *given, *more, name=worker)
+    return nodes.start(*script, *given, *more, name=worker, env=env)
 
 
 def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
@@ -143,6 +150,9 @@ def test_a_lone_member_runs_its_program_anew_though_its_main_thread_hangs(
     late = start_lone(nodes, cluster, tmp_path, "a")
     assert late.join() == 0, "the job is done: who is begun again has nothing to do"
     assert late.child.pid not in {e["pid"] for e in record.of("begun")}
+    other = start_lone(nodes, cluster, tmp_path, "a", env={"STRATA_RUN_ID": "another"})
+    assert other.join() == 4, "it has nothing to do with the run that finished"
+    assert f"job {nodes.job} finished at" in record.wait_line("finished at")
     check_samples(record, epochs=2)
 
 

@@ -282,6 +282,20 @@ def test_another_run_is_told_when_the_job_finished_and_what_to_do() -> None:
     assert "--job" in refused.value.hint
 
 
+def test_who_has_no_command_line_is_told_of_no_flags() -> None:
+    store = Store()
+    done(store)
+    with pytest.raises(Refused) as refused:
+        come(store, "w1", None, run_id="r2")
+    late = refused.value
+    with pytest.raises(JobDone) as refused:
+        come(store, "w1", None, run_id="")
+    for hint in (late.hint, refused.value.hint):
+        assert "--" not in hint
+        assert "give the job another name" in hint
+        assert "strata jobs delete job" in hint
+
+
 def test_another_command_of_the_same_run_is_not_told_that_all_is_well() -> None:
     store = Store()
     done(store)

@@ -12,7 +12,7 @@ from strata.core.members import (
     decide_register,
     decide_remove,
 )
-from strata.core.records import JobPhase, JobSpec, Phase
+from strata.core.records import Command, JobPhase, JobSpec, Phase
 from strata.core.registration import MAX_SLOTS, MAX_WORKERS, Registration
 from strata.core.txn import Decision
 from strata.errors import (
@@ -147,8 +147,9 @@ def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not() -> None:
     enter(store, registration("w1"))
     store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="all done"))
     enter(store, registration("w1"), served_by=R2)
+    command = Command(program="/home/ada/train.py")
     with pytest.raises(Refused, match="all done") as refused:
-        enter(store, registration("w2"))
+        enter(store, dataclasses.replace(registration("w2"), command=command))
     assert "--resume" in refused.value.hint
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from strata.errors import JobDone, Refused, StaleGeneration
+from strata.errors import Conflict, JobDone, Refused, StaleGeneration
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.starting import init
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
@@ -160,6 +160,37 @@ def test_who_comes_to_a_job_that_is_done_has_nothing_to_do(
         program()
     assert ended.value.code == 0
     assert "nothing is left to do: job j is done: every rank ended with 0" in caplog.text
+
+
+def test_who_is_refused_ends_its_program_with_4_and_what_to_do(
+    orchestrator: TrainingOrchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused() -> None:
+        raise Refused("job j finished at 14:02 UTC", hint="give another name")
+
+    monkeypatch.setattr(orchestrator, "_join", refused)
+    with pytest.raises(SystemExit) as ended:
+        orchestrator.init(state={"w": np.zeros(1)})
+    assert ended.value.code == 4
+    assert "job j finished at 14:02 UTC (give another name)" in caplog.text
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_another_refusal_is_raised_to_the_program(
+    supervised: bool, orchestrator: TrainingOrchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = Refused("its supervisor says it") if supervised else Conflict("lives elsewhere")
+
+    def refused() -> None:
+        raise error
+
+    monkeypatch.setattr(orchestrator, "_join", refused)
+    if supervised:
+        monkeypatch.setattr(orchestrator, "_endpoints", None)
+        monkeypatch.setenv("STRATA_SOCKET", "ranks.sock")
+    with pytest.raises(Refused) as raised:
+        orchestrator.init(state={"w": np.zeros(1)})
+    assert raised.value is error
 
 
 @pytest.mark.parametrize("when", ["it begins", "in a step", "in its own code", "at the last save"])
