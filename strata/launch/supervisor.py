@@ -130,6 +130,8 @@ class Supervisor:
         self._update: WorldUpdate | None = None
         self._news = asyncio.Event()
         self._handled = 0
+        self._first = True
+        """Whether this member has had no place in any world yet."""
         self._unfit = ""
         self._unheard = False
         """Whether nobody was there to be asked for a common stop."""
@@ -248,6 +250,14 @@ class Supervisor:
             first_rank=update.place.first_rank,
             reason=world.reason,
         )
+        if self._config.new and self._first and world.HasField("restore"):
+            job = self._config.job
+            log.warning(
+                "new.without_effect",
+                reason=f"--new is without effect: job {job} is unfinished and goes on from step {world.restore.step}",
+                hint=f"for a job from nothing choose another --job, or delete this one: strata jobs delete {job}",
+            )
+        self._first = False
         meeting = await self._meet(update)
         if meeting is not None:
             place = Place(

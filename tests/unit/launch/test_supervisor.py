@@ -268,6 +268,22 @@ async def test_the_point_to_restore_from_reaches_the_place() -> None:
         assert (await it.upstream.exits.get()).code == 40
 
 
+@pytest.mark.parametrize(("new", "step", "warned"), [(True, 40, 1), (True, 0, 0), (False, 40, 0)])
+async def test_that_new_begins_nothing_anew_is_said_once(new: bool, step: int, warned: int) -> None:
+    point = RestorePoint(step=step) if step else None
+    with capture_logs() as logs:
+        async with stage(*FOREVER, new=new) as it:
+            await it.enter(update(2, restore=point))
+            await it.enter(update(3, restore=RestorePoint(step=50)))
+    said = [log for log in logs if log["event"] == "new.without_effect"]
+    assert len(said) == warned
+    for log in said:
+        assert log["log_level"] == "warning"
+        assert log["reason"] == "--new is without effect: job j is unfinished and goes on from step 40"
+        assert "--job" in log["hint"]
+        assert "strata jobs delete j" in log["hint"]
+
+
 def test_exit_status_is_what_a_shell_would_say() -> None:
     assert [exit_status(code) for code in (0, 7, -9, -15)] == [0, 7, 137, 143]
 
