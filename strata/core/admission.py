@@ -7,8 +7,8 @@ has said yet. Who says neither takes none away.
     the job      the newcomer                           what follows
     -----------  -------------------------------------  --------------------------------------------
     done         of the same run, or of none known      `JobDone`: nothing is left to do (ADR 0038)
-                 of the same run, another command       `Refused`, which names both commands
-                 of another run                         `Refused`: when it finished, and what to do
+                 of another run, or another command     `Refused`: when it finished, both commands if they
+                                                            differ, and what to do
     failed       any                                    `JobFailed`
                  ... before a first step; another run   it is started again
     done, failed `resume`, `anew`, a newer attempt      it is taken up, with the newcomer's command
@@ -165,14 +165,12 @@ def _over(job: JobView, registration: Registration, phase: JobPhase, *, same_run
     optionless = f"give the job another name, or delete this one by strata jobs delete {name}" if own else ""
     if phase.phase is Phase.FAILED:
         return JobFailed(f"job {name} has failed: {phase.reason}", hint=optionless or _TAKE_UP)
-    if not same_run and not registration.incarnation:
-        return Refused(f"job {name} {_how_it_finished(job, phase)}", hint=optionless or _HOW_TO_GO_ON)
     ran, now = job.run().command, registration.command
-    if ran is not None and now is not None and not ran.same_as(now) and not registration.incarnation:
-        return Refused(
-            f"job {name} has run `{ran.text}` and is done, and this is `{now.text}`",
-            hint=f"{_OTHER_JOB}, or start again with --new",
-        )
+    both = ""
+    if ran is not None and now is not None and not ran.same_as(now):
+        both = f"; it ran `{ran.text}`, and this is `{now.text}`"
+    if (both or not same_run) and not registration.incarnation:
+        return Refused(f"job {name} {_how_it_finished(job, phase)}{both}", hint=optionless or _HOW_TO_GO_ON)
     return JobDone(f"job {name} is done: {phase.reason}", hint=optionless or _TAKE_UP)
 
 

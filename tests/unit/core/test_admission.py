@@ -296,6 +296,19 @@ def test_who_has_no_command_line_is_told_of_no_flags() -> None:
         assert "strata jobs delete job" in hint
 
 
+@pytest.mark.parametrize("run_id", ["r1", "r2"])
+@pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
+def test_another_command_for_a_job_that_is_done_names_both(run_id: str, other: Command) -> None:
+    store = Store()
+    done(store)
+    with pytest.raises(Refused) as refused:
+        come(store, "w1", other, run_id=run_id)
+    assert refused.value.message == (
+        "job job finished at 14:02 UTC on 2025-11-25 after 2,500 steps;"
+        f" it ran `{TRAIN.text}`, and this is `{other.text}`"
+    )
+
+
 def test_another_command_of_the_same_run_is_not_told_that_all_is_well() -> None:
     store = Store()
     done(store)
