@@ -10,7 +10,7 @@ has said yet. Who says neither takes none away.
                  of another run, or another command     `Refused`: when it finished, both commands if they
                                                             differ, and what to do
     failed       any                                    `JobFailed`
-                 ... before a first step; another run   it is started again
+                 ... early; another run                 it is started again
     done, failed `resume`, `anew`, a newer attempt      it is taken up, with the newcomer's command
     unfinished   the same command, or none known        joins
                  another one, and members are here      `Conflict`, which names both

@@ -61,6 +61,14 @@ def resumed(job: JobView) -> bool:
     return phase is not None and head is not None and phase.mod_revision > head.mod_revision
 
 
+def waits_for(job: JobView) -> str:
+    """Return, for people, whom the next world of a job waits for that was taken up again; "" where that is not so."""
+    spec = job.spec()
+    if spec is None or job.phase() is not Phase.RUNNING or not resumed(job):
+        return ""
+    return f"{job.view.count(job.keys.workers)} of at least {spec.record.min_workers} members are here"
+
+
 # -- who was asked to leave -------------------------------------------------------------------
 
 

@@ -239,7 +239,8 @@ class Supervisor:
         world = update.world
         if world.forming or not update.HasField("place"):
             full = f"the job has the {world.members} members it takes; this one stands by"
-            reason = world.reason if world.forming else full
+            waits = f"waits: {update.waits}" if update.waits else full
+            reason = world.reason if world.forming else waits
             log.info("world.waiting", generation=world.generation, reason=reason)
             self._slots.prepare()
             return

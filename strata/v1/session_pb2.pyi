@@ -550,8 +550,11 @@ class WorldUpdate(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     BARRIER_FLOORS_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
     phase: _worlds_pb2.JobPhase.ValueType
     phase_reason: _builtins.str
+    waits: _builtins.str
+    """Of a job that was taken up again, before its next world: whom that waits for, as of now; for people."""
     @_builtins.property
     def world(self) -> _worlds_pb2.World: ...
     @_builtins.property
@@ -578,10 +581,11 @@ class WorldUpdate(_message.Message):
         token: _common_pb2.Token | None = ...,
         barrier_floors: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         notice: _worlds_pb2.StopNotice | None = ...,
+        waits: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_floors", b"barrier_floors", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier_floors", b"barrier_floors", "notice", b"notice", "phase", b"phase", "phase_reason", b"phase_reason", "place", b"place", "token", b"token", "waits", b"waits", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -127,6 +127,17 @@ def test_a_job_that_failed_goes_on_with_resume(cluster: LocalCluster, nodes: Nod
     assert resumed.join() == 0
 
 
+@pytest.mark.slow
+def test_a_resumed_job_says_whom_it_waits_for(cluster: LocalCluster, nodes: Nodes) -> None:
+    two = ("--settle-s", "0.2", "--min-workers", "2")
+    for node in [nodes.run(cluster.endpoints, "plain", node=name, options=two) for name in "ab"]:
+        assert node.join() == 0
+    first = nodes.run(cluster.endpoints, "plain", node="a", options=(*two, "--resume"))
+    assert nodes.record.wait_one("world.waiting")["reason"] == "waits: 1 of at least 2 members are here"
+    second = nodes.run(cluster.endpoints, "plain", node="b", options=(*two, "--resume"))
+    assert (first.join(), second.join()) == (0, 0)
+
+
 def test_a_job_that_is_done_begins_anew_and_keeps_what_it_had(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
 ) -> None:

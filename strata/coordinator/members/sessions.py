@@ -24,7 +24,7 @@ from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.records import BarrierFloor, CheckpointRecord, CheckpointState, JobPhase, Worker
 from strata.core.registration import Registration, check_registration
-from strata.core.stopping import all_asked
+from strata.core.stopping import all_asked, waits_for
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
@@ -203,6 +203,7 @@ class Sessions:
             phase_reason=phase.reason if phase is not None else "",
             token=floors.token(self._context.mirror),
             barrier_floors=dict(_floors(job, head.record.generation)) if head is not None else {},
+            waits=waits_for(job),
         )
         notice, asked = world_wire.notice_of(job), all_asked(job)
         shared = Down(world=update)

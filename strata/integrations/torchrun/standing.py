@@ -31,6 +31,8 @@ def waits_because(update: WorldUpdate, *, handled: int) -> str | None:
     if world.forming:
         return world.reason
     if not update.HasField("place"):
+        if update.waits:
+            return f"waits: {update.waits}"
         return f"the job has the {world.members} agents it takes; this one stands by"
     return None
 

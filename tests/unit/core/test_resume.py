@@ -11,6 +11,7 @@ from strata.core.checkpoint_order import superseded
 from strata.core.ids import InstanceId
 from strata.core.members import decide_register
 from strata.core.records import CheckpointState, JobPhase, Phase
+from strata.core.stopping import waits_for
 from strata.errors import JobFailed, Refused
 from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
@@ -54,6 +55,18 @@ def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there() -> 
     ends(store, 0, 0)
     ends(store, 1, 0)
     assert "is done" in carry_out(store, epoch)
+
+
+def test_until_then_it_says_whom_it_waits_for() -> None:
+    store = Store()
+    epoch = finished(store, 0)
+    assert waits_for(store.job()) == "", "it is done"
+    resume(store, "w0")
+    assert waits_for(store.job()) == "1 of at least 2 members are here"
+    resume(store, "w1")
+    carry_out(store, epoch)
+    register(store, "w2")
+    assert waits_for(store.job()) == "", "it stands by"
 
 
 def test_a_failed_job_begins_with_a_clean_count() -> None:

@@ -144,6 +144,24 @@ async def test_without_a_place_nothing_is_started(forming: bool) -> None:
         assert (await it.upstream.exits.get()).generation == 2
 
 
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        ("1 of at least 2 members are here", "waits: 1 of at least 2 members are here"),
+        ("", "the job has the 2 members it takes; this one stands by"),
+    ],
+)
+async def test_why_it_has_no_place_is_said(waits: str, said: str) -> None:
+    with capture_logs() as logs:
+        async with stage("true") as it:
+            without = update(1, first_rank=None)
+            without.waits = waits
+            it.supervisor.on_world(without)
+            assert await it.door.places.get() is None, "it has begun to follow"
+            await it.enter(update(2))
+    assert [log["reason"] for log in logs if log["event"] == "world.waiting"] == [said]
+
+
 async def test_losing_a_place_ends_the_ranks() -> None:
     async with stage(*shell("trap 'exit 9' TERM; sleep 1000 & wait")) as it:
         await it.enter(update(1))

@@ -43,6 +43,10 @@ def test_a_generation_is_over_when_another_one_or_the_failure_of_the_job_is_told
         (update(3), ""),
         (update(4, members=0, place=False), "1 of at least 2 members are left"),
         (update(4, place=False), "the job has the 2 agents it takes; this one stands by"),
+        (
+            WorldUpdate(world=update(4).world, waits="1 of at least 2 members are here"),
+            "waits: 1 of at least 2 members are here",
+        ),
     ],
 )
 def test_an_agent_joins_what_is_newer_and_has_a_place_for_it(told: WorldUpdate, why: str | None) -> None:
