@@ -59,18 +59,14 @@ class Given:
     rank: int
     tree: Json
 
-    @property
-    def written(self) -> bool:
-        """Whether there is nothing left to do: the step was saved before."""
-        return self.record.state is CheckpointState.COMMITTED
-
 
 class StrataWriter(StorageWriter):
     """Saves one step after the other below a storage root, together with all ranks of DCP's group.
 
     Which step is `checkpoint_id` ("120") of each save, else `step`. A step that is saved again is another
     checkpoint, newer than all before, and is what a load of that step takes. Under coordinators a committed
-    step is never replaced: `Conflict`.
+    step is never replaced: `Conflict`. Either holds also where the first save failed after its commit: what it
+    saved is marked first.
     """
 
     def __init__(
@@ -196,7 +192,7 @@ class StrataWriter(StorageWriter):
                 "this save came with the plan of an earlier one", hint="leave enable_plan_caching off"
             )
         done: Future[list[WriteResult]] = Future()
-        done.set_result([] if given.written else self._write(given, plan, planner))
+        done.set_result(self._write(given, plan, planner))
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -251,9 +247,10 @@ class StrataWriter(StorageWriter):
             step=step, epoch=self.epoch, metadata=self.metadata, replaces=self._failed.get(step, "")
         )
         record = room.catalog.begin(request)
-        if record.state is CheckpointState.COMMITTED and self._is_marked(room, record):
+        if record.state is CheckpointState.COMMITTED:
+            self._end(room, record)
             record = self._again(room, request)
-        if record.state not in {CheckpointState.OPEN, CheckpointState.COMMITTED}:
+        if record.state is not CheckpointState.OPEN:
             raise CheckpointAborted(
                 f"the save of step {step} is {record.state.value}: {record.reason}", hint="save it again"
             )
@@ -261,9 +258,12 @@ class StrataWriter(StorageWriter):
         return record
 
     @staticmethod
-    def _is_marked(room: Room, record: CheckpointMetadata) -> bool:
-        """Whether the save of a committed record ended well; else this one does what was left of it."""
-        return room.storage.exists(f"{room.catalog.folder(record)}/{MARKER}")
+    def _end(room: Room, record: CheckpointMetadata) -> None:
+        """Mark a committed record in storage, where its save failed at that: its data is what was saved then."""
+        folder = room.catalog.folder(record)
+        if not room.storage.exists(f"{folder}/{MARKER}"):
+            manifest = read_manifest(room.storage, folder, record.manifest_digest)
+            write_marker(room.storage, folder, manifest, record.manifest_digest)
 
     @staticmethod
     def _again(room: Room, request: SaveRequest) -> CheckpointMetadata:
@@ -315,25 +315,21 @@ class StrataWriter(StorageWriter):
 
     def _commit(self, room: Room, record: CheckpointMetadata, acked: Mapping[int, str]) -> CheckpointMetadata:
         folder = room.catalog.folder(record)
-        manifest = None
-        if record.state is not CheckpointState.COMMITTED:
-            latest = room.catalog.latest()
-            manifest = compose(
-                room.storage, record, folder, predecessor=latest, acked=acked, written=self._written
-            )
-            data = manifest.to_bytes()
-            put(room.storage, f"{folder}/{GLOBAL_NAME}", data)
-            if not room.coordinated:
-                record = room.catalog.ack(record, CheckpointAck(digest="", size_bytes=manifest.size_bytes))
-            record = room.catalog.seal(record, seal_of(manifest, data))
-            record = room.catalog.wait(
-                record,
-                lambda r: r.state is CheckpointState.COMMITTED,
-                timeout_s=self.config.commit_timeout_s,
-                cancelled=Event(),
-            )
-        if manifest is None:
-            manifest = read_manifest(room.storage, folder, record.manifest_digest)
+        latest = room.catalog.latest()
+        manifest = compose(
+            room.storage, record, folder, predecessor=latest, acked=acked, written=self._written
+        )
+        data = manifest.to_bytes()
+        put(room.storage, f"{folder}/{GLOBAL_NAME}", data)
+        if not room.coordinated:
+            record = room.catalog.ack(record, CheckpointAck(digest="", size_bytes=manifest.size_bytes))
+        record = room.catalog.seal(record, seal_of(manifest, data))
+        record = room.catalog.wait(
+            record,
+            lambda r: r.state is CheckpointState.COMMITTED,
+            timeout_s=self.config.commit_timeout_s,
+            cancelled=Event(),
+        )
         write_marker(room.storage, folder, manifest, record.manifest_digest)
         return record
 
@@ -396,7 +392,7 @@ def _tree(node: Any) -> Json:
 
 
 def _acked(results: list[list[WriteResult]]) -> dict[int, str]:
-    """Return the digest of each rank's manifest, as far as it wrote anything now."""
+    """Return the digest of each rank's manifest, as far as it had anything to write."""
     return {rank: written[0].storage_data for rank, written in enumerate(results) if written}
 
 

@@ -50,10 +50,7 @@ def test_under_coordinators_it_is_refused_and_the_first_stays(tmp_path: Path) ->
     assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=8)) == flat(a_state(2))
 
 
-@pytest.mark.parametrize("coordinated", [True, False])
-def test_a_save_that_failed_after_its_commit_is_ended_by_the_next(
-    coordinated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_markers(patch: pytest.MonkeyPatch) -> None:
     create = LocalStorage.create_once
 
     def refuse(self: LocalStorage, name: str, data: bytes) -> bool:
@@ -61,13 +58,41 @@ def test_a_save_that_failed_after_its_commit_is_ended_by_the_next(
             raise StorageError("the disk is full")
         return create(self, name, data)
 
-    client = Cluster(n1=1).port(0) if coordinated else None
+    patch.setattr(LocalStorage, "create_once", refuse)
+
+
+@pytest.mark.parametrize("reopened", [True, False])
+def test_under_coordinators_a_save_that_failed_after_its_commit_is_ended_and_not_taken_for_another(
+    reopened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Cluster(n1=1).port(0)
     writer = StrataWriter(tmp_path, client=client)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "create_once", refuse)
+        refuse_markers(patch)
         with pytest.raises(CheckpointException, match="the disk is full"):
             save_by(writer, 1, 7)
-    save_by(writer, 1, 7)
-    writer.close()
+    if reopened:
+        writer.close()
+        writer = StrataWriter(tmp_path, client=client)
+    with pytest.raises(CheckpointException, match="step 7 is saved already"):
+        save_by(writer, 2, 7)
     assert flat(load(tmp_path, a_state(0), step=7, client=client)) == flat(a_state(1))
     assert len(list(tmp_path.rglob(MARKER))) == 1
+    save_by(writer, 2, 8)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0), step=8, client=client)) == flat(a_state(2))
+
+
+def test_alone_a_save_that_failed_after_its_commit_is_ended_and_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StrataWriter(tmp_path)
+    with monkeypatch.context() as patch:
+        refuse_markers(patch)
+        with pytest.raises(CheckpointException, match="the disk is full"):
+            save_by(writer, 1, 7)
+    save_by(writer, 2, 7)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0), step=7)) == flat(a_state(2))
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(2))
+    assert len(list(tmp_path.rglob(MARKER))) == 2, "what was committed is a checkpoint as well"
