@@ -25,7 +25,9 @@ from strata.client.checkpoint_port import PORT_MEMBERS, SessionPort
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointNotFound, ConfigError, InvalidArgument
 
-_STEP: Final = re.compile(r"(?:[A-Za-z._=-]*[A-Za-z][._=-]?)?([0-9]+)\Z")
+_STEP: Final = re.compile(
+    r"(?:[A-Za-z._=-]*[A-Za-z][._=-]|(?:[A-Za-z._=-]*[._=-])?(?:step|checkpoint|epoch))?([0-9]+)\Z"
+)
 
 BORROWED_ASK_AGAIN_S: Final = 0.2
 """How often a process that is pushed nothing asks whether its save is committed."""
@@ -121,14 +123,16 @@ def open_room(
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
     """Return the step that DCP's `checkpoint_id` names: "120", or a path that ends so, as in runs/checkpoint-120.
 
-    A word may stand before the number: step-120, global_step120, iter_0000120. `InvalidArgument` for a name
-    without a number, with two, or with anything behind it.
+    Words may stand before the number, each apart: step-120, iter_0000120. Only step, checkpoint and epoch may touch
+    it, as in global_step120. `InvalidArgument` for any other: resnet50, model-v2, a name with two numbers or with
+    anything behind.
     """
     named = _STEP.match(Path(checkpoint_id).name)
     if named is None:
         raise InvalidArgument(
             f"checkpoint_id is {str(checkpoint_id)!r}, which names no step",
-            hint='give the step, as in "120" or "checkpoint-120": a name that ends in one number',
+            hint='give the step, as in "120", "checkpoint-120" or "global_step120": a name that ends in one number,'
+            " apart from its words",
         )
     return int(named[1])
 

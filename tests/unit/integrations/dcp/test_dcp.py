@@ -433,7 +433,8 @@ def test_a_group_that_is_not_the_whole_world_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_dcp_is_told_wrongly(tmp_path: Path) -> None:
-    for name in ("newest", "12-final", "-12", "v2-step-12", "loss0.12", "epoch=1-step=12", "step 12", "١٢"):
+    no_steps = ("newest", "12-final", "-12", "v2-step-12", "loss0.12", "epoch=1-step=12", "step 12", "١٢")
+    for name in (*no_steps, "resnet50", "model-v2", "runs/llama3", "footstep12", "ckpt12"):
         with pytest.raises(InvalidArgument, match="names no step"):
             dcp_save(a_state(), checkpoint_id=name, storage_writer=StrataWriter(tmp_path))
     with pytest.raises(CheckpointException, match="no step is given"):
@@ -446,7 +447,18 @@ def test_what_dcp_is_told_wrongly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["12", "step-12", "checkpoint-12", "global_step12", "runs/2/iter_0000012", "runs/ckpt.12/", "step=12"],
+    [
+        "12",
+        "step-12",
+        "checkpoint-12",
+        "global_step12",
+        "checkpoint12",
+        "my-model.epoch12",
+        "resnet-12",
+        "runs/2/iter_0000012",
+        "runs/ckpt.12/",
+        "step=12",
+    ],
 )
 def test_a_checkpoint_id_names_the_step_it_ends_in(name: str, tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path)
