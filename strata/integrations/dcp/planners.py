@@ -35,13 +35,17 @@ class JsonSavePlanner(DefaultSavePlanner):
         return io.BytesIO(to_json(write_item.index.fqn, object))
 
 
+class SavedBytes(io.BytesIO):
+    """Bytes of the state itself, which a `CheckpointManager` saved: no planner made them of another value."""
+
+
 class JsonLoadPlanner(DefaultLoadPlanner):
-    """torch's planner, for checkpoints that `JsonSavePlanner` planned."""
+    """torch's planner, for checkpoints that `JsonSavePlanner` planned or a `CheckpointManager` saved."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put a plain value where it was in the state."""
-        key = read_item.dest_index.fqn
-        found = from_json(key, value.getvalue())
+        key, data = read_item.dest_index.fqn, value.getvalue()
+        found = data if isinstance(value, SavedBytes) else from_json(key, data)
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[key], found)
         else:

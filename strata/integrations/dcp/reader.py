@@ -51,7 +51,7 @@ from strata.client.checkpoint_port import SessionPort
 from strata.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ConfigError, StrataError
 from strata.integrations.dcp.damage import look, removed, told, untold
 from strata.integrations.dcp.holding import Hold
-from strata.integrations.dcp.planners import is_json
+from strata.integrations.dcp.planners import SavedBytes, is_json
 from strata.integrations.dcp.room import configured, open_room, session_of, step_of
 
 _T = TypeVar("_T")
@@ -214,13 +214,17 @@ class StrataReader(StorageReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A value of the state as DCP sees it: a tensor, bytes, or a `plain` value of the tree."""
+    """A value of the state as DCP sees it: a tensor, bytes, or a `plain` value of the tree.
+
+    Bytes are what DCP's planner made of a value, or `as_saved` those of the state, by a `CheckpointManager`.
+    """
 
     fqn: str
     path: tuple[str | int, ...]
     tensor: GlobalTensor | None = None
     plain: Json = None
     is_bytes: bool = False
+    as_saved: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -230,7 +234,7 @@ class Item:
     def shape(self) -> object:
         """What two values have in common for which the same plan holds: of a tensor, how its parts lie."""
         if self.tensor is None or self.is_bytes:
-            return self.is_plain, self.is_bytes
+            return self.is_plain, self.is_bytes, self.as_saved
         return self.tensor.spec.dtype, self.tensor.shape, {piece.box for piece in self.tensor.pieces}
 
     @property
@@ -304,12 +308,13 @@ def items_of(manifests: Sequence[RankManifest], rank: int) -> Iterator[Item]:
             name = tree.get("t") or tree["b"]
             tensor = tensors.get(name)
             entry = manifests[number].tensors.get(name)
-            if entry is not None and entry.shard is None:
+            as_saved = entry is not None and entry.shard is None
+            if entry is not None and as_saved:
                 piece = Piece(box=Box.whole(entry.spec.shape), rank=number, name=name)
                 tensor = GlobalTensor(spec=entry.spec, pieces=(piece,))
             if tensor is None:
                 raise CheckpointError(f"the checkpoint names {name}, and no rank has saved it")
-            yield Item(fqn=fqn, path=path, tensor=tensor, is_bytes="b" in tree)
+            yield Item(fqn=fqn, path=path, tensor=tensor, is_bytes="b" in tree, as_saved=as_saved)
 
 
 def leaves(tree: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Json]]:
@@ -365,9 +370,9 @@ def _batches(items: Sequence[ReadItem], found: _Found) -> Iterator[list[ReadItem
 
 def _hand_over(planner: LoadPlanner, item: ReadItem, known: Item, data: memoryview | None) -> None:
     if data is None:
-        _load_bytes(planner, item, json.dumps(known.plain, separators=(",", ":")).encode())
+        _load_bytes(planner, item, io.BytesIO(json.dumps(known.plain, separators=(",", ":")).encode()))
     elif item.type == LoadItemType.BYTE_IO:
-        _load_bytes(planner, item, data)
+        _load_bytes(planner, item, SavedBytes(data) if known.as_saved else io.BytesIO(data))
     else:
         assert known.tensor is not None, "a tensor"
         target = planner.resolve_tensor(item).detach()
@@ -378,12 +383,13 @@ def _hand_over(planner: LoadPlanner, item: ReadItem, known: Item, data: memoryvi
         planner.commit_tensor(item, target)
 
 
-def _load_bytes(planner: LoadPlanner, item: ReadItem, data: bytes | memoryview) -> None:
-    """Hand over what is no tensor; `CheckpointError` for JSON that torch's own planner would unpickle."""
-    unpickles = getattr(type(planner), "load_bytes", None) is DefaultLoadPlanner.load_bytes
-    if unpickles and is_json(bytes(data)):
-        raise CheckpointError(
-            f"{item.storage_index.fqn} was saved as JSON, and {type(planner).__name__} unpickles what is no tensor",
-            hint="dcp.load(…, planner=JsonLoadPlanner()), of strata.integrations.dcp",
-        )
-    planner.load_bytes(item, io.BytesIO(data))
+def _load_bytes(planner: LoadPlanner, item: ReadItem, data: io.BytesIO) -> None:
+    """Hand over what is no tensor; `CheckpointError` for what torch's own planner would unpickle and is no pickle."""
+    if getattr(type(planner), "load_bytes", None) is DefaultLoadPlanner.load_bytes:
+        saved_as = "bytes" if isinstance(data, SavedBytes) else "JSON" if is_json(data.getvalue()) else ""
+        if saved_as:
+            raise CheckpointError(
+                f"{item.storage_index.fqn} was saved as {saved_as}, and {type(planner).__name__} unpickles what is no tensor",
+                hint="dcp.load(…, planner=JsonLoadPlanner()), of strata.integrations.dcp",
+            )
+    planner.load_bytes(item, data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,19 @@ def test_torchs_planner_is_told_that_values_are_json(by_manager: bool, tmp_path:
     with pytest.raises(CheckpointException, match=r"was saved as JSON, and DefaultLoadPlanner") as error:
         dcp_load(a_state(0), storage_reader=StrataReader(tmp_path))
     assert "planner=JsonLoadPlanner()" in str(error.value)
+
+
+def test_bytes_that_a_manager_saved_come_back_as_they_are(tmp_path: Path) -> None:
+    """Also where they look like JSON, and where they are a pickle."""
+    saved = {"number": b"123", "text": b"hello", "tree": b'{"l":[]}', "pickle": pickle.dumps(1), "none": b""}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save_state({**saved, "w": torch.ones(2)}, 1)
+    here = load(tmp_path, {**dict.fromkeys(saved, b"?"), "w": torch.zeros(2)})
+    assert {key: here[key] for key in saved} == saved
+    for key in saved:
+        with pytest.raises(CheckpointException, match=f"{key} was saved as bytes, and DefaultLoad") as error:
+            dcp_load({key: b""}, storage_reader=StrataReader(tmp_path))
+        assert "planner=JsonLoadPlanner()" in str(error.value)
 
 
 def test_plain_values_are_json() -> None:
