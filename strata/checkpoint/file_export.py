@@ -220,9 +220,16 @@ def _write_numpy(reading: _Reading, file: IO[bytes]) -> None:
             if spec.kind == "bytes":
                 array = numpy.frombuffer(reading.whole(name), dtype=numpy.uint8)
             else:
-                array = build(name, _of_kind(spec, "numpy"), reading.whole(name), copied=False)
+                array = _array(name, spec, reading.whole(name))
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 numpy.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _array(name: str, spec: TensorSpec, data: memoryview) -> Any:
+    try:
+        return build(name, _of_kind(spec, "numpy"), data, copied=False)
+    except CheckpointError as error:  # NumPy has no such dtype
+        raise CheckpointError(error.message, hint="export it as .pt or .safetensors") from None
 
 
 def _write_torch(reading: _Reading, file: IO[bytes]) -> None:

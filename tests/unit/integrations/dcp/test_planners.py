@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from strata.checkpoint import inline
-from strata.checkpoint.file_export import choose, export
+from strata.checkpoint.file_export import choose, export, format_of
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.client.checkpoints import CheckpointManager
@@ -237,3 +237,26 @@ def test_an_exported_torch_file_has_the_plain_values(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     export(storage, folder, part, path, file_format="torch", replace=False, on_bytes=lambda count: None)
     assert flat(torch.load(path, weights_only=True)) == flat(state)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_dtype_that_numpy_does_not_know_is_exported_otherwise(tmp_path: Path) -> None:
+    writer = save(tmp_path / "root", {"w": torch.zeros(2, dtype=torch.complex32)}, 1)
+    storage = LocalStorage(tmp_path / "root", nonce=lambda: "x")
+    assert writer.last is not None
+    (folder,) = (name for name in storage.list() if name.startswith("step-"))
+    manifest = read_manifest(storage, folder, writer.last.manifest_digest)
+    part = choose(read_rank_manifests(storage, folder, manifest), rank=None, only=None)
+
+    def exported(name: str) -> Path:
+        path, file_format = tmp_path / name, format_of(Path(name), None)
+        export(
+            storage, folder, part, path, file_format=file_format, replace=False, on_bytes=lambda count: None
+        )
+        return path
+
+    with pytest.raises(CheckpointError, match=r"complex32.*which NumPy does not know") as error:
+        exported("w.npz")
+    assert error.value.hint == "export it as .pt or .safetensors"
+    assert torch.load(exported("w.pt"), weights_only=True)["w"].dtype == torch.complex32
+    assert exported("w.safetensors").exists()
