@@ -22,7 +22,7 @@ from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
 from strata.core.checkpoint_records import Keep
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
-from strata.core.retention_rules import Candidate, kept
+from strata.core.retention_rules import Candidate, kept, newest_of_each_step
 from strata.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
@@ -42,22 +42,22 @@ def excess(
 ) -> list[CheckpointMetadata]:
     """Return what goes of `checkpoints` (in their order), the oldest first.
 
+    Unless everything is kept, of the attempts at a step only the newest counts, and the earlier ones go.
     A corrupt one stays until there are as many newer good ones as the rules count; an aborted save
     stays until there is a newer commit, while a slow rank may still write to it.
     """
-    committed = [
-        c
-        for c in checkpoints
-        if c.state is CheckpointState.COMMITTED and c.checkpoint_type in RESTORABLE_TYPES
-    ]
+    whole_or_not = [candidate_of(c) for c in checkpoints if c.state is CheckpointState.COMMITTED]
+    if not keep.everything:
+        whole_or_not = newest_of_each_step(whole_or_not)
+    counted = {candidate.key for candidate in whole_or_not}
+    committed = [c for c in checkpoints if c.id in counted and c.checkpoint_type in RESTORABLE_TYPES]
     if not committed:
         return []
     newest = committed[-1].order
     oldest = (0, 0)
     if keep.latest and len(committed) >= keep.latest:
         oldest = committed[-keep.latest].order
-    whole_or_not = (c for c in checkpoints if c.state is CheckpointState.COMMITTED)
-    stays = kept(map(candidate_of, whole_or_not), keep, now_unix_ms=now_unix_ms)
+    stays = kept(whole_or_not, keep, now_unix_ms=now_unix_ms)
     return [
         c
         for c in checkpoints

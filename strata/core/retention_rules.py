@@ -60,7 +60,7 @@ def kept(candidates: Iterable[Candidate], keep: Keep, *, now_unix_ms: int) -> di
         return dict.fromkeys((c.key for c in every), "everything is kept")
     kinds: defaultdict[frozenset[CheckpointType], list[Candidate]] = defaultdict(list)
     for candidate in every:
-        kinds[WHOLE if candidate.type in WHOLE else frozenset({candidate.type})].append(candidate)
+        kinds[_kind_of(candidate)].append(candidate)
     found: dict[str, str] = {}
     for kind in kinds.values():
         kind.sort(key=lambda c: c.counts)
@@ -68,6 +68,18 @@ def kept(candidates: Iterable[Candidate], keep: Keep, *, now_unix_ms: int) -> di
             for key, why in rule(kind, keep, now_unix_ms).items():
                 found.setdefault(key, why)
     return found
+
+
+def newest_of_each_step(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return, of those of one kind and step, the one that counts as newest: what a load of the step takes."""
+    found: dict[tuple[frozenset[CheckpointType], int], Candidate] = {}
+    for candidate in sorted(candidates, key=lambda c: c.counts):
+        found[_kind_of(candidate), candidate.step] = candidate
+    return list(found.values())
+
+
+def _kind_of(candidate: Candidate) -> frozenset[CheckpointType]:
+    return WHOLE if candidate.type in WHOLE else frozenset({candidate.type})
 
 
 def _latest(kind: Sequence[Candidate], keep: Keep, _now: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointType
-from strata.core.retention_rules import Candidate, check_keep, kept
+from strata.core.retention_rules import Candidate, check_keep, kept, newest_of_each_step
 from strata.errors import InvalidArgument
 
 HOUR_MS = 3_600_000
@@ -38,6 +38,18 @@ def test_without_a_rule_everything_stays() -> None:
 
 def test_the_newest_stay() -> None:
     assert stay(EVERY_20, latest=3) == [160, 180, 200]
+
+
+def test_of_the_attempts_at_a_step_the_one_that_counts_as_newest_is_the_steps() -> None:
+    part = CheckpointType.MODEL_ONLY
+    attempts = [
+        made(5, generation=3, type=CheckpointType.INCREMENTAL),
+        made(5),
+        made(6),
+        made(5, generation=2),
+        made(6, generation=4, type=part),
+    ]
+    assert [c.key for c in newest_of_each_step(attempts)] == ["3/5", "1/6", "4/6"]
 
 
 def test_the_first_from_each_multiple_on_stays() -> None:

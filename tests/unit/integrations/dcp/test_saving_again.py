@@ -28,6 +28,8 @@ def test_alone_it_takes_the_place_of_the_first(tmp_path: Path) -> None:
         save_by(writer, value, step)
         assert flat(load(tmp_path, a_state(0))) == flat(a_state(value))
         assert flat(load(tmp_path, a_state(0), step=step)) == flat(a_state(value))
+        assert step == 7 or flat(load(tmp_path, a_state(0), step=7)) == flat(a_state(1))
+    assert flat(load(tmp_path, a_state(0), step=8)) == flat(a_state(2)), "7 has one place only"
     save_by(writer, 5, 8)
     writer.close()
     assert flat(load(tmp_path, a_state(0), step=7)) == flat(a_state(4))
@@ -48,6 +50,14 @@ def test_under_coordinators_it_is_refused_and_the_first_stays(tmp_path: Path) ->
     save_by(writer, 2, 8)
     writer.close()
     assert flat(load(tmp_path, a_state(0), client=cluster.port(0), step=8)) == flat(a_state(2))
+
+
+def test_all_that_was_saved_stays_where_everything_is_kept(tmp_path: Path) -> None:
+    writer = StrataWriter(tmp_path)
+    for value in (1, 2, 3):
+        save_by(writer, value, 7)
+    writer.close()
+    assert len(list(tmp_path.glob("step-*"))) == 3
 
 
 def refuse_markers(patch: pytest.MonkeyPatch) -> None:
