@@ -99,6 +99,19 @@ def test_plain_values_are_json() -> None:
         from_json("k", b"\x80pickle")
 
 
+def test_what_comes_back_as_another_type_is_what_the_page_says() -> None:
+    """docs/checkpoints.md, "Through torch's DCP"."""
+    parameter = (torch.nn.Parameter(torch.ones(2)), 1)
+    (tensor, one) = from_json("k", to_json("k", parameter))
+    assert (type(tensor), tensor.requires_grad, tensor.tolist(), one) == (torch.Tensor, False, [1, 1], 1)
+    for data in (bytearray(b"ab"), memoryview(b"ab")):
+        assert from_json("k", to_json("k", data)) == b"ab"
+    swapped = from_json("k", to_json("k", np.arange(3, dtype=">i4")))
+    assert (swapped.dtype, swapped.tolist()) == (np.dtype("=i4"), [0, 1, 2])
+    matrix = from_json("k", to_json("k", np.asmatrix([[1, 2]])))
+    assert (type(matrix), matrix.tolist()) == (np.ndarray, [[1, 2]])
+
+
 def test_torchs_own_planners_work_too(tmp_path: Path) -> None:
     writer = StrataWriter(tmp_path)
     dcp_save(a_state(2.5), checkpoint_id="1", storage_writer=writer)
