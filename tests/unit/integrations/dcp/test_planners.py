@@ -99,6 +99,7 @@ def test_plain_values_are_json() -> None:
         from_json("k", b"\x80pickle")
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_what_comes_back_as_another_type_is_what_the_page_says() -> None:
     """docs/checkpoints.md, "Through torch's DCP"."""
     parameter = (torch.nn.Parameter(torch.ones(2)), 1)
