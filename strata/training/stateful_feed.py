@@ -82,7 +82,8 @@ class Kept:
 
     def check(self, loader: Any, *, before: int | None, world_size: int) -> None:
         """Raise where `loader` cannot go on here: `ConfigError` in another world, else `InvalidArgument`."""
-        if self.snapshot is not None and before != world_size:
+        restored = self.snapshot is not None and self.loader is None
+        if restored and before != world_size:
             raise ConfigError(
                 f"{before} ranks saved the state of a StatefulDataLoader each, and there are {world_size} ranks now:"
                 " only a rank that saved one can go on with it",

@@ -294,6 +294,16 @@ def test_a_world_of_another_size_is_refused() -> None:
     assert isinstance(feeding(2, 3, saved=saved).feed(mapped(), 1), ElasticFeed), "another loader may go on"
 
 
+def test_an_epoch_may_have_a_loader_and_an_accumulate_of_its_own() -> None:
+    """No state was restored, so none is of another world."""
+    ranks, loader = feeding(), stream()
+    fed(ranks.feed(loader, 1), Position(), EPOCH)
+    (whole,) = [one for one in fed(ranks.feed(loader, 2), Position(epoch=1), 2) if one.last]
+    assert whole.batches == 2
+    (first,) = fed(ranks.feed(stream(), 1), Position(epoch=2), 1)
+    assert first.batch[0].item() == 0
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_it_goes_on_behind_an_epoch_that_has_ended(workers: int, tmp_path: Path) -> None:
     """The last step of an epoch was saved after the loader had ended, as a run is closed."""
