@@ -9,6 +9,10 @@ A checkpoint holds the batches of *complete* steps. The loader may have given mo
 of a step, or a loop that was left): then the checkpoint has the snapshot before, and the batches between
 are drawn again and passed over.
 
+A state behind the last batch of an epoch says that the next epoch begins, if the loader has not been asked
+for more: it does not say which of both epochs is meant. So with each snapshot the next batch is drawn. There
+is one: it is handed out next, and belongs to no snapshot. There is none: the snapshot is taken again.
+
 torchdata is never imported here: who has one of its loaders has imported it.
 """
 
@@ -16,8 +20,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Self
@@ -59,12 +64,16 @@ def check_no_state(loader: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The `state` of one rank's loader after `batches` batches of `epoch`; `ended`: it had no more."""
+    """The `state` of one rank's loader after `batches` batches of `epoch`.
+
+    `ended`: it had no more; `sampler` is then the state of its sampler, if that has one.
+    """
 
     epoch: int
     batches: int
     ended: bool
     state: Any
+    sampler: Any = None
 
 
 class Kept:
@@ -73,6 +82,8 @@ class Kept:
     def __init__(self, snapshot: Snapshot | None) -> None:
         self.snapshot = snapshot
         self.loader: Any = None
+        self.rest = _Rest(())
+        """What is left of the epoch that is read."""
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Self:
@@ -151,21 +162,20 @@ class StatefulFeed(OrdinaryFeed):
         self._stateful = loader
         self._kept = kept
         self._drawn: tuple[int, int] | None = None
-        """The epoch, and how many of its batches the loader has given."""
-        self._ended = False
+        """The epoch, and how many of its batches were handed out."""
 
     def _left(self, position: Position) -> Iterator[Any]:
         random = rng.capture()  # a loader draws from torch's generator when an epoch begins
-        batches, begun = self._open(position.epoch)
-        drawn = self._counted(batches, position.epoch, begun)
+        begun = self._open(position.epoch)
+        drawn = self._counted(position.epoch, begun)
         pass_over(drawn, position.epoch_batches - begun, position.epoch)
         if position.epoch_batches:
             rng.restore(random)
         most = None if self._most is None else max(0, self._most - position.epoch_batches)
         return islice(drawn, most)
 
-    def _open(self, epoch: int) -> tuple[Iterator[Any], int]:
-        """Return the batches of `epoch` from the newest snapshot on, and how many come before."""
+    def _open(self, epoch: int) -> int:
+        """Begin to read the rest of `epoch`, from the newest snapshot on; return how many come before."""
         loader, kept = self._stateful, self._kept
         known, restored = kept.snapshot, kept.loader is None
         if self._drawn is not None and kept.loader is not loader:
@@ -173,51 +183,110 @@ class StatefulFeed(OrdinaryFeed):
                 "two StatefulDataLoaders take turns, and a checkpoint holds the state of the newest only",
                 hint="make a new loader for each epoch, or read both datasets with one loader",
             )
-        self._ended = False
-        if known is not None and (restored or (kept.loader is loader and known.epoch == epoch)):
+        back = kept.loader is loader and (
+            kept.rest.drew_early or (known is not None and known.epoch == epoch)
+        )
+        if known is not None and (restored or back):
             loader.load_state_dict(copy.deepcopy(known.state))
             kept.loader = loader
             if known.epoch == epoch and not known.ended:
-                return iter(loader), known.batches
-            self._pass_end(ended=known.ended)
+                kept.rest = _Rest(loader)
+                return known.batches
+            self._pass_end(known)
             if known.epoch == epoch:
-                self._ended = True
-                return iter(()), known.batches
-        batches = iter(loader)
+                kept.rest = _Rest((), ended=True)
+                return known.batches
+        kept.rest = _Rest(loader)
         self._take(epoch, 0)
-        return batches, 0
+        return 0
 
-    def _pass_end(self, *, ended: bool) -> None:
+    def _pass_end(self, known: Snapshot) -> None:
         """Have the loader take the state it was given, and begin an epoch when it is iterated over next.
 
         In a run without a restart it draws once from torch's generator for that, so it does here.
         """
-        random = rng.capture()
-        if ended:
-            self._stateful.state_dict()
+        loader, random = self._stateful, rng.capture()
+        if known.ended:
+            loader.state_dict()
+            sampler = _sampler(loader)
+            if known.sampler is not None and pickle.dumps(sampler.state_dict()) != pickle.dumps(
+                known.sampler
+            ):
+                # for its workers the loader has drawn indices of the next epoch, which it throws away
+                sampler.load_state_dict(copy.deepcopy(known.sampler))
         else:
-            iter(self._stateful)  # whose rest was left
+            iter(loader)  # whose rest was left
         rng.restore(random)
 
-    def _counted(self, batches: Iterator[Any], epoch: int, begun: int) -> Iterator[Any]:
+    def _counted(self, epoch: int, begun: int) -> Iterator[Any]:
         self._drawn = epoch, begun
-        for batch in batches:
+        for batch in self._kept.rest:
             begun += 1
             self._drawn = epoch, begun
             yield batch
-        self._ended = True
 
     def _take(self, epoch: int, batches: int) -> None:
         """Take a snapshot of the loader as it is now."""
-        state = copy.deepcopy(self._stateful.state_dict())
-        self._kept.snapshot = Snapshot(epoch=epoch, batches=batches, ended=self._ended, state=state)
-        self._kept.loader = self._stateful
+        loader, ended = self._stateful, self._kept.rest.ended
+        sampler = _sampler(loader)
+        self._kept.snapshot = Snapshot(
+            epoch=epoch,
+            batches=batches,
+            ended=ended,
+            state=copy.deepcopy(loader.state_dict()),
+            sampler=copy.deepcopy(sampler.state_dict()) if ended and has_state(sampler) else None,
+        )
+        self._kept.loader = loader
 
     def facts(self, position: Position) -> dict[str, Any]:
-        if self._drawn == (position.epoch, position.epoch_batches):
+        rest = self._kept.rest
+        if self._drawn == (position.epoch, position.epoch_batches) and not rest.drew_early:
             self._take(*self._drawn)
+            if not rest.ended and self._drawn[1] != self._most and not rest.draw():
+                self._take(*self._drawn)
         facts = super().facts(position)
         snapshot = self._kept.snapshot
         if snapshot is None:
             return facts
         return {**facts, KEPT_KEY: {name: getattr(snapshot, name) for name in Snapshot.__slots__}}
+
+
+class _Rest:
+    """The batches that are left of an epoch; the next one may be drawn early.
+
+    The random states are then as if it were not, until it is handed out: a loader may draw from them.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, ended: bool = False) -> None:
+        self._batches = iter(batches)
+        self._early: list[tuple[Any, dict[str, Any]]] = []
+        self.ended = ended
+        """Whether the loader has said that there are no more."""
+
+    @property
+    def drew_early(self) -> bool:
+        """Whether the loader has given a batch that is not handed out."""
+        return bool(self._early)
+
+    def draw(self) -> bool:
+        """Draw the next one early; tell whether there is one."""
+        random = rng.capture()
+        for batch in islice(self._batches, 1):
+            self._early.append((batch, rng.capture()))
+            rng.restore(random)
+        self.ended = not self._early
+        return not self.ended
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._early:
+            batch, random = self._early.pop()
+            rng.restore(random)
+            return batch
+        if not self.ended:
+            for batch in self._batches:
+                return batch
+            self.ended = True
+        raise StopIteration

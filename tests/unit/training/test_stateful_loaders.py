@@ -53,6 +53,36 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defin
         self.at, self.seen = state["at"], state["seen"]
 
 
+class Again(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+    """Numbers from the first one on in each epoch; behind the last one its state is that of a new epoch."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 22:
+            self.at += 1
+            torch.rand(1)  # as an augmentation does
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Counted(Again):
+    def __len__(self) -> int:
+        return 22
+
+
+class Estimated(Again):
+    def __len__(self) -> int:
+        return 12
+
+
 class Backwards(torch.utils.data.Sampler):  # type: ignore[misc, name-defined]
     """A sampler of the program's own, without a state."""
 
@@ -223,6 +253,40 @@ def test_a_stream_goes_on_with_the_very_next_sample(
 @pytest.mark.parametrize("every", [1, 2, EPOCH])
 def test_it_goes_on_behind_the_last_batch_of_an_epoch(every: int, tmp_path: Path) -> None:
     check(tmp_path, stream, deaths=[EPOCH + 1, 2 * EPOCH], every=every)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Again, Counted, Estimated])
+def test_an_epoch_whose_last_step_was_saved_is_not_read_twice(
+    kind: type[Again], workers: int, tmp_path: Path
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(kind(), batch_size=BATCH, num_workers=workers)
+
+    check(tmp_path, make, deaths=[EPOCH + 1, 2 * EPOCH + 1], every=3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nor_is_one_whose_order_a_sampler_with_a_state_draws(workers: int, tmp_path: Path) -> None:
+    def make() -> Any:
+        return mapped(shuffle=None, sampler=Drawn(LENGTH), num_workers=workers)
+
+    check(tmp_path, make, deaths=[LENGTH // 5 + 1, 2 * LENGTH // 5 + 1])
+
+
+def test_a_save_changes_nothing_of_what_comes_next(tmp_path: Path) -> None:
+    """The batch that it draws early is the next one, drawn with the same random numbers."""
+    loaders = [StatefulDataLoader(Again(), batch_size=BATCH) for _ in range(2)]
+    assert train(tmp_path / "one", loaders[0], every=1) == train(tmp_path / "two", loaders[1], every=100)
+
+
+def test_the_next_epoch_of_a_loop_that_was_left_begins_where_it_was_left() -> None:
+    """However much a save drew early."""
+    feed = feeding().feed(stream(), 1)
+    fed(feed, Position(), 2)
+    feed.facts(Position(epoch_batches=2))
+    (first,) = fed(feed, Position(epoch=1), 1)
+    assert first.batch[0].item() == 2 * BATCH
 
 
 def test_steps_of_several_batches(tmp_path: Path) -> None:
