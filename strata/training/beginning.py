@@ -39,6 +39,8 @@ class Beginning:
     feeding: Feeding
     cursors: CursorBook
     buckets: Buckets
+    restored: bool
+    """Whether the state is one that was saved."""
     owns_group: bool
     """Whether torch's process group was initialised here, and is to be ended here."""
 
@@ -120,5 +122,6 @@ def begin(
         feeding=feeding,
         cursors=cursors,
         buckets=buckets,
+        restored=restored is not None,
         owns_group=owns_group,
     )

@@ -107,6 +107,7 @@ class Run:
         self._cursors = beginning.cursors
         self._buckets = beginning.buckets
         self._remembered = Remembered.of(self._state)
+        self._as_restored = beginning.restored
         self._feeds: dict[tuple[int, int], tuple[Loader, Feed]] = {}
         saved = dict(beginning.feeding.saved)
         self._facts: Callable[[Position], dict[str, Any]] = lambda position: saved
@@ -236,7 +237,9 @@ class Run:
             return
         if self._passed_over:
             self._remembered.apply()
-            self._passed_over = False
+        elif self._as_restored:
+            self._remembered.apply_random()
+        self._passed_over = self._as_restored = False
         if epoch > self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         self._facts = feed.facts
@@ -281,6 +284,7 @@ class Run:
         for hook in self.hooks:
             hook.begins(number)
         self._begun = number
+        self._as_restored = False
         self._own.begins()
         if self._phase != STEP:
             self._tell(STEP)

@@ -147,6 +147,10 @@ class Remembered:
                         group[name].copy_(value)
                     else:
                         group[name] = copy.deepcopy(value)
+        self.apply_random()
+
+    def apply_random(self) -> None:
+        """Put the random states back: what was made since may have drawn from them, as a loader's sampler does."""
         rng.restore(self.random)
 
 

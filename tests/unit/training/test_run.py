@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from dataclasses import replace
@@ -136,6 +137,44 @@ def test_epochs_that_were_finished_are_passed_over(tmp_path: Path) -> None:
             seen += [(epoch, batch[0].item()) for batch in again.steps(batches(3))]
         assert (again.step, again.epoch) == (9, 2)
     assert seen == [(1, 2), (1, 4), (2, 0), (2, 2), (2, 4)]
+
+
+def drawn(root: Path, *, until: int = 99) -> list[float]:
+    """Return what the steps of one process drew, which draws before its first step as well; it dies in step `until`."""
+    run = started(root)
+    random.random()
+    numbers = []
+    for _ in run.steps(batches(6)):
+        numbers.append(random.random())
+        if run.begun == until:
+            run.abandon("the test kills it")
+            return numbers
+    run.close()
+    return numbers
+
+
+def test_what_is_drawn_before_the_first_step_of_a_restored_run_changes_nothing(tmp_path: Path) -> None:
+    """As a sampler draws its seed where a loader is made behind strata.init."""
+    random.seed(1)
+    wanted = drawn(tmp_path / "one")
+    random.seed(1)
+    assert drawn(tmp_path / "two", until=5) == wanted[:5]
+    random.seed(2)
+    assert drawn(tmp_path / "two") == wanted[4:]
+
+
+def test_random_states_are_put_back_only_where_they_were_restored_and_no_step_was_done(
+    tmp_path: Path,
+) -> None:
+    for step_before in (0, 1):  # in the run that is restored
+        run = started(tmp_path)
+        for _ in range(step_before):
+            run.step_done()
+        random.seed(3)
+        next(run.steps(batches(6)))
+        assert random.random() == random.Random(3).random()
+        run.step_done()
+        run.close()
 
 
 def test_a_loop_of_one_s_own_says_when_a_step_is_done(tmp_path: Path) -> None:
