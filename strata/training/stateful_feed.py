@@ -101,6 +101,13 @@ class Kept:
                 hint=f"train on with {before} ranks (--min-workers and --max-workers, or the number of slots), or"
                 " start a new job. A map-style dataset with torch's own samplers goes on in any world",
             )
+        if world_size > 1 and _is_whole(_sampler(loader)):
+            raise ConfigError(
+                f"each of {world_size} ranks would read every sample: the {type(_sampler(loader)).__name__} of a"
+                " StatefulDataLoader without a batch size, or of a class derived from it, is not divided",
+                hint="give it torch's DistributedSampler or torchdata's StatefulDistributedSampler, or use"
+                " StatefulDataLoader itself with a batch_size",
+            )
         if loader.num_workers and not getattr(loader, "in_order", True):
             raise InvalidArgument(
                 "a StatefulDataLoader with in_order=False does not know which samples it has given",
@@ -127,6 +134,15 @@ def _sampler(loader: Any) -> Any:
     if batches is None:
         return loader.sampler
     return batches.sampler if type(batches) in _of_torchdata("BatchSampler") else batches
+
+
+def _is_whole(sampler: Any) -> bool:
+    """Tell whether this is one of torch's own or torchdata's samplers that give each sample on every rank."""
+    if type(sampler) in types_named("SequentialSampler"):
+        return True
+    if type(sampler) in types_named("RandomSampler"):
+        return not sampler.replacement and bool(sampler.num_samples == len(sampler.data_source))
+    return False
 
 
 def _of_torchdata(name: str) -> set[type]:

@@ -171,7 +171,7 @@ def test_which_are_elastic() -> None:
         "with a state": mapped(shuffle=None, sampler=Drawn(LENGTH)),
         "iterable": StatefulDataLoader(Stream(), batch_size=BATCH),
     }
-    feeds = {name: feeding(0, 2).feed(one, 1) for name, one in found.items()}
+    feeds = {name: feeding().feed(one, 1) for name, one in found.items()}
     elastic = {name for name, feed in feeds.items() if isinstance(feed, ElasticFeed)}
     assert elastic == {"shuffled", "in order", "distributed"}
     assert all(isinstance(feed, StatefulFeed) for name, feed in feeds.items() if name not in elastic)
@@ -195,6 +195,33 @@ def test_what_could_not_go_on_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgument, match=why):
             feeding(0, 2).feed(refused, 1)
+
+
+class Derived(StatefulDataLoader):  # type: ignore[misc, valid-type]
+    """A loader that is not made again, for it may do anything."""
+
+
+def test_one_that_reads_the_whole_dataset_on_every_rank_is_refused() -> None:
+    """What is not elastic is not divided by Strata."""
+    sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
+    dataset = mapped().dataset
+    whole = {
+        "derived": Derived(dataset, batch_size=5, shuffle=True),
+        "derived, in order": Derived(dataset, batch_size=5),
+        "torch's": Derived(dataset, batch_size=5, sampler=torch.utils.data.RandomSampler(dataset)),
+        "no batches": mapped(batch_size=None),
+        "no batches, in order": mapped(batch_size=None, shuffle=False),
+    }
+    for name, one in whole.items():
+        with pytest.raises(ConfigError, match="each of 2 ranks would read every sample") as refused:
+            feeding(1, 2).feed(one, 1)
+        assert "DistributedSampler" in str(refused.value.hint), name
+        if name != "torch's":
+            assert isinstance(feeding().feed(one, 1), StatefulFeed), "one rank may"
+    divided = sampler.StatefulDistributedSampler(dataset, num_replicas=2, rank=1)
+    replaced = sampler.RandomSampler(dataset, replacement=True)
+    for may in (divided, replaced):
+        assert isinstance(feeding(1, 2).feed(Derived(dataset, sampler=may), 1), StatefulFeed)
 
 
 # -- the others: they go on from their own state
