@@ -42,9 +42,8 @@ def assert_stored_once(cluster: LocalCluster, record: Record, job: str, *, ranks
     assert max(stored.values()) <= 1.02 * state_bytes, (state_bytes, stored)
 
 
-@pytest.mark.parametrize(
-    "wrap", [pytest.param("after", marks=pytest.mark.journey), pytest.param("before", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", ["after", "before"])
 def test_three_ranks_store_model_and_optimizer_once(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, wrap: str
 ) -> None:
