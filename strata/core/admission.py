@@ -164,6 +164,12 @@ def _over(job: JobView, registration: Registration, phase: JobPhase, *, same_run
     own = registration.command is None
     optionless = f"give the job another name, or delete this one by strata jobs delete {name}" if own else ""
     if phase.phase is Phase.FAILED:
+        latest = job.latest()
+        if own and latest is not None:
+            optionless = (
+                f"give the job another name to begin anew, or delete this one by strata jobs delete {name}, which"
+                f" forgets its checkpoints; step {latest.record.step} is there to go on from by strata run --resume"
+            )
         return JobFailed(f"job {name} has failed: {phase.reason}", hint=optionless or _TAKE_UP)
     ran, now = job.run().command, registration.command
     both = ""

@@ -21,7 +21,15 @@ from strata.training.group import JOIN, ensure_group
 from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers
 from strata.training.saves import Saves
-from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, buffers_of, position_of
+from strata.training.state import (
+    LOADER_KEY,
+    OWN_KEY,
+    PACE_KEY,
+    Position,
+    buffers_of,
+    plain_of,
+    position_of,
+)
 from strata.training.stateful_feed import KEPT_KEY
 
 RESTORE: Final = "restore"
@@ -68,7 +76,8 @@ def begin(
     ledger.enter(RESTORE, clock.monotonic_s())
     state[OWN_KEY] = {}
     differs = {join(OWN_KEY, name) for name in (CURSORS_KEY, BUCKETS_KEY, join(LOADER_KEY, KEPT_KEY))}
-    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | differs)
+    plain = {join("", key) for key in plain_of(state)}
+    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | plain | differs)
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())

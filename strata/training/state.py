@@ -88,6 +88,14 @@ class TrainingState(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the caller's entries that are numbers, texts, or lists and mappings of nothing else."""
+        return {
+            key: self._extra[key]
+            for key in self._shared
+            if key in self._extra and _is_plain(self._extra[key])
+        }
+
 
 def state_of(
     *, model: object, optim: object, sched: object, extra: MutableMapping[str, Any] | None
@@ -104,6 +112,19 @@ def state_of(
     return TrainingState(state, extra)
 
 
+def plain_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values that the caller keeps in a mapping of her own: each rank has its own of them."""
+    return state.plain() if isinstance(state, TrainingState) else {}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(one) for one in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes)
+
+
 def _is_parallel(value: Any) -> bool:
     return type(value).__name__ == "DistributedDataParallel" and hasattr(value, "module")
 
@@ -115,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """Schedulers, the optimizers' settings and the random states as they were restored.
+    """Schedulers, the optimizers' settings, the caller's plain values and the random states as they were restored.
 
     A script that runs through the epochs it has done finds no batches in them, but does what comes
     after the batches: `sched.step()`, an evaluation. That is taken back.
@@ -123,10 +144,12 @@ class Remembered:
 
     schedulers: list[tuple[Any, Any]]
     settings: list[tuple[Any, list[dict[str, Any]]]]
+    state: MutableMapping[str, Any]
+    plain: dict[str, Any]
     random: dict[str, Any]
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Remembered:
+    def of(cls, state: MutableMapping[str, Any]) -> Remembered:
         """Remember what stands in `state` now."""
         schedulers = [(one, copy.deepcopy(one.state_dict())) for one in _each(state.get("sched"))]
         settings = [
@@ -134,7 +157,13 @@ class Remembered:
             for one in _each(state.get("optim"))
             if hasattr(one, "param_groups")
         ]
-        return cls(schedulers=schedulers, settings=settings, random=rng.capture())
+        return cls(
+            schedulers=schedulers,
+            settings=settings,
+            state=state,
+            plain=copy.deepcopy(plain_of(state)),
+            random=rng.capture(),
+        )
 
     def apply(self) -> None:
         """Put it back."""
@@ -147,6 +176,7 @@ class Remembered:
                         group[name].copy_(value)
                     else:
                         group[name] = copy.deepcopy(value)
+        self.state.update(copy.deepcopy(self.plain))
         self.apply_random()
 
     def apply_random(self) -> None:

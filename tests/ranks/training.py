@@ -51,7 +51,7 @@ def main() -> int:
 
 def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace) -> int:
     """Train in one generation."""
-    state: dict[str, Any] = {"sum": np.zeros(1, dtype=np.int64)}
+    state: dict[str, Any] = {"sum": np.zeros(1, dtype=np.int64), "own": [-1]}
     if options.frozen:
         state["frozen"] = np.full(options.frozen, os.getpid(), dtype=np.int64)
     run = orchestrator.init(state=state)
@@ -76,6 +76,7 @@ def train(orchestrator: strata.TrainingOrchestrator, options: argparse.Namespace
             parts = run.peers.barrier("allreduce", json.dumps(indices).encode())
             samples = sorted(i for part in parts.values() for i in json.loads(part))
             state["sum"] += sum(samples)
+            state["own"] = [world.rank, len(indices)]  # a plain value that differs from rank to rank
             say("step", **place, step=run.begun, epoch=run.epoch, samples=samples)
             time.sleep(options.pace_s)
     run.close()

@@ -246,6 +246,8 @@ class StrataWriter(StorageWriter):
         request = SaveRequest(
             step=step, epoch=self.epoch, metadata=self.metadata, replaces=self._failed.get(step, "")
         )
+        if isinstance(room.catalog, LocalCatalog) and self.last is not None and step < self.last.step:
+            room.catalog.go_back()  # it counts as newer than all there are; else it would go as an old one
         record = room.catalog.begin(request)
         if record.state is CheckpointState.COMMITTED:
             self._end(room, record)

@@ -414,3 +414,22 @@ def test_entries_that_come_or_go_later_are_not_mistaken(tmp_path: Path) -> None:
     again: dict[str, Any] = {"kept": 0}
     with strata.init(state=again, storage_path=tmp_path) as run:
         assert (run.step, again) == (2, {"kept": 1})
+
+
+def test_what_is_done_again_behind_epochs_that_are_passed_over_changes_no_plain_value(tmp_path: Path) -> None:
+    def train(until: int) -> dict[str, Any]:
+        state: dict[str, Any] = {"epochs": 0, "history": []}
+        run = strata.init(state=state, storage_path=tmp_path, save_every_steps=1)
+        for epoch in range(4):
+            for _ in run.steps(batches(3)):
+                if run.step == until:
+                    run.checkpoints.wait_until_finished()
+                    return state  # as a program that is killed: nothing more is saved
+            state["epochs"] += 1
+            state["history"].append(epoch)
+        run.close()
+        return state
+
+    undisturbed = {"epochs": 4, "history": [0, 1, 2, 3]}
+    train(until=7)
+    assert train(until=-1) == undisturbed

@@ -37,6 +37,18 @@ def test_alone_it_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("step-*"))) == 2, "the ones before went by the rules"
 
 
+@pytest.mark.parametrize("steps", [(1, 2, 3, 1), (1, 2, 3, 2, 3, 1), (5, 6, 7, 4, 5)])
+def test_alone_an_earlier_step_is_newer_than_all_before_also_where_it_was_removed(
+    steps: tuple[int, ...], tmp_path: Path
+) -> None:
+    writer = StrataWriter(tmp_path, keep_count=2)
+    for value, step in enumerate(steps):
+        save_by(writer, value, step)
+    writer.close()
+    assert flat(load(tmp_path, a_state(0), step=steps[-1])) == flat(a_state(len(steps) - 1))
+    assert flat(load(tmp_path, a_state(0))) == flat(a_state(len(steps) - 1)), "the newest of all"
+
+
 def test_under_coordinators_it_is_refused_and_the_first_stays(tmp_path: Path) -> None:
     cluster = Cluster(n1=1)
     writer = StrataWriter(tmp_path, client=cluster.port(0))
