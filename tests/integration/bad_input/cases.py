@@ -425,7 +425,11 @@ CASES: Final[list[Case]] = [
         error=ConfigError,
         says="cannot serve at",
         hint="",
-        command=lambda p: ("coordinator", "--etcd", etcd_of(p), "--replica", "x", "--listen", listening(p)),
+        # without HTTP, whose usual port another test may have
+        command=lambda p: (
+            *("coordinator", "--etcd", etcd_of(p), "--replica", "x"),
+            *("--listen", listening(p), "--http", ""),
+        ),
         exit=Exit.USAGE,
     ),
     *(
