@@ -254,7 +254,7 @@ class RankGroup:
         child = process.child
         code = await child.join_async()
         process.stacks.unlink(missing_ok=True)
-        said = _last_words(process.stacks)
+        said = _exit_message(process.stacks)
         if rank in self.put_down or (self._stopping and rank in self._awaited):
             return
         if rank in self._awaited:
@@ -281,7 +281,7 @@ class RankGroup:
             self._on_exit(self.place.generation, rank, _CANNOT_RUN, error.message, False)
 
 
-def _last_words(stacks: Path) -> str:
+def _exit_message(stacks: Path) -> str:
     """Return the end of the traceback that a process left, on one line; "" where it left none."""
     file = stacks.with_name(stacks.name + LAST_WORDS)
     try:
