@@ -103,11 +103,8 @@ def test_an_unfinished_job_without_members_goes_on_with_other_arguments() -> Non
     assert store.live.run() == JobRun(run_id="r2", command=LONGER)
     phase = store.live.view.record(JOB.phase, JobPhase)
     assert phase is not None
-    assert (phase.phase, LONGER.text in phase.reason, TRAIN.text in phase.reason) == (
-        Phase.RUNNING,
-        True,
-        True,
-    )
+    assert phase.phase is Phase.RUNNING
+    assert all(one.text in phase.reason for one in (LONGER, TRAIN))
     carry_out(store, epoch)
     restore = head(store).restore
     assert restore is not None
@@ -294,6 +291,16 @@ def test_who_has_no_command_line_is_told_of_no_flags() -> None:
         assert "--" not in hint
         assert "give the job another name" in hint
         assert "strata jobs delete job" in hint
+
+
+def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved() -> None:
+    store = Store()
+    done(store, step=2500)
+    store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="it broke", epoch=1))
+    with pytest.raises(JobFailed, match="it broke") as refused:
+        come(store, "w1", None, run_id="")
+    assert "which forgets its checkpoints" in refused.value.hint
+    assert "step 2500 is there to go on from by strata run --resume" in refused.value.hint
 
 
 @pytest.mark.parametrize("run_id", ["r1", "r2"])
