@@ -20,7 +20,9 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     in that range may be taken, while its server is restarting, by any outgoing connection, even by
     a client that tries to reach this very server and so connects to itself.
 
-    Nothing keeps the ports free until they are used; be ready to try others.
+    Nothing keeps the ports free until they are used; be ready to try others. They are drawn from the
+    operating system's random numbers: a program that has seeded `random` gets other ports than its
+    peers that seeded it alike, and its sequence stays as it was.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as held:
@@ -62,7 +64,7 @@ def _candidates() -> list[int]:
         first_ephemeral = 32_768
     if first_ephemeral < _LOWEST + 1_000:
         return [0] * 1_000
-    return random.sample(range(_LOWEST, first_ephemeral), 1_000)
+    return random.SystemRandom().sample(range(_LOWEST, first_ephemeral), 1_000)
 
 
 def listens(pid: int, port: int) -> bool:

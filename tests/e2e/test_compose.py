@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from strata.launch.ports import free_port
+from strata.launch.ports import free_ports
 from tests.cluster_fixtures import RANKS, Nodes, run_strata
 from tests.e2e.conftest import DEPLOY
 from tests.e2e.engine import Engine, follow_health
@@ -41,8 +41,9 @@ class Deployment:
         self.tls = folder / "tls"
         # root may give each key to a user that exists only inside the containers
         self.uid = 10001 if os.geteuid() == 0 else os.geteuid()
-        self.ports = {name: free_port() for name in COORDINATORS}
-        self.http_ports = {name: free_port() for name in COORDINATORS}
+        ports = free_ports(2 * len(COORDINATORS))
+        self.ports = dict(zip(COORDINATORS, ports, strict=False))
+        self.http_ports = dict(zip(COORDINATORS, reversed(ports), strict=False))
         self.env = {
             **{f"STRATA_PORT_{name[-1]}": str(port) for name, port in self.ports.items()},
             **{f"STRATA_HTTP_PORT_{name[-1]}": str(port) for name, port in self.http_ports.items()},

@@ -80,7 +80,7 @@ def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, st
     server.stop()
 
 
-@pytest.mark.journey
+@pytest.mark.slow
 def test_every_snippet_of_the_original_interface_runs(
     cluster_of_default: LocalCluster, s3: dict[str, str], tmp_path: Path
 ) -> None:
