@@ -20,9 +20,9 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     in that range may be taken, while its server is restarting, by any outgoing connection, even by
     a client that tries to reach this very server and so connects to itself.
 
-    Nothing keeps the ports free until they are used; be ready to try others. They are drawn from the
-    operating system's random numbers: a program that has seeded `random` gets other ports than its
-    peers that seeded it alike, and its sequence stays as it was.
+    Nothing keeps the ports free until they are used; be ready to try others. The operating system's
+    random numbers choose them: programs that seed `random` alike get different ports, and the sequence
+    of `random` does not move.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as held:

@@ -41,9 +41,10 @@ class Deployment:
         self.tls = folder / "tls"
         # root may give each key to a user that exists only inside the containers
         self.uid = 10001 if os.geteuid() == 0 else os.geteuid()
-        ports = free_ports(2 * len(COORDINATORS))
-        self.ports = dict(zip(COORDINATORS, ports, strict=False))
-        self.http_ports = dict(zip(COORDINATORS, reversed(ports), strict=False))
+        count = len(COORDINATORS)
+        ports = free_ports(2 * count)
+        self.ports = dict(zip(COORDINATORS, ports[:count], strict=True))
+        self.http_ports = dict(zip(COORDINATORS, ports[count:], strict=True))
         self.env = {
             **{f"STRATA_PORT_{name[-1]}": str(port) for name, port in self.ports.items()},
             **{f"STRATA_HTTP_PORT_{name[-1]}": str(port) for name, port in self.http_ports.items()},

@@ -7,8 +7,8 @@ import random
 from strata.launch.ports import free_ports
 
 
-def test_programs_that_seed_alike_get_other_ports_and_keep_their_sequence() -> None:
-    """Trainers seed `random`, all alike; two of them on one host must not choose one port."""
+def test_programs_that_seed_alike_get_different_ports_and_keep_their_sequence() -> None:
+    """Trainers seed `random` alike; two trainers on one host must not choose the same port."""
     before = random.getstate()
     try:
         random.seed(0)

@@ -1,13 +1,18 @@
-"""Several ranks that a test plays share one process, which has no process group, whatever was imported."""
+"""Several ranks that a test plays share one process: without a process group, and not forked by data loaders."""
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from strata.training.group import end_group, ensure_group
 from strata.training.peers import Peers
+from strata.training.preempting import PREEMPT_SIGNALS
+
+multiprocessing.set_forkserver_preload(["torch", "torchdata.stateful_dataloader"])
 
 
 def _no_group_of_several(peers: Peers, *, arm: Callable[[], None]) -> bool:
@@ -24,3 +29,25 @@ def no_group_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("strata.training.beginning.ensure_group", _no_group_of_several)
     yield
     end_group()
+
+
+@pytest.fixture(autouse=True)
+def workers_of_a_fork_server() -> Iterator[None]:
+    """A worker is forked from a server without threads.
+
+    pytest's process has threads of earlier tests. A worker forked from it inherits every lock that such a
+    thread holds, and may wait for it for ever. Workers forked from a trainer are tested in
+    `tests/integration`, each trainer in a process of its own.
+    """
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.fixture(autouse=True)
+def signals_are_given_back() -> Iterator[None]:
+    """Fail a test that leaves a handler of a preemption signal: a later test's second signal ends pytest's process."""
+    before = [signal.getsignal(number) for number in PREEMPT_SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in PREEMPT_SIGNALS] == before

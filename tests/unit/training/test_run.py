@@ -419,7 +419,7 @@ def test_entries_that_come_or_go_later_are_not_mistaken(tmp_path: Path) -> None:
 def test_what_is_done_again_behind_epochs_that_are_passed_over_changes_no_plain_value(tmp_path: Path) -> None:
     def train(until: int) -> dict[str, Any]:
         state: dict[str, Any] = {"epochs": 0, "history": []}
-        run = strata.init(state=state, storage_path=tmp_path, save_every_steps=1)
+        run = strata.init(state=state, storage_path=tmp_path, save_every_steps=1, preempt_signals=())
         for epoch in range(4):
             for _ in run.steps(batches(3)):
                 if run.step == until:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,6 @@ LENGTH = 50
 BATCH = 4
 EPOCH = 6
 """Batches of an epoch of `Stream`, which has 22 samples."""
-WORKERS = "forkserver"
-"""How loaders start their workers here. The test process has threads of other tests; a worker forked from it
-inherits the locks that they hold at that moment, and one such worker never answered."""
-multiprocessing.set_forkserver_preload(["torch", "torchdata.stateful_dataloader"])
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +129,8 @@ def mapped(**settings: Any) -> Any:
     return StatefulDataLoader(dataset, **{"batch_size": 5, "shuffle": True, **settings})
 
 
-def workers_of(count: int) -> dict[str, Any]:
-    return {"num_workers": count, "multiprocessing_context": WORKERS if count else None}
-
-
 def stream(workers: int = 0, **settings: Any) -> Any:
-    return StatefulDataLoader(Stream(), batch_size=BATCH, **workers_of(workers), **settings)
+    return StatefulDataLoader(Stream(), batch_size=BATCH, num_workers=workers, **settings)
 
 
 def feeding(rank: int = 0, world_size: int = 1, **settings: Any) -> Feeding:
@@ -158,7 +149,7 @@ def whole_epoch(loader: Any, world_size: int, at: Position, **settings: Any) -> 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shuffled_one_has_each_sample_once_over_all_ranks(workers: int) -> None:
-    data = mapped(**workers_of(workers))
+    data = mapped(num_workers=workers)
     steps = whole_epoch(data, 2, Position())
     assert sorted(i for step in steps for i in step) == list(range(LENGTH))
     assert whole_epoch(mapped(), 2, Position()) == steps, "it is computed, not drawn"
@@ -297,7 +288,7 @@ def test_an_epoch_whose_last_step_was_saved_is_not_read_twice(
     kind: type[Again], workers: int, tmp_path: Path
 ) -> None:
     def make() -> Any:
-        return StatefulDataLoader(kind(), batch_size=BATCH, **workers_of(workers))
+        return StatefulDataLoader(kind(), batch_size=BATCH, num_workers=workers)
 
     check(tmp_path, make, deaths=[EPOCH + 1, 2 * EPOCH + 1], every=3)
 
@@ -305,7 +296,7 @@ def test_an_epoch_whose_last_step_was_saved_is_not_read_twice(
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nor_is_one_whose_order_a_sampler_with_a_state_draws(workers: int, tmp_path: Path) -> None:
     def make() -> Any:
-        return mapped(shuffle=None, sampler=Drawn(LENGTH), **workers_of(workers))
+        return mapped(shuffle=None, sampler=Drawn(LENGTH), num_workers=workers)
 
     check(tmp_path, make, deaths=[LENGTH // 5 + 1, 2 * LENGTH // 5 + 1])
 
