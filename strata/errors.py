@@ -9,8 +9,20 @@ system never escape bare: the floor that meets them turns them into one of these
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_USERINFO: Final = re.compile(r"://[^/\s'\"]*@")
+
+
+def redacted(text: str) -> str:
+    """Return `text` without the users and passwords of the URLs in it.
+
+    Strata's own addresses have none (`config.userinfo`). What a library says of a proxy or of a server
+    may, so whatever becomes an error or a line of the log passes here.
+    """
+    return _USERINFO.sub("://…@", text) if "@" in text else text
 
 
 class StrataError(Exception):
@@ -24,9 +36,10 @@ class StrataError(Exception):
     default_hint: ClassVar[str] = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = redacted(message)
         super().__init__(message)
         self.message = message
-        self.hint = self.default_hint if hint is None else hint
+        self.hint = self.default_hint if hint is None else redacted(hint)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
+from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://|(file|s3|gs|az|https?):", re.IGNORECASE)
@@ -74,7 +75,7 @@ def parse_place(text: str, *, endpoint_url: str | None = None, region: str | Non
         return s3_place(text, endpoint_url=endpoint_url, region=region)
     if scheme not in {"", "file"}:
         raise ConfigError(
-            f"checkpoints go to local or shared paths and to S3, not to {text!r}",
+            f"checkpoints go to local or shared paths and to S3, not to {scheme}:",
             hint="an object store that speaks S3 has an s3:// path, and its endpoint_url",
         )
     if not text:
@@ -132,13 +133,12 @@ def _check_prefix(prefix: str) -> None:
 
 def _check_endpoint(url: str) -> None:
     hint = 'such as "https://minio.example:9000"'
+    refuse_userinfo("endpoint_url", (url,), hint="credentials come from the AWS configuration")
     try:
         parts = urlsplit(url)
         port_fits = parts.port is None or parts.port > 0
     except ValueError as error:
         raise ConfigError(f"endpoint_url is no URL: {error}", hint=hint) from None
-    if "@" in parts.netloc:
-        raise ConfigError("endpoint_url has a user in it", hint="credentials come from the AWS configuration")
     if parts.scheme not in {"http", "https"} or not parts.hostname or not port_fits:
         raise ConfigError(f"endpoint_url {url!r} is not http(s):// and a host", hint=hint)
     if parts.path not in {"", "/"} or parts.query or parts.fragment:

@@ -28,7 +28,8 @@ import botocore.session
 from strata.checkpoint.place import S3Place
 from strata.checkpoint.s3_errors import S3Error, Taken, as_storage_error
 from strata.checkpoint.sink import ObjectMissing
-from strata.errors import ConfigError, StorageError
+from strata.config.userinfo import refuse_userinfo
+from strata.errors import ConfigError, StorageError, redacted
 
 MARK: Final = "strata-writer"
 """The key of the metadata that says which writer made an object."""
@@ -87,13 +88,19 @@ class S3Control:
                 "s3", region_name=self.region, endpoint_url=place.endpoint_url, config=config
             )
         except (botocore.exceptions.BotoCoreError, ValueError) as error:
-            raise ConfigError(f"the AWS configuration cannot be used: {error}") from error
+            # not `from error`: its text may hold a URL with a password
+            raise ConfigError(f"the AWS configuration cannot be used: {redacted(str(error))}") from None
         if self._credentials is None:
             raise ConfigError(
                 f"no credentials are found for {place.uri}",
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the host a role",
             )
         self.endpoint_url: str = self._client.meta.endpoint_url
+        refuse_userinfo(
+            "the S3 endpoint of the AWS configuration",
+            (self.endpoint_url,),
+            hint="keys belong into its credentials file, or into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
         self.is_aws = self.endpoint_url.rstrip("/").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def credentials(self) -> tuple[str, str, str | None]:

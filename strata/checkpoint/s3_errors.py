@@ -22,7 +22,7 @@ from botocore.exceptions import (
 )
 
 from strata.checkpoint.sink import ObjectMissing
-from strata.errors import StorageError
+from strata.errors import StorageError, redacted
 
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 _STATUS: Final = re.compile(r"(?:status(?: code)?:?|HTTP status[^(]*\()\s*(\d{3})\b")
@@ -127,4 +127,4 @@ def _of_obstore(verb: str, what: str, error: Exception) -> StorageError:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return (redacted(str(error)).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strata.config import Credentials, is_loopback
+from strata.config.client import COORDINATOR_LOGIN
+from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 
 DEFAULT_PORT: Final = 50051
@@ -72,6 +74,7 @@ def parse_endpoints(
         if not isinstance(part, str):
             raise ConfigError(f"an endpoint is text, not {type(part).__name__}", hint=_HINT)
     words = [word.strip() for part in parts for word in part.split(",")]
+    refuse_userinfo("a coordinator's endpoint", words, hint=COORDINATOR_LOGIN)
     found = dict.fromkeys(_parse(word, tls=shown.wants_tls) for word in words if word)
     if not found:
         raise ConfigError("no coordinator endpoint is given", hint=_HINT)

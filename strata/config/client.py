@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
+from strata.config.userinfo import refuse_userinfo
+
+COORDINATOR_LOGIN: Final = (
+    "write host:port; a certificate (tls.cert_file) or a token (auth.token_file) says who we are"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,9 @@ class ClientConfig:
     endpoints: tuple[str, ...] = setting("endpoints", default=("127.0.0.1:50051",), doc="the coordinators")
     job: str = setting("job", default="default", doc="the job that is asked about")
     credentials: Credentials = field(default_factory=Credentials)
+
+    def __post_init__(self) -> None:
+        refuse_userinfo("a coordinator's endpoint", self.endpoints, hint=COORDINATOR_LOGIN)
 
     @classmethod
     def load(
@@ -36,6 +44,9 @@ class LibraryConfig:
     endpoints: tuple[str, ...] = setting("endpoints", default=(), doc="the coordinators")
     job: str = setting("job", default="default", doc="the job to join, created by its first member")
     credentials: Credentials = field(default_factory=Credentials)
+
+    def __post_init__(self) -> None:
+        refuse_userinfo("a coordinator's endpoint", self.endpoints, hint=COORDINATOR_LOGIN)
 
     @classmethod
     def load(cls, *, env: Mapping[str, str]) -> LibraryConfig:

@@ -8,14 +8,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
+from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 
 _GIB = 1 << 30
+
+
+ETCD_LOGIN: Final = "write host:port; etcd.username and etcd.password_file are settings of their own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class EtcdConfig:
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ConfigError("no etcd endpoint is given", hint="set etcd.endpoints")
+        refuse_userinfo("an etcd endpoint", self.endpoints, hint=ETCD_LOGIN)
         if (self.cert_file is None) != (self.key_file is None):
             raise ConfigError("etcd.cert_file and etcd.key_file need each other")
         if bool(self.username) != (self.password_file is not None):
@@ -214,6 +219,7 @@ class CoordinatorConfig:
 
 def split_address(what: str, address: str) -> tuple[str, int]:
     """Return host and port of `host:port` or `[v6]:port`; `ConfigError` names `what` it is."""
+    refuse_userinfo(what or "an address", (address,), hint="write host:port, and [::1]:port for IPv6")
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or not port.isdecimal() or (":" in host and not bracketed):

@@ -176,13 +176,13 @@ def _converted(hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise TypeError(f"a list is needed, not {value!r}")
+            raise TypeError(f"a list is needed, not {_shown(value)}")
         return tuple(_converted(str, i).strip() for i in items if not isinstance(i, str) or i.strip())
     if hint is bool:
         return _boolean(value)
     if hint in (int, float):
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise TypeError(f"a number is needed, not {value!r}")
+            raise TypeError(f"a number is needed, not {_shown(value)}")
         try:
             number = hint(value)
         except ValueError:
@@ -196,7 +196,14 @@ def _converted(hint: Any, value: Any) -> Any:
         return Path(value).expanduser()
     if isinstance(value, str):
         return value
-    raise TypeError(f"a text is needed, not {value!r}")
+    raise TypeError(f"a text is needed, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error; of tables and lists only what they are, for an address may be inside."""
+    if isinstance(value, str | bool | int | float):
+        return repr(value)
+    return "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else "that"
 
 
 def _boolean(value: Any) -> bool:

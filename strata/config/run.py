@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from strata.config.client import COORDINATOR_LOGIN
 from strata.config.coordinator import LogConfig
 from strata.config.credentials import Credentials
 from strata.config.health import HealthConfig
 from strata.config.loading import load, read_file, setting
 from strata.config.scheduler import allocation
 from strata.config.training import PREEMPT_JOB, check_preempt
+from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 
 MAX_SLOTS = 1024
@@ -125,6 +127,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ConfigError("no coordinator is given", hint="set --endpoints host:port,…")
+        refuse_userinfo("a coordinator's endpoint", self.endpoints, hint=COORDINATOR_LOGIN)
         if not 1 <= self.slots <= MAX_SLOTS:
             raise ConfigError(f"--slots must be 1 to {MAX_SLOTS}, not {self.slots}")
         if self.min_workers < 1:

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from strata.config.coordinator import ETCD_LOGIN
+from strata.config.userinfo import refuse_userinfo
 from strata.errors import ConfigError
 from strata.security.tls import Stamp, stamp
 
@@ -96,6 +98,7 @@ def parse_endpoints(endpoints: Sequence[str]) -> list[Address]:
     """Return the addresses of `host:port`, `http://host:port` and `https://host:port` texts."""
     if isinstance(endpoints, str):
         endpoints = endpoints.split(",")
+    refuse_userinfo("an etcd endpoint", endpoints, hint=ETCD_LOGIN)
     addresses = [_parse(text.strip()) for text in endpoints if text.strip()]
     if not addresses:
         raise ConfigError("no etcd endpoint was given", hint="name at least one host:port")
@@ -113,7 +116,7 @@ def _parse(text: str) -> Address:
         host, port = parts.hostname, parts.port or DEFAULT_PORT
     except ValueError as error:
         raise ConfigError(f"not an etcd endpoint: {text!r}: {error}") from None
-    if not host or scheme not in {"", "http", "https"} or parts.path.strip("/") or parts.username:
+    if not host or scheme not in {"", "http", "https"} or parts.path.strip("/"):
         raise ConfigError(f"not an etcd endpoint: {text!r}", hint="host:port or http(s)://host:port")
     bracketed = f"[{host}]" if ":" in host else host
     return Address(f"{bracketed}:{port}", {"http": False, "https": True}.get(scheme))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.dev import ConsoleRenderer, plain_traceback
 from structlog.typing import FilteringBoundLogger, Processor
+
+from strata.errors import redacted
 
 Logger = FilteringBoundLogger
 
@@ -44,11 +46,17 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderer,
+            _redact,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Unfailing(out))),
         cache_logger_on_first_use=False,
     )
+
+
+def _redact(_logger: object, _method: str, line: Any) -> str:
+    """Take users and passwords of URLs out of a rendered line, tracebacks included."""
+    return redacted(line)
 
 
 class _Unfailing:

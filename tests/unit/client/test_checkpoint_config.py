@@ -123,7 +123,7 @@ def test_keys_lie_below_the_decoded_prefix() -> None:
         ({"storage_path": "s3://bucket", "region": "../x"}, "name of a region"),
         ({"storage_path": "s3://bucket", "endpoint_url": "ftp://x"}, "and a host"),
         ({"storage_path": "s3://bucket", "endpoint_url": "https://x/y"}, "more than a host"),
-        ({"storage_path": "s3://bucket", "endpoint_url": "https://u:p@x"}, "a user in it"),
+        ({"storage_path": "s3://bucket", "endpoint_url": "https://u:p@x"}, "a user or a password in it"),
         ({"storage_path": "s3://bucket", "endpoint_url": "https://x:99999"}, "no URL"),
         ({"storage_path": "/data", "replica_path": "/data"}, "storage path itself"),
         ({"storage_path": "/data", "replica_path": 5}, "replica_path is a int"),
