@@ -92,6 +92,16 @@ class Timing:
             newcomer_hold_s=detect_s,
         )
 
+    @property
+    def survived_freeze_s(self) -> float:
+        """How long a host may freeze without losing its member, whenever that begins.
+
+        At worst a ping is due at once; it is given up after its timeout, and the member may come back
+        within the grace. What freezes for `detect_s` is removed in any case; in between it depends on
+        when the last ping was answered.
+        """
+        return self.keepalive_timeout_s + self.reconnect_grace_s
+
     def server_options(self) -> ChannelOptions:
         """Return what a gRPC server must be given so that it notices a frozen client in time.
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import tempfile
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from strata.launch.exit_status import of_signal
 from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
+from strata.launch.run_folder import run_folder
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.stopping import PREEMPT_SIGNALS
 from strata.launch.supervisor import SOCKET, Supervisor
@@ -150,12 +150,12 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     _on_signals(asked, observer)
     serve_session = asyncio.create_task(session.run(), name="session")
     try:
-        with tempfile.TemporaryDirectory(prefix="strata-") as folder:
+        with run_folder() as folder:
             if not await _connected(session, serve_session, asked):
                 return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
             address = config.address or await find_address_towards(endpoints[0].host, endpoints[0].port)
             name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
-            run = _run(config, command, session, observer, Path(folder), devices, worker_id, address, asked)
+            run = _run(config, command, session, observer, folder, devices, worker_id, address, asked)
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)

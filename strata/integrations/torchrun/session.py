@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import random
-import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.reports import ExitReports
+from strata.launch.run_folder import run_folder
 from strata.launch.stack_dump import dump_stacks
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
@@ -154,8 +154,8 @@ class AgentSession:
                 return
             timing = Timing.derive(self.upward.welcome.detect_s)
             self.detect_s = timing.detect_s
-            with tempfile.TemporaryDirectory(prefix="strata-") as folder:
-                door = Path(folder) / "ranks.sock"
+            with run_folder() as folder:
+                door = folder / "ranks.sock"
                 watch = load(HealthConfig, env=os.environ)
                 health = Health(watch, self.upward, self, detect_s=timing.detect_s)
                 visible = os.environ.get("CUDA_VISIBLE_DEVICES")

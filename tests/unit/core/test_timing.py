@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,15 @@ def test_a_frozen_host_is_found_within_detect_s(detect_s: float) -> None:
     assert spent <= detect_s + 1e-6
     assert timing.reconnect_grace_s == min(1.0, detect_s / 5)
     assert timing.heartbeat_s * 3 < detect_s
+
+
+@pytest.mark.parametrize(("detect_s", "kept_s"), [(2, 1.4), (5, 3.5), (10, 6.6), (30, 19.1)])
+def test_the_freeze_that_costs_no_membership_is_the_one_that_the_page_names(
+    detect_s: float, kept_s: float
+) -> None:
+    assert Timing.derive(detect_s).survived_freeze_s == pytest.approx(kept_s, abs=0.05)
+    page = (Path(__file__).parents[3] / "docs" / "run.md").read_text()
+    assert f"| {detect_s} | {kept_s} s | {detect_s} s |" in page
 
 
 @pytest.mark.parametrize("detect_s", [0.0, 0.4, -1.0, 3601.0, float("nan"), float("inf")])
