@@ -14,12 +14,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal
 
+from strata.cli.etcd_remedies import quota_remedy
 from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.config import CoordinatorConfig, Credentials, split_address
@@ -38,18 +39,20 @@ FILES_WANTED: Final = 4096
 ROOM_WANTED: Final = 1 << 30
 EXPIRES_SOON: Final = dt.timedelta(days=7)
 FULL: Final = 0.7
+NO_SPACE: Final = "NOSPACE"
 _TIME_ERROR: Final = 5
 """What adjtimex returns while nothing keeps the clock in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at; `hint` says what to do about it."""
+    """One thing that was looked at; `hint` says what to do about it, `commands` how, in this order."""
 
     level: Level
     what: str
     says: str
     hint: str = ""
+    commands: tuple[str, ...] = ()
 
 
 def _ok(what: str, says: str) -> Finding:
@@ -224,6 +227,8 @@ def cluster(endpoints: str, own: Credentials, *, timeout_s: float, alone: bool) 
         else:
             yield _warn("coordinators", error.message, hint)
         return
+    if status.outage:
+        yield _fail("writes", status.outage, "")
     ready = [replica for replica in status.replicas if replica.ready]
     if len(ready) < len(status.replicas):
         sick = "; ".join(f"{r.replica}: {r.not_ready_reason}" for r in status.replicas if not r.ready)
@@ -262,37 +267,65 @@ async def _etcd(config: CoordinatorConfig, timeout_s: float) -> list[Finding]:
             tls=tls,
             user=etcd_config.username or None,
             password=etcd_config.password() or None,
-            timing=Timing(connect_s=timeout_s),
+            timing=Timing(connect_s=timeout_s, read_s=timeout_s),
         )
     except StrataError as error:
         return [_fail("etcd", error.message, error.hint or "check that it runs, and --etcd")]
     async with store:
+        statuses = await store.cluster.statuses()
+        answering = {name: found for name, found in statuses.items() if isinstance(found, MemberStatus)}
         found = []
-        for endpoint, status in (await store.cluster.statuses()).items():
+        for endpoint, status in statuses.items():
             if isinstance(status, MemberStatus):
                 found.append(_etcd_member(endpoint, status, config.etcd.quota_bytes))
             else:
                 found.append(_fail(f"etcd {endpoint}", status.message, "is this member up?"))
+        if answering and not any(status.leader_id for status in answering.values()):
+            found.append(_leaderless(answering, statuses.keys() - answering.keys()))
+            return found
         try:
-            found += [
-                _fail(
-                    "etcd",
-                    f"member {alarm.member_id:x} raises {alarm.kind}",
-                    "see etcd's documentation on alarms",
-                )
-                for alarm in await store.cluster.alarms()
-            ]
+            alarms = await store.cluster.alarms()
         except StrataError as error:
-            found.append(_warn("etcd", f"its alarms are not known: {error.message}", ""))
+            return [*found, _warn("etcd", f"its alarms are not known: {error.message}", "")]
+        if any(alarm.kind == NO_SPACE for alarm in alarms):
+            revision = max((status.revision for status in answering.values()), default=0)
+            found.append(
+                Finding(
+                    level="FAIL",
+                    what="etcd",
+                    says="it takes no writes: its quota is used up, and the alarm NOSPACE is on",
+                    hint="run these in this order, and raise --quota-backend-bytes if it fills up again",
+                    commands=quota_remedy(config.etcd, tuple(statuses), revision=revision),
+                )
+            )
+        found += [
+            _fail("etcd", f"member {a.member_id:x} raises {a.kind}", "see etcd's documentation on alarms")
+            for a in alarms
+            if a.kind != NO_SPACE
+        ]
         return found
 
 
+def _leaderless(answering: Collection[str], silent: Collection[str]) -> Finding:
+    total = len(answering) + len(silent)
+    return _fail(
+        "etcd",
+        f"it has no leader, so nothing can be written: {len(answering)} of {total} members answer"
+        f" ({', '.join(sorted(answering))}), {', '.join(sorted(silent)) or 'none'} did not",
+        f"start the members that did not answer: {total // 2 + 1} of {total} must reach each other",
+    )
+
+
 def _etcd_member(endpoint: str, status: MemberStatus, quota_bytes: int) -> Finding:
-    verdict = _etcd_version(endpoint, status.version, "; ".join(status.errors))
+    if not status.leader_id:
+        return _fail(
+            f"etcd {endpoint}", f"{status.version}, knows no leader", "it needs a majority of members"
+        )
+    # a full etcd is one finding of its own, with what mends it
+    errors = "; ".join(error for error in status.errors if NO_SPACE not in error)
+    verdict = _etcd_version(endpoint, status.version, errors)
     if verdict.level != "OK":
         return verdict
-    if not status.leader_id:
-        return _fail(verdict.what, "knows no leader", "are a majority of etcd's members up, and connected?")
     if status.db_bytes > FULL * quota_bytes:
         return _warn(
             verdict.what,

@@ -97,3 +97,5 @@ def _show(findings: list[checks.Finding]) -> None:
             console.print(
                 " " * (width + 8) + printable(finding.hint), markup=False, soft_wrap=True, style="italic"
             )
+        for command in finding.commands:
+            console.print(" " * (width + 8) + printable(command), markup=False, soft_wrap=True)

@@ -67,6 +67,8 @@ def status(
 
 
 def _show(answer: GetStatusResponse, jobs: Sequence[Job]) -> None:
+    if answer.outage:
+        sys.stdout.write(f"{printable(answer.outage)}\n\n")
     print_table(
         f"cluster {answer.cluster}: leader {answer.leader or 'none at the moment'}",
         ("COORDINATOR", "ADDRESS", "ROLE", "READY", "VERSION"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from strata.core.arrivals import OpenRound
@@ -28,11 +28,15 @@ class Told(Protocol):
         """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
         ...
 
+    def violations(self, job: str) -> Sequence[str]:
+        """Return what the job's keys say and cannot be."""
+        ...
+
 
 def job_trouble(told: Told, name: str, world: World | None) -> Trouble:
-    """Return what is wrong with the ranks and devices of a job's current world."""
+    """Return what is wrong with a job's keys, and with the ranks and devices of its current world."""
     if world is None:
-        return Trouble()
+        return trouble((), {}, told.violations(name))
     head = world.head
     return trouble_of(
         told, name, head.generation, told.progress(name, head.generation, range(head.size)), world
@@ -62,7 +66,7 @@ def trouble_of(told: Told, name: str, generation: int, said: Iterable[RankProgre
         for each in said
     ]
     faults = {(worker, device.index): device.fault for worker, device in world_devices(told, name, world)}
-    return trouble(words, faults)
+    return trouble(words, faults, told.violations(name))
 
 
 def world_devices(told: Told, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
 from strata.coordinator.measures import Measures
+from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.ids import InstanceId, ReplicaId
@@ -21,6 +22,10 @@ from strata.core.timing import Timing
 
 if TYPE_CHECKING:
     from strata.coordinator.observed import Observed, SoftState
+
+
+NO_LEADER: Final = "it knows no leader"
+"""The error of an etcd member that answers and knows of no leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,8 @@ class EtcdMember:
     leader: bool = False
     db_size_bytes: int = 0
     error: str = ""
+    full: bool = False
+    """Whether it reports the alarm NOSPACE."""
 
 
 EtcdMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
@@ -50,7 +57,8 @@ class SoftPlace:
 class ReplicaContext:
     """One running replica. Everything in it lives as long as `Replica.run`.
 
-    `is_ready` says whether members may be sent here, and if not, why. `clock` runs through suspends.
+    `is_ready` says whether members may be sent here, and if not, why; `outage` why nothing can be
+    written, here or at any other replica, or an empty string. `clock` runs through suspends.
     `unix_now` is the wall clock in seconds, for display and names only; whoever measures a span
     uses the loop's time.
     """
@@ -67,6 +75,8 @@ class ReplicaContext:
     replica: ReplicaId
     instance: InstanceId
     is_ready: Callable[[], tuple[bool, str]]
+    outage: Callable[[], str]
+    invariants: InvariantAudit
     clock: Callable[[], float]
     etcd_members: EtcdMembers
     unix_now: Callable[[], float]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from strata.config import Credentials, EtcdConfig
-from strata.coordinator.context import EtcdMember
+from strata.coordinator.context import NO_LEADER, EtcdMember
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
@@ -96,5 +96,6 @@ def _member(endpoint: str, status: MemberStatus | StrataError) -> EtcdMember:
         healthy=status.leader_id != 0 and not status.errors,
         leader=status.leader_id == status.member_id,
         db_size_bytes=status.db_bytes,
-        error="; ".join(status.errors) or ("" if status.leader_id else "it knows no leader"),
+        error="; ".join(status.errors) if status.leader_id else NO_LEADER,
+        full=any("NOSPACE" in error for error in status.errors),
     )

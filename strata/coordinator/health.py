@@ -18,9 +18,14 @@ START_S: Final = 60.0
 
 
 class Health:
-    """Asked before each act that could harm a member. `clock` runs through suspends."""
+    """Asked before each act that could harm a member. `clock` runs through suspends.
 
-    def __init__(self, mirror: Mirror, clock: Callable[[], float]) -> None:
+    `outage` says why nothing can be written. That makes no replica unready for members: they are
+    served nowhere better.
+    """
+
+    def __init__(self, mirror: Mirror, clock: Callable[[], float], outage: Callable[[], str]) -> None:
+        self._outage = outage
         self._mirror = mirror
         self._clock = clock
         self._diagnosis = Diagnosis(turned_s=clock() + START_S)
@@ -57,6 +62,8 @@ class Health:
 
     def spares_s(self) -> float:
         """Return for how long this replica deletes nobody; 0 when it may."""
+        if self._outage():
+            self._diagnosis.unwritable(self._clock())
         return self._diagnosis.spares_s(
             self._clock(), etcd_silence_s=self.etcd_silence_s(), behind_s=self._mirror.behind_s()
         )

@@ -66,6 +66,10 @@ class Measures:
         self.removals: Family[Counter] = counters(
             "strata_member_removals_total", "Members that this replica removed, by reason.", "reason"
         )
+        self.violations: Family[Counter] = counters(
+            "strata_invariant_violations_total",
+            "Things that the keyspace says and that cannot be, each counted once. Must stay 0.",
+        )
         self.moved: Family[Counter] = counters(
             "strata_sessions_moved_total", "Sessions that this replica sent to another one."
         )

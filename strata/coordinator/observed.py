@@ -61,6 +61,10 @@ class SoftState(Protocol):
         """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
         ...
 
+    def violations(self, job: str) -> Sequence[str]:
+        """Return what the job's keys say and cannot be."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
@@ -124,8 +128,17 @@ class Observed:
         return True, ""
 
     def is_ready(self) -> tuple[bool, str]:
-        """Say whether members may be sent here, and if not, why."""
-        return self.context.is_ready()
+        """Say whether members may be sent here and something can be written, and if not, why.
+
+        For people, probes and load balancers. What decides about members goes by `context.is_ready`:
+        while nothing can be written anywhere, they stay where they are.
+        """
+        outage = self.outage()
+        return (False, outage) if outage else self.context.is_ready()
+
+    def outage(self) -> str:
+        """Return why nothing can be written; an empty string as long as something can."""
+        return self.context.outage()
 
     def leader(self) -> Entry[records.Leader] | None:
         """Return who leads; its create revision is the epoch."""

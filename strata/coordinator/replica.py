@@ -38,7 +38,9 @@ from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.leadership.registration import Registration
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import Observed
+from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
+from strata.coordinator.writes.dry_run import DryRuns
 from strata.coordinator.writes.executor import Executor
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
@@ -98,6 +100,10 @@ class Replica:
             clock=clock,
         )
         executor = Executor(measured, mirror, measures)
+        self._dry_runs = DryRuns(
+            store=measured, mirror=mirror, keys=keys, etcd_members=etcd_members, clock=clock
+        )
+        measured.on_write = renewing.on_write = self._dry_runs.wrote
         heartbeat = Heartbeat(clock)
         self._serving = serving
         self._renewals = renewing
@@ -134,8 +140,10 @@ class Replica:
             timing=Timing.derive(config.detect_s),
             replica=ReplicaId(replica),
             instance=InstanceId(instance),
-            health=Health(mirror, clock),
+            health=Health(mirror, clock, self._dry_runs.outage),
             is_ready=self.is_ready,
+            outage=self._dry_runs.outage,
+            invariants=InvariantAudit(mirror, keys, measures),
             clock=clock,
             etcd_members=etcd_members,
             unix_now=unix_now,
@@ -174,6 +182,8 @@ class Replica:
                     tasks.create_task(self.context.executor.run(), name="executor"),
                     tasks.create_task(self.observed.run(), name="observed"),
                     tasks.create_task(self.context.health.run(), name="health"),
+                    tasks.create_task(self._dry_runs.run(), name="dry runs"),
+                    tasks.create_task(self.context.invariants.run(), name="invariants"),
                     tasks.create_task(self.context.mirror.started(), name="started"),
                 ]
                 async with self._shown(tasks):

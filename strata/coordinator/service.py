@@ -8,7 +8,7 @@ mirror ──▶ Fanout ───────┘
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from strata.coordinator.barriers.peers import Dial, PeerHandler, Peers
@@ -163,6 +163,9 @@ class Service:
 
     def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
         return self._board.devices(job)
+
+    def violations(self, job: str) -> Sequence[str]:
+        return self._context.invariants.violations(job)
 
     # -- inside
 

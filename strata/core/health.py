@@ -5,7 +5,8 @@ Two questions, asked at the moment of each act with the clock read anew:
     ready?         etcd answered within 2 s, the view is not behind its answers for longer than
                    that, and the event loop has turned within 1 s of its time
     may it delete? nothing in the last 5 s suggests that what it sees of its members is its own fault:
-                   a stall, a silence of etcd, a late view, sessions that broke in a mass, the loss of all peers
+                   a stall, a silence of etcd, a late view, sessions that broke in a mass, the loss of all peers;
+                   and etcd takes writes, so that whoever is deleted can register again
 
 After a stall everything is due at once, timers and broken streams, in no order. So whoever asks
 finds the stall by the clock, whether or not the loop's own measurement has run again by then.
@@ -67,6 +68,10 @@ class Diagnosis:
         Perhaps this replica is cut off, from its few members as well: too few to be a mass.
         """
         self._spare(now_s, "it lost every peer that was ready")
+
+    def unwritable(self, now_s: float) -> None:
+        """Take note that nothing can be written: who is deleted now could not register again."""
+        self._spare(now_s, "etcd takes no writes")
 
     def unready(self, now_s: float, *, etcd_silence_s: float, behind_s: float = 0.0) -> str:
         """Return why members are better served elsewhere; an empty string when they are not."""

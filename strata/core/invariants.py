@@ -1,12 +1,14 @@
 """What must hold in every view, whatever happened before: each finding is a sentence.
 
-Called in unit tests, in the simulation, and by `strata doctor`. A finding is a bug of Strata, or
-of whoever wrote to the keyspace by hand. Nothing here compares views over time.
+Called in unit tests, in the simulation, and by every replica of its own view. A finding is a bug of
+Strata, of etcd or of the link to it, or of whoever wrote to the keyspace by hand. Nothing here
+compares views over time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from strata.core.checkpoint_attempt import idle_acks
 from strata.core.checkpoint_deletion import fork_reference
@@ -39,43 +41,56 @@ _GOING = frozenset({TierState.DELETING, TierState.REMOVED})
 _LATEST_STATES = {CheckpointState.COMMITTED, CheckpointState.CORRUPT}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One thing that cannot be. `key` is a key, or the folder of keys, that it is about."""
+
+    job: str
+    key: str
+    says: str
+
+
 def check(view: View, keys: ClusterKeys) -> list[str]:
     """Return what is wrong with the keyspace, in words; nothing, if all is well."""
-    found: list[str] = []
-    for name in job_names(view, keys):
-        job = JobView(view, keys.job(name))
-        for rule in (
-            _worlds,
-            _ends,
-            _notices,
-            _history,
-            _barriers,
-            _latest,
-            _catalog,
-            _asked,
-            _datasets,
-            _epochs,
-        ):
-            try:
-                found += [f"job {name}: {problem}" for problem in rule(job)]
-            except PoisonRecord as error:
-                found.append(f"job {name}: {error.message}")
-    try:
-        found += _leader(view, keys)
-    except PoisonRecord as error:
-        found.append(error.message)
+    return [f"job {v.job}: {v.says}" for name in job_names(view, keys) for v in check_job(view, keys, name)]
+
+
+def check_job(view: View, keys: ClusterKeys, name: str) -> list[Violation]:
+    """Return what is wrong with one job."""
+    job = JobView(view, keys.job(name))
+    of = job.keys
+    rules: tuple[tuple[str, Callable[[JobView], Iterable[str | Violation]]], ...] = (
+        (of.worlds, _worlds),
+        (of.worlds, _ends),
+        (of.worlds, _notices),
+        (of.root, _history),
+        (of.barriers, _barriers),
+        (of.latest, _latest),
+        (of.checkpoints, _catalog),
+        (of.root, _asked),
+        (of.datasets, _datasets),
+        (of.root, _epochs),
+        (keys.leader, lambda job: _leader(job, keys)),
+    )
+    found: list[Violation] = []
+    for key, rule in rules:
+        try:
+            found += [
+                problem if isinstance(problem, Violation) else Violation(job=name, key=key, says=problem)
+                for problem in rule(job)
+            ]
+        except PoisonRecord as error:
+            found.append(Violation(job=name, key=key, says=error.message))
+        except ValueError:  # the name of a key is not the number that it should be
+            found.append(Violation(job=name, key=key, says="a key there has a name that cannot be one"))
     return found
 
 
-def _leader(view: View, keys: ClusterKeys) -> Iterator[str]:
+def _leader(job: JobView, keys: ClusterKeys) -> Iterator[str]:
     """Nothing was written by a leader that is still to come."""
-    leader = view.entry(keys.leader, Leader)
-    if leader is None:
-        return
-    for name in job_names(view, keys):
-        epoch = _highest_epoch(JobView(view, keys.job(name)))
-        if epoch > leader.create_revision:
-            yield f"job {name}: epoch {epoch} is above the leader's own"
+    leader = job.view.entry(keys.leader, Leader)
+    if leader is not None and (epoch := _highest_epoch(job)) > leader.create_revision:
+        yield f"epoch {epoch} is above the leader's own"
 
 
 # -- worlds -----------------------------------------------------------------------------------
@@ -193,7 +208,7 @@ def _history(job: JobView) -> Iterator[str]:
 # -- barriers ---------------------------------------------------------------------------------
 
 
-def _barriers(job: JobView) -> Iterator[str]:
+def _barriers(job: JobView) -> Iterator[str | Violation]:
     """The floor is the highest released round, and nothing lies below it."""
     view, keys = job.view, job.keys
     head = job.head()
@@ -220,7 +235,11 @@ def _barriers(job: JobView) -> Iterator[str]:
                 if released and outcome.record.missing:
                     yield f"{what}: round {round_} was released without all"
             if floor and view.get(keys.outcome(name, generation, floor)) is None:
-                yield f"{what}: the floor is {floor}, and that round has no outcome"
+                yield Violation(
+                    job=keys.name,
+                    key=keys.barrier_floor(name, generation),
+                    says=f"{what}: the floor is {floor}, and that round has no outcome",
+                )
 
 
 # -- checkpoints ------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ class ClusterKeys:
         return f"{self.root}uid"
 
     @property
+    def dry_run(self) -> str:
+        """The key that a dry run would write, and that nobody ever does."""
+        return f"{self.root}dry-run"
+
+    @property
     def leader(self) -> str:
         return f"{self.root}leader"
 

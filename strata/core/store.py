@@ -9,8 +9,8 @@ Errors, the same from both:
   answer in time.
 - `InvalidArgument`: the store refuses the request as malformed (a key written twice, too many
   operations, an empty key); nothing was written.
-- `QuotaExceeded`: the request is too large; nothing was written. A full store is `Unavailable`:
-  its answer does not prove that nothing was written (docs/adr/0002).
+- `QuotaExceeded`: the request is too large; nothing was written. A full store is `NoSpace`, an
+  `Unavailable`: its answer does not prove that nothing was written (docs/adr/0002).
 - `NotFound`: the lease does not exist (any more); nothing was written.
 - `Compacted`: the asked revision is gone; list again.
 """
@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult, WatchBatch
-from strata.errors import StrataError
+from strata.errors import StrataError, Unavailable
 
 
 class Compacted(StrataError):
@@ -33,6 +33,12 @@ class Compacted(StrataError):
     def __init__(self, message: str, *, compact_revision: int) -> None:
         super().__init__(message)
         self.compact_revision = compact_revision
+
+
+class NoSpace(Unavailable):
+    """The store's quota is used up: it takes no write until somebody makes room."""
+
+    code = "NO_SPACE"
 
 
 class Store(Protocol):

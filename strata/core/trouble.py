@@ -45,11 +45,15 @@ class Trouble:
     """How that shows."""
     slow: tuple[Slow, ...] = ()
     sick: tuple[SickDevice, ...] = ()
+    impossible: tuple[str, ...] = ()
+    """What the job's keys say and cannot be (`core.invariants`)."""
     says: str = ""
 
 
-def trouble(words: Sequence[RankWord], faults: Mapping[tuple[str, int], str]) -> Trouble:
-    """Return what is wrong with ranks that said `words`, and with devices by (worker, index)."""
+def trouble(
+    words: Sequence[RankWord], faults: Mapping[tuple[str, int], str], impossible: Sequence[str] = ()
+) -> Trouble:
+    """Return what is wrong with ranks that said `words`, with devices by (worker, index), and with the keys."""
     stalled = tuple(word for word in words if word.stalled_ms > 0)
     named, how = suspects(
         [Standing(rank=w.rank, step=w.step, phase=w.phase, waits=w.waits, where=w.where) for w in stalled]
@@ -64,6 +68,7 @@ def trouble(words: Sequence[RankWord], faults: Mapping[tuple[str, int], str]) ->
         *_stalls(stalled, named),
         *_few([f"rank {s.rank} takes {s.times:.1f} times the median for a step" for s in slow], "slow ranks"),
         *_few([f"device {s.index} of {s.worker}: {s.fault}" for s in sick], "sick devices"),
+        *_few([f"its keys hold what cannot be: {each}" for each in impossible], "things that cannot be"),
     ]
     return Trouble(
         stalled=stalled,
@@ -71,6 +76,7 @@ def trouble(words: Sequence[RankWord], faults: Mapping[tuple[str, int], str]) ->
         how=how if stalled else "",
         slow=slow,
         sick=sick,
+        impossible=tuple(impossible),
         says="; ".join(parts),
     )
 

@@ -197,7 +197,16 @@ GAUGES: Final = (
         "The epoch of whoever leads, as this replica sees it; 0 for nobody.",
         _one(lambda s: held.create_revision if (held := s.leader()) is not None else 0),
     ),
-    _Gauge("strata_ready", "1 while members may be sent to this replica.", _one(lambda s: s.is_ready()[0])),
+    _Gauge(
+        "strata_ready",
+        "1 while members may be sent to this replica and etcd takes writes.",
+        _one(lambda s: s.is_ready()[0]),
+    ),
+    _Gauge(
+        "strata_writable",
+        "0 while nothing can be written, at any replica: etcd's quota is used up, or it has no leader.",
+        _one(lambda s: not s.outage()),
+    ),
     _Gauge(
         "strata_sessions",
         "Members and clients that this replica serves.",

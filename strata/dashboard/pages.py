@@ -139,6 +139,12 @@ def _footer(status: ClusterStatus, api: str) -> list[Child]:
 
 
 def _warnings(status: ClusterStatus) -> Iterator[Markup]:
+    if status.outage:
+        yield note(
+            f"{status.outage[:1].upper()}{status.outage[1:]}. Sessions and reads go on; no barrier is released, no"
+            " save is committed, and nobody is declared dead.",
+            bad=True,
+        )
     if not status.leader:
         yield note(
             "Nobody leads: barriers and saves go on, but no new generation begins until one of the coordinators"

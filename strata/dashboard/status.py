@@ -96,6 +96,8 @@ class ClusterStatus:
     healthy: bool
     ready: bool
     reason: str
+    outage: str
+    """Why nothing can be written, at any replica; empty as long as something can."""
     leader: str
     leader_epoch: int
     sessions: int
@@ -124,6 +126,7 @@ def cluster_status(source: Source, etcd: Sequence[EtcdMember], *, with_jobs: boo
         healthy=healthy,
         ready=ready,
         reason=ill or why_not,
+        outage=source.outage(),
         leader=leader.record.replica if leader is not None else "",
         leader_epoch=leader.create_revision if leader is not None else 0,
         sessions=source.soft.session_count() if source.soft is not None else 0,

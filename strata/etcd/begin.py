@@ -45,8 +45,10 @@ async def first_answer(connection: Connection) -> Endpoint:
             raise await _why_none(connection) from error
         try:
             await connection.once(lambda at: at.cluster.MemberList, request, at=endpoint)
-        except Unavailable:
+        except Unavailable as error:
             if timing.now() >= deadline:
+                if wrong := errors.not_etcd(error):
+                    raise wrong from error
                 raise
         else:
             return endpoint

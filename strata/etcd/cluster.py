@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from strata.errors import NotFound, StrataError
@@ -79,13 +80,15 @@ class Cluster:
 
     async def statuses(self) -> dict[str, MemberStatus | StrataError]:
         """Return the status of every endpoint, or why it has none."""
-        found: dict[str, MemberStatus | StrataError] = {}
-        for endpoint in sorted(self._connection.endpoints, key=lambda each: each.name):
-            try:
-                found[endpoint.name] = await self.status(endpoint.name)
-            except StrataError as error:
-                found[endpoint.name] = error
-        return found
+        names = sorted(endpoint.name for endpoint in self._connection.endpoints)
+        # at once: each that is silent takes as long as an answer may
+        return dict(zip(names, await asyncio.gather(*map(self._status_or_why, names)), strict=True))
+
+    async def _status_or_why(self, endpoint: str) -> MemberStatus | StrataError:
+        try:
+            return await self.status(endpoint)
+        except StrataError as error:
+            return error
 
     async def add(self, peer_url: str, *, learner: bool) -> Member:
         """Add a member that is to be started next; not repeated, so look before trying again."""

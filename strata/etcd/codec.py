@@ -23,7 +23,7 @@ from strata.core.txn import (
     Txn,
     TxnResult,
 )
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, Unavailable
 from strata.etcdapi import kv_pb2, mvcc_pb2
 
 _RESULTS: Final = {
@@ -143,13 +143,18 @@ def decode_range(response: kv_pb2.RangeResponse, revision: int) -> RangeResult:
 
 
 def decode_txn(response: kv_pb2.TxnResponse, txn: Txn) -> TxnResult:
-    """Return the result of `txn`; only its reads are looked for among the responses."""
+    """Return the result of `txn`; only its reads are looked for among the responses.
+
+    `Unavailable` when they are not there: the answer is of another transaction, or was changed on its way.
+    """
     succeeded, revision = response.succeeded, response.header.revision
     branch = txn.success if succeeded else txn.failure
     reads = [place for place, operation in enumerate(branch) if type(operation) is Range]
     if not reads:
         return TxnResult(succeeded=succeeded, revision=revision)
     answers = response.responses
+    if len(answers) != len(branch) or not all(answers[place].HasField("response_range") for place in reads):
+        raise Unavailable("etcd's answer to a transaction is not one to it")
     return TxnResult(
         succeeded=succeeded,
         revision=revision,

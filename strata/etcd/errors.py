@@ -5,7 +5,8 @@ Three kinds must never be confused (PROTOCOLS 2.3):
 - *refused*: etcd said no before it wrote anything. Known by its own texts and by gRPC codes that
   only a server that looked at the request gives.
 - *indeterminate*: everything else. Unavailable, DeadlineExceeded, Cancelled, Unknown, Internal,
-  and codes nobody expects. All become `Unavailable`.
+  Unimplemented (to a client at work a link that flipped a bit of the method's name, or a proxy in
+  front of a member), and codes nobody expects. All become `Unavailable`.
 - *stale token*: refused before anything was written, because etcd forgot our login (it restarted,
   the token expired, users changed). The connection logs in again and repeats the call.
 
@@ -22,6 +23,7 @@ from typing import Final
 import grpc
 from grpc.aio import AioRpcError
 
+from strata.core.store import NoSpace
 from strata.errors import (
     ConfigError,
     InvalidArgument,
@@ -58,7 +60,7 @@ _ROLE_HINT: Final = "etcd's roles of this user do not cover it"
 
 _BY_TEXT: Final[dict[str, tuple[type[StrataError], str]]] = {
     "etcdserver: request is too large": (QuotaExceeded, "etcd's --max-request-bytes"),
-    "etcdserver: mvcc: database space exceeded": (Unavailable, _FULL_HINT),
+    "etcdserver: mvcc: database space exceeded": (NoSpace, _FULL_HINT),
     "etcdserver: authentication failed, invalid user ID or password": (ConfigError, _LOGIN_HINT),
     "etcdserver: user name is empty": (ConfigError, "this etcd asks for a user and a password"),
     "etcdserver: permission denied": (Refused, _ROLE_HINT),
@@ -76,7 +78,6 @@ _BY_CODE: Final[dict[Code, type[StrataError]]] = {
     Code.FAILED_PRECONDITION: Refused,
     Code.PERMISSION_DENIED: Refused,
     Code.UNAUTHENTICATED: ConfigError,
-    Code.UNIMPLEMENTED: ConfigError,
 }
 
 
@@ -127,6 +128,16 @@ def translate_text(code: Code, text: str, endpoint: str) -> StrataError:
     if (certain := _BY_CODE.get(code)) is not None:
         return certain(f"etcd {endpoint}: {text}")
     return Unavailable(f"etcd {endpoint}: {code.name}: {text}")
+
+
+def not_etcd(error: Unavailable) -> ConfigError | None:
+    """Return an error that says that somebody else answers there, if `error` says so.
+
+    Only for who has not been connected yet, as `handshake_failure` is.
+    """
+    if f": {Code.UNIMPLEMENTED.name}: " not in error.message:
+        return None
+    return ConfigError(error.message, hint="is this address an etcd?")
 
 
 def handshake_failure(error: Unavailable) -> ConfigError | None:

@@ -127,6 +127,7 @@ class GetStatusResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    OUTAGE_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     leader: _builtins.str
     leader_epoch: _builtins.int
@@ -134,6 +135,8 @@ class GetStatusResponse(_message.Message):
     sessions: _builtins.int
     answered_by: _builtins.str
     """The replica that answered."""
+    outage: _builtins.str
+    """Why nothing can be written, at any replica; empty as long as something can."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     @_builtins.property
@@ -152,10 +155,11 @@ class GetStatusResponse(_message.Message):
         sessions: _builtins.int = ...,
         answered_by: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        outage: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "cluster", b"cluster", "etcd", b"etcd", "jobs", b"jobs", "leader", b"leader", "leader_epoch", b"leader_epoch", "replicas", b"replicas", "sessions", b"sessions", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "cluster", b"cluster", "etcd", b"etcd", "jobs", b"jobs", "leader", b"leader", "leader_epoch", b"leader_epoch", "outage", b"outage", "replicas", b"replicas", "sessions", b"sessions", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

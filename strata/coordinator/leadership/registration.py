@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from strata.coordinator.view.mirror import RETRY_S, Mirror
+from strata.coordinator.view.mirror import REFUSED_S, RETRY_S, Mirror
 from strata.core.ids import ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.records import Replica, encode
-from strata.core.store import Store
+from strata.core.store import NoSpace, Store
 from strata.core.txn import Decision, Delete, Put, Range, Txn, absent, unchanged
 from strata.core.view import View
-from strata.errors import Conflict, NotFound, Unavailable
+from strata.errors import Conflict, NotFound, StrataError, Unavailable
 from strata.observe import get_logger
 
 log = get_logger()
@@ -72,9 +72,14 @@ class Registration:
                 log.info("replica_registered", address=self._record.address)
                 await self._renew()
                 log.warning("registration_lost")
+            except Conflict:
+                raise
             except (Unavailable, NotFound) as error:  # NotFound: the lease ran out on the way
                 log.warning("registration_failed", error=error.message)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(REFUSED_S if isinstance(error, NoSpace) else RETRY_S)
+            except StrataError as error:  # no error of one call ends a replica that serves members
+                log.warning("registration_refused", error=str(error))
+                await asyncio.sleep(REFUSED_S)
             finally:
                 self._is_kept = False
 

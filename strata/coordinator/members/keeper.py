@@ -27,6 +27,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.view.mirror import REFUSED_S
 from strata.core.ids import BootId, WorkerId
 from strata.core.job import JobView
 from strata.core.members import decide_remove
@@ -247,8 +248,12 @@ class Keeper:
                     await self._context.executor.settle(
                         partial(self._decide, key), deadline_s=ATTEMPT_S, coalesce=True
                     )
-                except Unavailable as error:
+                except PoisonRecord:
+                    raise
+                except StrataError as error:
                     log.warning("removal_delayed", job=job, worker=worker, error=error.message)
+                    if not isinstance(error, Unavailable):
+                        await asyncio.sleep(REFUSED_S)
                 self.look(job, worker)
         except PoisonRecord as error:
             # written by hand; whoever repairs it makes us look again

@@ -60,6 +60,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             sessions=self._sessions(),
             answered_by=context.replica,
             token=token(context.mirror.uid, view.revision),
+            outage=context.outage(),
         )
 
     def _replica(self, entry: Entry[records.Replica], *, leader: bool) -> admin_pb2.ReplicaStatus:

@@ -15,7 +15,9 @@ again only when that was compacted away (PROTOCOLS 3.2). Three things are more t
   broken watch, by whatever cause; it is opened again, elsewhere, long before silence would show it.
 
 The cluster's uid is created here, and watched: when it changes, everything that this process
-knows is about another cluster, and `run` ends with `ClusterReplaced`.
+knows is about another cluster, and `run` ends with `ClusterReplaced`. One answer ends nothing: a
+link that flips bits makes up any error and any uid. So that end needs `CONFIRMATIONS` answers in a
+row, and every other error after the first list is logged and tried again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from strata.core.txn import (
     read_prefix,
 )
 from strata.core.view import View
-from strata.errors import ClusterReplaced, Unavailable
+from strata.errors import ClusterReplaced, StrataError, Unavailable
 from strata.observe import get_logger
 
 log = get_logger()
@@ -55,6 +57,11 @@ Subscriber = Callable[[WatchBatch], None]
 AUDIT_S: Final = 60.0
 RETRY_S: Final = 0.2
 """The pause after etcd gave no answer; the store itself has tried every endpoint by then."""
+REFUSED_S: Final = 1.0
+"""The pause after an error that says more than that there was no answer."""
+CONFIRMATIONS: Final = 3
+CONFIRM_S: Final = 0.05
+"""The pause before each of these answers: nothing is to be served from another cluster's view."""
 AUDIT_WAIT_S: Final = 25.0
 """Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is
 behind for that has lost nothing."""
@@ -209,9 +216,9 @@ class Mirror:
     async def _follow(self) -> None:
         root = self._keys.root
         while True:
-            if self._list_wanted:
-                await self._list()
             try:
+                if self._list_wanted:
+                    await self._list()
                 async with (
                     self._store.watch(
                         root, prefix_end(root), start_revision=self.view.revision + 1
@@ -229,6 +236,11 @@ class Mirror:
                 self._list_wanted = True
             except TimeoutError:
                 pass  # the audit wants a list, or the watch was late
+            except StrataError as error:
+                if not self._listed.is_set():
+                    raise  # nothing is served yet, and somebody looks on
+                await self._doubt(error)
+                self._list_wanted = True
             finally:
                 self._following = None
 
@@ -246,8 +258,7 @@ class Mirror:
                 log.warning("list_failed", error=error.message)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if listed.revision < self.view.revision:
-                raise ClusterReplaced(f"etcd is at revision {listed.revision}, was at {self.view.revision}")
+            self._check_revision(listed.revision)
             events = self.view.reset(listed.revision, listed.kvs)
             self.history.reset(listed.revision)
             self._publish(WatchBatch(revision=listed.revision, events=events))
@@ -289,6 +300,32 @@ class Mirror:
             )
         self.uid = found
 
+    async def _doubt(self, error: StrataError) -> None:
+        """Return when `error` need not be believed; raise it if it says, and etcd confirms, that the cluster is gone."""
+        if not isinstance(error, ClusterReplaced):
+            log.warning("etcd_refuses", error=str(error))
+            await asyncio.sleep(REFUSED_S)
+            return
+        confirmed = 0
+        while confirmed < CONFIRMATIONS:
+            await asyncio.sleep(CONFIRM_S)
+            try:
+                answer = await self._store.read(Range(key=self._keys.uid))
+                self._check_uid(answer.kvs[0] if answer.kvs else None)
+                self._check_revision(answer.revision)
+            except ClusterReplaced:
+                confirmed += 1
+            except StrataError as other:
+                log.warning("cluster_not_confirmed", error=str(other))
+            else:
+                log.warning("cluster_not_replaced", error=str(error))
+                return
+        raise error
+
+    def _check_revision(self, revision: int) -> None:
+        if revision < self.view.revision:
+            raise ClusterReplaced(f"etcd is at revision {revision}, was at {self.view.revision}")
+
     def _publish(self, batch: WatchBatch) -> None:
         self._reach(batch.revision)
         for subscriber in tuple(self._subscribers.values()):
@@ -297,11 +334,14 @@ class Mirror:
             except PoisonRecord as error:
                 # Written by hand, and read by all replicas: it must not end each of them.
                 log.warning("poison_record", error=error.message)
+            except Exception:
+                # a key that nobody of ours wrote, or a bug that it brings out: all others hear on
+                log.exception("batch_not_taken", revision=batch.revision)
         for future, predicate in tuple(self._wishes.items()):
             try:
                 if not future.done() and predicate(self.view):
                     future.set_result(None)
-            except PoisonRecord as error:
+            except Exception as error:  # noqa: BLE001  # it is the waiter's, who gets it
                 future.set_exception(error)
 
     async def _told(self, revision: int) -> None:
@@ -330,7 +370,9 @@ class Mirror:
                 self.note_contact()
                 if self._listed.is_set():
                     self._check_uid(answer.kvs[0] if answer.kvs else None)
-            except Unavailable as error:
+            except StrataError as error:
+                if not isinstance(error, Unavailable):
+                    await self._doubt(error)
                 for future in readers:
                     if not future.done():
                         future.set_exception(Unavailable(error.message))
@@ -354,7 +396,7 @@ class Mirror:
             self._proved = next(self._ids)
             try:
                 newer = await self._store.read(_newer_than(self.view.revision, self._keys.root))
-            except (Unavailable, Compacted):
+            except StrataError:
                 return
             self.note_contact()
             # what the view took over meanwhile is newer, or goes missing in the count
@@ -369,7 +411,7 @@ class Mirror:
             await asyncio.sleep(self._audit_s)
             try:
                 await self.audit()
-            except (Unavailable, Compacted) as error:
+            except StrataError as error:
                 log.warning("audit_failed", error=error.message)
 
     async def audit(self) -> int:

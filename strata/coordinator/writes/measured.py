@@ -1,4 +1,4 @@
-"""A store that measures: how long each request took, and how it ended."""
+"""A store that measures: how long each request took, and how it ended; and tells how writes ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from strata.coordinator.measures import Measures
 from strata.core.store import Store
-from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult, WatchBatch
+from strata.core.txn import Lease, Put, Range, RangeResult, Txn, TxnResult, WatchBatch
 from strata.errors import StrataError, Unavailable
 from strata.observe.metrics import Histogram
 
@@ -47,9 +47,11 @@ class MeasuredStore:
 
     `revision` is the newest revision that any answer named: what lies between it and the view's is
     on its way. A transaction whose compares did not hold was answered, so it counts as ok.
+    `on_write` hears how each write ended: with None, or with an error.
     """
 
     def __init__(self, store: Store, measures: Measures) -> None:
+        self.on_write: Callable[[StrataError | None], None] = lambda _error: None
         self.revision = 0
         self._store = store
         self._read = _Kind(measures, "read")
@@ -68,7 +70,13 @@ class MeasuredStore:
         return answer
 
     async def execute(self, txn: Txn) -> TxnResult:
-        answer = await self._txn.timed(self._store.execute(txn))
+        try:
+            answer = await self._txn.timed(self._store.execute(txn))
+        except StrataError as error:
+            self.on_write(error)
+            raise
+        if any(isinstance(operation, Put) for operation in (*txn.success, *txn.failure)):
+            self.on_write(None)  # what only deletes passes where no write does
         self.revision = max(self.revision, answer.revision)
         return answer
 
@@ -86,7 +94,11 @@ class MeasuredStore:
         self.revision = max(self.revision, batch.revision)
 
     async def grant(self, ttl_s: int) -> Lease:
-        return await self._grant.timed(self._store.grant(ttl_s))
+        try:
+            return await self._grant.timed(self._store.grant(ttl_s))
+        except StrataError as error:
+            self.on_write(error)  # without room etcd grants none
+            raise
 
     async def keep_alive(self, lease_id: int) -> int:
         return await self._keep_alive.timed(self._store.keep_alive(lease_id))

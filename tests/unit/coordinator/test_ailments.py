@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -28,6 +28,9 @@ class Heard:
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
         return iter(())
+
+    def violations(self, job: str) -> Sequence[str]:
+        return ()
 
 
 @pytest.mark.parametrize(("barrier", "suspects"), [("epoch", (1,)), (COMPARE_BARRIER, (0, 1))])

@@ -48,6 +48,8 @@ class Shown:
             EtcdMember(endpoint="e1:2379", version="3.5.30", healthy=True, leader=True, db_size_bytes=4096),
         )
         self.ready: tuple[bool, str] = (True, "")
+        self.unwritable = ""
+        self.impossible: dict[str, Sequence[str]] = {}
 
     @property
     def soft(self) -> Shown:
@@ -153,7 +155,10 @@ class Shown:
         return True, ""
 
     def is_ready(self) -> tuple[bool, str]:
-        return self.ready
+        return (False, self.unwritable) if self.unwritable else self.ready
+
+    def outage(self) -> str:
+        return self.unwritable
 
     def leader(self) -> Entry[records.Leader] | None:
         return leader_of(self.view, KEYS)
@@ -213,3 +218,6 @@ class Shown:
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
         return self.board.devices(job)
+
+    def violations(self, job: str) -> Sequence[str]:
+        return self.impossible.get(job, ())

@@ -67,6 +67,25 @@ async def test_what_is_not_well_is_503_with_the_reason(shown: Shown, monkeypatch
     assert (await ask(shown, "/healthz")).code == 503
 
 
+async def test_while_nothing_can_be_written_everything_says_why(shown: Shown) -> None:
+    why = "nothing can be written: etcd's quota is used up (alarm NOSPACE)"
+    assert b"strata_writable 1.0" in (await ask(shown, "/metrics")).body
+    shown.unwritable = why
+    shown.impossible["job"] = ("barrier b/1: the floor is 3, and that round has no outcome",)
+    answer = await ask(shown, "/readyz")
+    assert (answer.code, answer.body) == (503, f"{why}\n".encode())
+    assert (await ask(shown, "/healthz")).code == 200
+    metrics = (await ask(shown, "/metrics")).body
+    assert b"strata_writable 0.0" in metrics
+    assert b"strata_ready 0.0" in metrics
+    status = (await ask(shown, "/api/status")).body.decode()
+    assert why in status
+    for path in ("/api/jobs/job", "/jobs/job", "/"):
+        assert "the floor is 3, and that round has no outcome" in (await ask(shown, path)).body.decode()
+    page = (await ask(shown, "/")).body.decode()
+    assert "quota is used up (alarm NOSPACE). Sessions and reads go on" in page
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/jobs/job", "/jobs/none", "/api/status", "/api/jobs/job", "/metrics", "/healthz", "/x"]
 )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.core.txn import Compare, Delete, KeyValue, Op, Operation, Put, Range, Target, Txn
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, Unavailable
 from strata.etcd import codec
 from strata.etcdapi import header_pb2, kv_pb2, mvcc_pb2
 
@@ -131,3 +131,17 @@ def test_any_foreign_key_survives(key: bytes) -> None:
 def test_ascii_keys_keep_their_order(one: bytes, other: bytes) -> None:
     one, other = bytes(byte & 0x7F for byte in one), bytes(byte & 0x7F for byte in other)
     assert (one < other) == (codec.key_text(one) < codec.key_text(other))
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [],
+        [kv_pb2.ResponseOp(response_range=kv_pb2.RangeResponse())],
+        [kv_pb2.ResponseOp(response_put=kv_pb2.PutResponse())] * 2,
+    ],
+)
+def test_an_answer_to_another_transaction_is_none(responses: list[kv_pb2.ResponseOp]) -> None:
+    txn = Txn(success=(Put(key="a", value=b""), Range(key="b")))
+    with pytest.raises(Unavailable):
+        codec.decode_txn(kv_pb2.TxnResponse(succeeded=True, responses=responses), txn)

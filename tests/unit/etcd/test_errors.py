@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from strata.core.store import NoSpace
 from strata.errors import (
     ConfigError,
     InvalidArgument,
@@ -30,7 +31,6 @@ REFUSALS = [
     (Code.UNAUTHENTICATED, "etcdserver: invalid auth token", ConfigError),
     (Code.INVALID_ARGUMENT, "etcdserver: user name is empty", ConfigError),
     (Code.FAILED_PRECONDITION, "etcdserver: not leader", Refused),
-    (Code.UNIMPLEMENTED, "unknown service etcdserverpb.KV", ConfigError),
 ]
 
 
@@ -52,7 +52,8 @@ def test_every_other_code_is_indeterminate(code: grpc.StatusCode) -> None:
 def test_a_full_etcd_is_indeterminate_because_it_may_have_written() -> None:
     text = "etcdserver: mvcc: database space exceeded"
     meaning = errors.translate_text(Code.RESOURCE_EXHAUSTED, text, "host:1")
-    assert type(meaning) is Unavailable
+    assert type(meaning) is NoSpace
+    assert isinstance(meaning, Unavailable)
     assert "defragment" in meaning.hint
 
 

@@ -1,0 +1,125 @@
+"""Finds out whether etcd takes writes: carries out what `core.writability` asks for.
+
+At rest a replica makes one dry run a minute, and asks etcd's members every five seconds for alarms:
+what only reads waits for no disk. A write of its own that etcd refuses for want of space, and a
+silence of etcd, make the next dry run due at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strata.coordinator.context import NO_LEADER, EtcdMembers
+from strata.coordinator.view.mirror import Mirror
+from strata.core.health import ETCD_SILENT_S
+from strata.core.keys import ClusterKeys
+from strata.core.store import NoSpace, Store
+from strata.core.txn import Compare, Op, Put, Target, Txn
+from strata.core.writability import Writability
+from strata.errors import StrataError
+from strata.observe import get_logger
+
+log = get_logger()
+
+TURN_S: Final = 1.0
+ALARMS_S: Final = 5.0
+ANSWER_S: Final = 2.0
+"""How long a dry run is waited for."""
+
+
+def dry_run(keys: ClusterKeys) -> Txn:
+    """Return a transaction that etcd treats as a write and that never writes: no version is below 0."""
+    never = Compare(key=keys.dry_run, target=Target.VERSION, op=Op.LESS, operand=0)
+    return Txn(compares=(never,), success=(Put(key=keys.dry_run, value=b"never written"),))
+
+
+class DryRuns:
+    """Knows whether etcd takes writes. `run` finds out; `clock` runs through suspends."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        mirror: Mirror,
+        keys: ClusterKeys,
+        etcd_members: EtcdMembers,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._txn = dry_run(keys)
+        self._etcd_members = etcd_members
+        self._clock = clock
+        self._state = Writability(proven_s=clock())
+        self._told = ""
+
+    def outage(self) -> str:
+        """Return why nothing can be written; an empty string as long as something can."""
+        return self._state.outage(self._clock())
+
+    def wrote(self, error: StrataError | None) -> None:
+        """Take note how a write of this replica ended."""
+        if error is None:
+            self._state.proved(self._clock())
+        elif isinstance(error, NoSpace):
+            self._mirror.note_contact()  # it answers, and members are not to be sent away for a silence
+            self._state.suspect()
+
+    async def run(self) -> None:
+        """Find out, until cancelled."""
+        await self._mirror.started()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_for_alarms(), name="alarms of etcd")
+            while True:
+                await asyncio.sleep(TURN_S)
+                if self._mirror.silence_s() > ETCD_SILENT_S:
+                    self._state.suspect()
+                if self._state.is_due(self._clock()):
+                    await self._try()
+                self._tell()
+
+    async def _try(self) -> None:
+        began_s = self._clock()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._store.execute(self._txn)
+        except NoSpace:
+            self._state.full()
+        except (StrataError, TimeoutError) as error:
+            self._state.failed(began_s, await self._why(error))
+        else:
+            self._mirror.note_contact()
+            self._state.proved(self._clock())
+
+    async def _why(self, error: Exception) -> str:
+        """Return what etcd's members say of it: a member without a leader still tells its status."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                members = await self._etcd_members()
+        except (StrataError, TimeoutError):
+            members = ()
+        answering = [member for member in members if member.version]
+        if members and all(member.error == NO_LEADER for member in answering):
+            return f"it has no leader: {len(answering)} of {len(members)} members answer"
+        return error.message if isinstance(error, StrataError) else "no answer"
+
+    async def _look_for_alarms(self) -> None:
+        while True:
+            await asyncio.sleep(ALARMS_S)
+            try:
+                if any(member.full for member in await self._etcd_members()):
+                    self._state.suspect()
+            except StrataError:
+                continue  # whoever may not know them learns it by a dry run
+
+    def _tell(self) -> None:
+        outage = self.outage()
+        kind = outage.partition(" for ")[0]  # once a trouble, not once a turn
+        if kind != self._told:
+            self._told = kind
+            if outage:
+                log.error("etcd_takes_no_writes", reason=outage)
+            else:
+                log.info("etcd_takes_writes_again")

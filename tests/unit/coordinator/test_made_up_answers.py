@@ -1,0 +1,109 @@
+"""A link without TLS that flips bits makes up any answer: none of them ends a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from strata.core.records import ClusterUid, encode
+from strata.core.txn import KeyValue, RangeResult
+from strata.errors import (
+    ClusterReplaced,
+    ConfigError,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    StrataError,
+    Unavailable,
+)
+from strata.testing.memory_client import MemoryClient
+from strata.testing.virtual_time import in_virtual_time
+from tests.unit.coordinator.serving_rig import KEYS, cluster
+
+MADE_UP = (ClusterReplaced, ConfigError, InvalidArgument, NotFound, QuotaExceeded, Refused, Unavailable)
+CALLS = ("read", "execute", "grant", "keep_alive", "revoke")
+
+
+def corrupt(client: MemoryClient, answer: Callable[[str], StrataError | RangeResult | None]) -> None:
+    """Let `answer` replace what this client hears, where it returns something."""
+
+    def changed(name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def answered(argument: Any) -> Any:
+            found = answer(name)
+            if isinstance(found, StrataError):
+                await asyncio.sleep(0.001)
+                raise found
+            return await call(argument) if found is None else found
+
+        return answered
+
+    for name in CALLS:
+        setattr(client, name, changed(name, getattr(client, name)))
+
+
+@pytest.mark.parametrize("kind", MADE_UP)
+@pytest.mark.parametrize("call", CALLS)
+@in_virtual_time()
+async def test_no_error_of_some_calls_ends_a_replica(kind: type[StrataError], call: str) -> None:
+    rng = random.Random(1)
+    async with cluster() as c:
+        members = await c.world("r1", "r2", "r3")
+        node = c["r1"]
+        wrong = [True]
+
+        def answer(name: str) -> StrataError | None:
+            made_up = wrong[0] and name == call and rng.random() < 0.3
+            return kind("unknown method Rangf for service etcdserverpb.KV") if made_up else None
+
+        corrupt(node.client, answer)
+        await asyncio.sleep(30)
+        wrong[0] = False
+        assert node.alive
+        await c.ready()
+        assert {m.worker for m in members if c.worker(m.worker) is not None} == {"w0", "w1", "w2"}
+
+
+@in_virtual_time()
+async def test_an_error_of_every_call_ends_no_replica_that_serves() -> None:
+    async with cluster() as c:
+        await c.world("r1", "r2", "r3")
+        node, wrong = c["r1"], [True]
+        corrupt(node.client, lambda _name: ConfigError("unknown method") if wrong[0] else None)
+        await asyncio.sleep(30)
+        assert node.alive
+        assert not node.context.is_ready()[0]
+        wrong[0] = False
+        await c.ready()
+
+
+@in_virtual_time()
+async def test_one_answer_with_another_uid_ends_no_replica() -> None:
+    async with cluster() as c:
+        await c.world("r1", "r2", "r3")
+        node, answers = c["r1"], [2]
+
+        def answer(name: str) -> RangeResult | None:
+            if name != "read" or not answers[0]:
+                return None
+            answers[0] -= 1
+            kv = KeyValue(
+                key=KEYS.uid,
+                value=encode(ClusterUid(uid="flipped")),
+                create_revision=1,
+                mod_revision=1,
+                version=1,
+            )
+            return RangeResult(revision=node.view.revision, kvs=(kv,), count=1)
+
+        corrupt(node.client, answer)
+        with pytest.raises(Unavailable):
+            await node.context.mirror.fresh()
+        assert answers == [0]
+        await asyncio.sleep(5)
+        assert node.alive
+        await c.ready()
