@@ -20,7 +20,11 @@ from typing import Any, Final
 
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.tensors import DTYPES, TensorSpec
+from strata.documents.parsing import MAX_INTEGER, shown, text, whole
 
+KINDS: Final = frozenset({"torch", "numpy", "bytes"})
+MAX_DIMENSIONS: Final = 64
+"""No library has tensors of more; JAX, torch and NumPy stop there."""
 OWN: Final = 0
 """The number of a rank's own image; `n` is the n-th of its manifest's `files`, from 1 on."""
 
@@ -82,6 +86,16 @@ class TensorEntry:
         """Return the size of that chunk: the last may be shorter."""
         return min(CHUNK_BYTES, self.spec.size_bytes - number * CHUNK_BYTES)
 
+    @property
+    def located_bytes(self) -> int:
+        """How many bytes of it this rank's manifest locates."""
+        if self.runs is None:
+            return self.end - self.start
+        return sum(self._run_bytes(run) for run in self.runs)
+
+    def _run_bytes(self, run: Run) -> int:
+        return (run.count - 1) * CHUNK_BYTES + self.chunk_bytes(run.end - 1)
+
     def located(self) -> Iterator[tuple[int, int, int]]:
         """Yield (number, file, offset) of each chunk that this rank's manifest locates, in order."""
         runs = self.runs
@@ -115,26 +129,31 @@ class TensorEntry:
     @classmethod
     def from_json(cls, body: Mapping[str, Any], *, sizes: Sequence[int]) -> TensorEntry:
         """Return the entry; `sizes` are those of the files its runs may name. `ValueError`."""
-        spec = TensorSpec(kind=body["kind"], dtype=body["dtype"], shape=tuple(body["shape"]))
+        spec = TensorSpec(kind=body["kind"], dtype=body["dtype"], shape=_dimensions(body["shape"]))
+        if spec.kind not in KINDS:
+            raise ValueError(f"a tensor of {shown(spec.kind)} is unknown")
         if spec.dtype not in DTYPES:
-            raise ValueError(f"the dtype {spec.dtype!r} is unknown")
-        if any(n < 0 for n in spec.shape):
-            raise ValueError(f"a tensor cannot be {spec}")
+            raise ValueError(f"the dtype {shown(spec.dtype)} is unknown")
+        if spec.size_bytes > MAX_INTEGER:
+            raise ValueError("a tensor is larger than any can be")
         shard = body.get("shard")
         start, end = body["range"] if "runs" not in body else (0, 0)
+        chunks = tuple(body["chunks"])
+        if not all(type(chunk) is str for chunk in chunks):
+            raise ValueError("a digest is no text")
         entry = cls(
             spec=spec,
-            chunks=tuple(body["chunks"]),
-            start=start,
-            end=end,
+            chunks=chunks,
+            start=whole(start),
+            end=whole(end),
             runs=tuple(_run(run) for run in body["runs"]) if "runs" in body else None,
             replicated=bool(body.get("replicated", False)),
             shard=None
             if shard is None
             else Shard(
-                global_shape=tuple(shard["global_shape"]),
-                offsets=tuple(shard["offsets"]),
-                tensor=str(shard.get("tensor", "")),
+                global_shape=_dimensions(shard["global_shape"]),
+                offsets=_dimensions(shard["offsets"]),
+                tensor=text(shard.get("tensor", "")),
             ),
         )
         entry._check(sizes)
@@ -143,16 +162,17 @@ class TensorEntry:
     def _check(self, sizes: Sequence[int]) -> None:
         if len(self.chunks) != -(-self.spec.size_bytes // CHUNK_BYTES):
             raise ValueError(f"a tensor {self.spec} has no {len(self.chunks)} chunks")
-        if self.runs is None and self.end - self.start != self.spec.size_bytes:
-            raise ValueError(f"a tensor {self.spec} cannot lie in {self.start}..{self.end}")
+        if self.runs is None and (self.end - self.start != self.spec.size_bytes or self.end > sizes[OWN]):
+            raise ValueError(
+                f"a tensor {self.spec} cannot lie in {self.start}..{self.end} of {sizes[OWN]} bytes"
+            )
         known = 0
         for run in self.runs or ():
             if run.first < known or run.count < 1 or run.end > len(self.chunks):
                 raise ValueError(f"a tensor of {len(self.chunks)} chunks has none in {run}")
             if run.first > known and not self.replicated:
                 raise ValueError(f"chunk {known} lies nowhere")
-            size_bytes = (run.count - 1) * CHUNK_BYTES + self.chunk_bytes(run.end - 1)
-            if not (0 <= run.file < len(sizes) and 0 <= run.offset <= sizes[run.file] - size_bytes):
+            if not (run.file < len(sizes) and run.offset <= sizes[run.file] - self._run_bytes(run)):
                 raise ValueError(f"no file has {run}")
             known = run.end
         if self.runs is not None and known < len(self.chunks) and not self.replicated:
@@ -163,7 +183,18 @@ class TensorEntry:
 
 def _run(body: Sequence[int]) -> Run:
     first, count, file, offset = body
-    return Run(first=first, count=count, file=file, offset=offset)
+    return Run(first=whole(first), count=whole(count), file=whole(file), offset=whole(offset))
+
+
+def _dimensions(body: Sequence[int]) -> tuple[int, ...]:
+    """Return lengths or offsets in so many dimensions as a tensor can have; `ValueError` for anything else."""
+    found = tuple(body)
+    if len(found) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor has {len(found)} dimensions")
+    for n in found:
+        if type(n) is not int or not 0 <= n <= MAX_INTEGER:
+            raise ValueError(f"a tensor cannot have {shown(n)} in a dimension")
+    return found
 
 
 def _check_shard(spec: TensorSpec, shard: Shard) -> None:

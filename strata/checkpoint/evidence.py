@@ -23,7 +23,7 @@ from strata.checkpoint.sink import Storage
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt
 
-_NAME: Final = re.compile(r"step-(\d{12})-gen-(\d{6,})-([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
+_NAME: Final = re.compile(r"step-([0-9]{12})-gen-([0-9]{6,18})-([A-Za-z0-9][A-Za-z0-9._-]*)\Z")
 
 log: Final = logging.getLogger("strata.checkpoint")
 

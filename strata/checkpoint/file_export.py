@@ -27,8 +27,9 @@ from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.reader import differing
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children, join, unflatten, with_json
+from strata.checkpoint.state import Json, children, join, unflatten
 from strata.checkpoint.tensors import DTYPES, TensorSpec, build
+from strata.checkpoint.tree_check import with_json
 from strata.checkpoint.verifying import Images, OnBytes
 from strata.errors import CheckpointError, ConfigError, Refused, StorageError
 

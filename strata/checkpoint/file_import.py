@@ -8,7 +8,6 @@ data is read when it is saved, straight into the memory that it is saved from.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,9 @@ from typing import Any, Final
 from strata.checkpoint.state import unflatten
 from strata.checkpoint.tensors import DTYPES, StoredTensor, TensorSpec
 from strata.checkpoint.torch_file import TorchFile, span_reader
+from strata.checkpoint.tree_check import check_tree
+from strata.documents.parsing import HEADER, PLAIN, json_object
+from strata.documents.reading import NotADocument, open_regular
 from strata.errors import CheckpointError, ConfigError
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -51,9 +53,11 @@ def read_file(path: Path, *, key: str | None = None) -> Imported:
     neither, or not whole.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             begin = file.read(8)
             size_bytes = file.seek(0, os.SEEK_END)
+    except NotADocument as error:
+        raise ConfigError(f"cannot read {path}: {error}", hint="name a regular file") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if begin[:4] == _ZIP:
@@ -98,12 +102,9 @@ def _header(path: Path, header_bytes: int) -> dict[str, Any]:
         file.seek(8)
         text = file.read(header_bytes)
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return json_object(text, HEADER)
+    except ValueError as error:
         raise CheckpointError(f"the header of {path} is no JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"the header of {path} is no JSON object")
-    return header
 
 
 def _stored(path: Path, name: str, entry: Any, data_begin: int, data_bytes: int) -> StoredTensor:
@@ -127,7 +128,8 @@ def _stored(path: Path, name: str, entry: Any, data_begin: int, data_bytes: int)
 def _as_exported(path: Path, exported: str, tensors: Mapping[str, StoredTensor]) -> Imported:
     """Return the state whose tree an export has kept, its tensors of the kinds they were."""
     try:
-        told = json.loads(exported)
+        told = json_object(exported, PLAIN)
+        check_tree(told["tree"])
         own = {name: _own_spec(tensors[name].spec, *kind) for name, kind in told["kinds"].items()}
         stored = {
             name: StoredTensor(spec=own.get(name, tensor.spec), read_into=tensor.read_into)

@@ -69,7 +69,7 @@ def value_of(kind: str, body: Json, value: Callable[[Json], Any]) -> Any:
         if kind == "a":
             return _array(*body)
         return _SETS[kind](value(member) for member in body)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise CheckpointCorrupt(f"a value of kind {kind!r} cannot be read: {error}") from error
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Callable, Collection
 from threading import Event, Lock
 from typing import Final
@@ -43,6 +44,7 @@ from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt, Refused
 
 _GENERATIONS = "generations"
+_CLAIM: Final = re.compile(r"[0-9]{6,18}\Z")
 
 Look = Callable[[Storage, Folder], CheckpointMetadata | None]
 """Returns what is known of an attempt: a checkpoint, a corrupt one, or None: it has no marker."""
@@ -378,7 +380,7 @@ class LocalCatalog:
         return generation
 
     def _newest_generation(self) -> int:
-        taken = [int(name) for name in self._storage.list(_GENERATIONS) if name.isdigit()]
+        taken = [int(name) for name in self._storage.list(_GENERATIONS) if _CLAIM.match(name)]
         seen = [folder.generation for folder in folders(self._storage.list())]
         return max([0, *taken, *seen])
 

@@ -19,6 +19,7 @@ from typing import Final
 from strata.checkpoint.digest import CHUNK_BYTES, Bytes
 from strata.checkpoint.memory import PAGE_BYTES, Rooms, address_of, copy
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, OnStep
+from strata.documents.reading import NotADocument, open_regular
 from strata.errors import StorageError
 
 DIRECT_BYTES: Final = 1 << 20
@@ -142,7 +143,7 @@ class LocalSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         with as_storage_error("read", path):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_regular(path)
             try:
                 self._direct = _open_direct(path, os.O_RDONLY)
             except OSError:
@@ -215,7 +216,7 @@ def _read(fd: int, offset: int, buffer: memoryview) -> int:
 def _open_direct(path: Path, flags: int) -> int:
     """Return a descriptor for direct I/O, or -1 where the file system has none."""
     try:
-        return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
+        return os.open(path, flags | os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _REFUSED:
             return -1
@@ -292,6 +293,10 @@ def as_storage_error(verb: str, path: Path) -> Iterator[None]:
     except IsADirectoryError as error:
         raise NotAnObject(
             f"cannot {verb} {path}: it is a folder", hint="somebody else made it; move it away"
+        ) from error
+    except NotADocument as error:
+        raise NotAnObject(
+            f"cannot {verb} {path}: {error}", hint="somebody else made it; move it away"
         ) from error
     except OSError as error:
         hint = _HINTS.get(error.errno or 0)

@@ -19,10 +19,12 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from strata.checkpoint.local_file import LocalSink, LocalSource, as_storage_error, status_of, sync_folder
 from strata.checkpoint.sink import OnStep, checked_name, unobserved
+from strata.documents.parsing import MAX_DOCUMENT_BYTES
+from strata.documents.reading import open_regular, read_regular
 from strata.errors import StorageError
 
 _TEMPORARY = ".tmp"
@@ -113,7 +115,7 @@ class LocalStorage:
     def read(self, name: str) -> bytes:
         path = self._path(name)
         with as_storage_error("read", path):
-            return path.read_bytes()
+            return read_regular(path, most_bytes=MAX_DOCUMENT_BYTES)
 
     def source(self, name: str) -> LocalSource:
         return LocalSource(self._path(name))
@@ -142,20 +144,20 @@ class LocalStorage:
     def hold(self, name: str) -> None:
         path = self._path(name)
         with as_storage_error("hold", path):
-            file = self._locked(path, "rb") or self._locked(path, "r+b")
+            file = self._locked(path, os.O_RDONLY) or self._locked(path, os.O_RDWR)
         if file is not None:
             self._holds[name] = file
 
     @staticmethod
-    def _locked(path: Path, mode: str) -> BinaryIO | None:
+    def _locked(path: Path, flags: int) -> BinaryIO | None:
         """Return the file with its lock; None where that takes one that may write, and this may not."""
-        file = cast("BinaryIO", path.open(mode))
+        file = _opened(path, flags)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # at once, but for others who just look whether it is held
         except OSError as error:
             if error.errno not in _NO_LOCKS:  # else nobody can tell, and all count as held
                 file.close()
-                if error.errno == errno.EBADF and mode == "rb":
+                if error.errno == errno.EBADF and flags == os.O_RDONLY:
                     return None
                 raise
         return file
@@ -170,7 +172,7 @@ class LocalStorage:
         path = self._path(name)
         with as_storage_error("look at", path):
             try:
-                file = path.open("rb")
+                file = _opened(path, os.O_RDONLY)
             except FileNotFoundError:
                 return False
         with file, as_storage_error("look at", path):
@@ -219,6 +221,12 @@ class LocalStorage:
             path.mkdir()
         sync_folder(path.parent)
         self._durable.add(path)
+
+
+def _opened(path: Path, flags: int) -> BinaryIO:
+    """Return a regular file, to be locked; nothing is read of it."""
+    fd = open_regular(path, flags)
+    return os.fdopen(fd, "rb" if flags == os.O_RDONLY else "r+b")
 
 
 def _is_folder(path: Path) -> bool:

@@ -18,8 +18,13 @@ from typing import Any, Final
 
 from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, named_digest
 from strata.checkpoint.entries import ImageRef, Run, Shard, TensorEntry
+from strata.checkpoint.sink import NotAnObject, Storage
 from strata.checkpoint.state import Json
 from strata.checkpoint.tensors import NEWER_DTYPES
+from strata.checkpoint.tree_check import check_tree
+from strata.core.records import CheckpointType
+from strata.documents import parsing
+from strata.documents.parsing import file_name, shown, text, whole
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
     "model_hash",
     "rank_manifest_name",
     "read_document",
+    "read_object",
 ]
 
 READ_VERSIONS: Final[Mapping[str, int]] = {
@@ -48,7 +54,16 @@ READ_VERSIONS: Final[Mapping[str, int]] = {
     "strata-uses": 1,
 }
 """The newest version of each document that is read."""
+_LIMITS: Final[Mapping[str, parsing.Limits]] = {
+    "strata-rank-manifest": parsing.MANIFEST,
+    "strata-manifest": parsing.MANIFEST,
+    "strata-uses": parsing.LIST,
+}
+"""Of the others it is `NOTE`."""
 GLOBAL_NAME: Final = "manifest.json"
+MAX_RANKS: Final = 1_000_000
+_MAX_HEADER_BYTES: Final = 8 + parsing.HEADER.size_bytes
+"""What safetensors reads of a file at most before its tensors: the header's length, and the header."""
 
 
 def image_name(rank: int) -> str:
@@ -135,21 +150,25 @@ class RankManifest:
         with as_corrupt(what):
             image = body["image"]
             files = tuple(_image_ref(file) for file in body.get("files", ()))
-            sizes = [int(image["size_bytes"]), *(file.size_bytes for file in files)]
+            sizes = [whole(image["size_bytes"]), *(file.size_bytes for file in files)]
+            tensors = {
+                name: TensorEntry.from_json(entry, sizes=sizes) for name, entry in body["tensors"].items()
+            }
+            _check_room(tensors, sizes)
+            for tree in (body["tree"], body["rng"]):
+                check_tree(tree)
             return cls(
                 identity=_identity(body),
-                rank=int(body["rank"]),
-                image=_file_name(image["file"]),
+                rank=whole(body["rank"], most=MAX_RANKS),
+                image=file_name(image["file"]),
                 image_bytes=sizes[0],
-                header_bytes=int(image["header_bytes"]),
-                header_digest=str(image["header_digest"]),
-                tensors={
-                    name: TensorEntry.from_json(entry, sizes=sizes) for name, entry in body["tensors"].items()
-                },
+                header_bytes=whole(image["header_bytes"], most=min(sizes[0], _MAX_HEADER_BYTES)),
+                header_digest=text(image["header_digest"]),
+                tensors=tensors,
                 tree=body["tree"],
                 rng=body["rng"],
                 files=files,
-                mesh={str(name): (int(i), int(n)) for name, (i, n) in body.get("mesh", {}).items()},
+                mesh={name: (whole(i), whole(n)) for name, (i, n) in body.get("mesh", {}).items()},
             )
 
 
@@ -214,15 +233,18 @@ class Manifest:
         """Return the manifest that `data` holds; `what` names it in errors."""
         body = read_document("strata-manifest", data, what=what)
         with as_corrupt(what):
-            before = body["predecessor"]
+            identity = _identity(body)
+            # what says a world of 10^12 has to name as many
+            if len(body["ranks"]) != identity.world_size:
+                raise ValueError(f"it is of {identity.world_size} ranks, and names {len(body['ranks'])}")
             return cls(
-                identity=_identity(body),
-                parts=tuple(Part(**{f: p[f] for f in Part.__slots__}) for p in body["ranks"]),
-                model_hash=str(body["model_hash"]),
-                created_unix_ms=int(body["created_unix_ms"]),
-                metadata=dict(body["metadata"]),
-                predecessor=(int(before[0]), int(before[1]), str(before[2])) if before else None,
-                uses=tuple(_file_name(folder) for folder in body.get("uses", ())),
+                identity=identity,
+                parts=tuple(_part(rank, part) for rank, part in enumerate(body["ranks"])),
+                model_hash=text(body["model_hash"]),
+                created_unix_ms=whole(body["created_unix_ms"], most=parsing.MAX_UNIX_MS),
+                metadata={name: text(value) for name, value in body["metadata"].items()},
+                predecessor=predecessor_of(body),
+                uses=tuple(file_name(folder) for folder in body.get("uses", ())),
             )
 
 
@@ -257,21 +279,44 @@ def read_document(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
     `CheckpointError` when a newer version of Strata wrote it.
     """
     with as_corrupt(what):
-        body = json.loads(data)
+        body = parsing.json_object(data, _LIMITS.get(kind, parsing.NOTE))
         if body["format"] != kind:
-            raise ValueError(f"it is a {body['format']!r}")
-        version = int(body["version"])
+            raise ValueError(f"it is a {shown(body['format'])}")
+        version = whole(body["version"])
     if version > READ_VERSIONS[kind]:
         raise CheckpointError(
             f"{what} has format {version}, and this release reads up to {READ_VERSIONS[kind]}",
             hint="read it with the release that wrote it, or a newer one",
         )
-    return dict(body)
+    return body
+
+
+def read_object(storage: Storage, name: str) -> bytes:
+    """Return a document's bytes; `CheckpointCorrupt` when there is something else under its name."""
+    try:
+        return storage.read(name)
+    except NotAnObject as error:
+        raise CheckpointCorrupt(error.message, hint=error.hint) from error
+
+
+def predecessor_of(body: Mapping[str, Any]) -> tuple[int, int, str] | None:
+    """Return the (step, generation, attempt) that a document names as the one before; None for none."""
+    before = body["predecessor"]
+    return (whole(before[0]), whole(before[1]), file_name(before[2])) if before else None
 
 
 def _write(kind: str, version: int, body: dict[str, Json]) -> bytes:
+    """Return the bytes of a document; `CheckpointError` for one that nobody would read."""
     document = {"format": kind, "version": version, **body}
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    try:
+        parsing.check_json(data, _LIMITS[kind])
+    except ValueError as error:
+        raise CheckpointError(
+            f"the description of what is saved is too large: {error}",
+            hint="keep long lists of plain values as tensors or as bytes, or spread the tensors over more ranks",
+        ) from error
+    return data
 
 
 def _plain_identity(identity: Identity) -> dict[str, Json]:
@@ -279,19 +324,40 @@ def _plain_identity(identity: Identity) -> dict[str, Json]:
 
 
 def _identity(body: Mapping[str, Any]) -> Identity:
-    return Identity(**{name: body[name] for name in Identity.__slots__})
+    return Identity(
+        step=whole(body["step"]),
+        generation=whole(body["generation"]),
+        attempt=file_name(body["attempt"]),
+        world_size=whole(body["world_size"], least=1, most=MAX_RANKS),
+        epoch=whole(body["epoch"]),
+        type=CheckpointType(body["type"]).value,
+    )
+
+
+def _part(rank: int, body: Mapping[str, Any]) -> Part:
+    """Return the part of that rank; each has a manifest of its own, so that none is read twice."""
+    found = Part(
+        rank=whole(body["rank"]),
+        manifest=file_name(body["manifest"]),
+        digest=text(body["digest"]),
+        image=file_name(body["image"]),
+        image_bytes=whole(body["image_bytes"]),
+    )
+    if (found.rank, found.manifest) != (rank, rank_manifest_name(rank)):
+        raise ValueError(f"the manifest of rank {rank} is not that of rank {found.rank}: {found.manifest}")
+    return found
 
 
 def _image_ref(body: Sequence[Any]) -> ImageRef:
     folder, image, size_bytes = body
-    return ImageRef(folder=_file_name(folder), image=_file_name(image), size_bytes=int(size_bytes))
+    return ImageRef(folder=file_name(folder), image=file_name(image), size_bytes=whole(size_bytes))
 
 
-def _file_name(name: Any) -> str:
-    """Return the name of a file or folder; `ValueError` for a path that leads elsewhere."""
-    if not isinstance(name, str) or "/" in name or name in {"", ".", ".."}:
-        raise ValueError(f"{name!r} is no name of a file")
-    return name
+def _check_room(tensors: Mapping[str, TensorEntry], sizes: Sequence[int]) -> None:
+    """Return if each byte of the files can be one tensor's alone; `ValueError` where some would count several times."""
+    taken = sum(entry.located_bytes for entry in tensors.values())
+    if taken > sum(sizes):
+        raise ValueError(f"its tensors take {taken} bytes of files that have {sum(sizes)}")
 
 
 class as_corrupt:  # noqa: N801  # reads as the statement it is
@@ -304,5 +370,5 @@ class as_corrupt:  # noqa: N801  # reads as the statement it is
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError | TypeError | KeyError | AttributeError | IndexError):
+        if isinstance(error, ValueError | TypeError | LookupError | AttributeError | OverflowError):
             raise CheckpointCorrupt(f"{self._what} cannot be read: {error}") from error

@@ -19,10 +19,13 @@ from strata.checkpoint.manifest import (
     Part,
     RankManifest,
     as_corrupt,
+    predecessor_of,
     read_document,
+    read_object,
 )
 from strata.checkpoint.patchwork import proven
-from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
+from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.documents.parsing import NOTE, file_name, json_object, text, whole
 from strata.errors import CheckpointCorrupt
 
 NAME: Final = "COMMIT"
@@ -55,18 +58,18 @@ class Marker:
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str) -> Marker:
         with as_corrupt(what):
-            body = dict(json.loads(data))
+            body = json_object(data, NOTE)
             if body.pop("self") != digest(json.dumps(body).encode()):
                 raise ValueError("it differs from its own digest")
         body = read_document("strata-commit", data, what=what)
-        before = body["predecessor"]
-        return cls(
-            step=body["step"],
-            generation=body["generation"],
-            attempt=body["attempt"],
-            manifest_digest=body["manifest_digest"],
-            predecessor=(before[0], before[1], before[2]) if before else None,
-        )
+        with as_corrupt(what):
+            return cls(
+                step=whole(body["step"]),
+                generation=whole(body["generation"]),
+                attempt=file_name(body["attempt"]),
+                manifest_digest=text(body["manifest_digest"]),
+                predecessor=predecessor_of(body),
+            )
 
 
 def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_digest: str) -> None:
@@ -79,7 +82,7 @@ def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_dig
         predecessor=manifest.predecessor,
     )
     name, data = f"{folder}/{NAME}", marker.to_bytes()
-    if not storage.create_once(name, data) and storage.read(name) != data:
+    if not storage.create_once(name, data) and read_object(storage, name) != data:
         raise CheckpointCorrupt(f"{name} names another checkpoint than the one beside it")
 
 
@@ -116,11 +119,9 @@ def read_marker(storage: Storage, folder: str) -> Marker | None:
     """Return what the marker says; None when there is none; `CheckpointCorrupt` when it is not whole."""
     name = f"{folder}/{NAME}"
     try:
-        return proven(storage, lambda copy: Marker.from_bytes(copy.read(name), what=name))
+        return proven(storage, lambda copy: Marker.from_bytes(read_object(copy, name), what=name))
     except ObjectMissing:
         return None
-    except NotAnObject as error:
-        raise CheckpointCorrupt(error.message) from error
 
 
 def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
@@ -140,7 +141,7 @@ def _read_named(storage: Storage, name: str, named: str) -> bytes:
     """Return a document if it has the digest that it is named by."""
 
     def read(copy: Storage) -> bytes:
-        data = copy.read(name)
+        data = read_object(copy, name)
         if named_digest(data) != named:
             raise CheckpointCorrupt(f"{name} differs from what was committed")
         return data
@@ -149,8 +150,6 @@ def _read_named(storage: Storage, name: str, named: str) -> bytes:
         return proven(storage, read)
     except ObjectMissing as error:
         raise CheckpointCorrupt(f"{name} is missing") from error
-    except NotAnObject as error:
-        raise CheckpointCorrupt(error.message) from error
 
 
 def check_size(storage: Storage, name: str, size_bytes: int) -> None:

@@ -17,10 +17,11 @@ from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.digest import digest
-from strata.checkpoint.manifest import as_corrupt
+from strata.checkpoint.manifest import as_corrupt, read_object
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.core.ids import checked_id
 from strata.core.records import CheckpointState
+from strata.documents.parsing import NOTE, check_json, json_object
 from strata.errors import CheckpointCorrupt, Conflict, InvalidArgument, Refused
 
 _PINS: Final = "pins"
@@ -32,10 +33,15 @@ def pin(storage: Storage, checkpoint: CheckpointMetadata, *, who: str, why: str)
     """Protect a checkpoint from deletion; `Conflict` when another pinned it for another reason."""
     _check_markable(checkpoint)
     name, body = f"{_PINS}/{checkpoint.id}", {"who": who, "why": why}
-    if storage.create_once(name, json.dumps(body).encode()):
+    data = json.dumps(body).encode()
+    try:
+        check_json(data, NOTE)
+    except ValueError as error:
+        raise InvalidArgument(f"the reason of a pin is too long: {error}") from error
+    if storage.create_once(name, data):
         return
     with as_corrupt(name):
-        held = dict(json.loads(storage.read(name)))
+        held = json_object(read_object(storage, name), NOTE)
     if held != body:
         by = f"{held.get('who')}: {held.get('why')}" if held.get("why") else held.get("who")
         raise Conflict(f"step {checkpoint.step} is pinned already, by {by}", hint="unpin it first")
@@ -98,7 +104,7 @@ def _to_bytes(attempt: str) -> bytes:
 def _attempt_of(data: bytes, *, what: str) -> str:
     """Return what a tag names; `CheckpointCorrupt` when it is not as it was written."""
     with as_corrupt(what):
-        body = dict(json.loads(data))
+        body = json_object(data, NOTE)
         told = body.pop("self", None)
         if told is None and body.keys() == {"attempt"}:
             return str(body["attempt"])  # of before there was a digest

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.digest import Bytes
+from strata.errors import CheckpointError
 
 PAGE_BYTES: Final = 4096
 """What addresses, offsets and lengths of direct I/O are multiples of, on any device."""
@@ -102,7 +103,13 @@ def allocate(size_bytes: int, *, inherited: bool) -> memoryview:
     """
     room = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     lead = HUGE_PAGE_BYTES if room >= HUGE_PAGE_BYTES else 0
-    block = mmap.mmap(-1, room + lead, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        block = mmap.mmap(-1, room + lead, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise CheckpointError(
+            f"there is no memory for {size_bytes} bytes: {error}",
+            hint="give the process more memory, or spread the state over more ranks",
+        ) from error
     for advice in (_MADV_HUGEPAGE,) if inherited else (_MADV_HUGEPAGE, _MADV_WIPEONFORK):
         with contextlib.suppress(OSError):  # a kernel without it
             block.madvise(advice)

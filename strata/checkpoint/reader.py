@@ -19,7 +19,7 @@ from strata.checkpoint.chunk_map import ChunkPlace, chunk_places, object_name
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.global_tensors import GlobalTensor, global_tensors, wholes
 from strata.checkpoint.image import ALIGNMENT
-from strata.checkpoint.manifest import Manifest, RankManifest
+from strata.checkpoint.manifest import Manifest, RankManifest, as_corrupt, rank_manifest_name
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.memory import allocate, keep_in_children
 from strata.checkpoint.parts import distributed_of
@@ -28,7 +28,8 @@ from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
 from strata.checkpoint.sharding import Box
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.state import Json, children, join, with_json
+from strata.checkpoint.state import Json, children, join
+from strata.checkpoint.tree_check import check_names, with_json
 from strata.checkpoint.wanted import wanted
 from strata.errors import CheckpointCorrupt, CheckpointError
 
@@ -100,9 +101,11 @@ def _load(
     own = rank < len(manifests)
     index = rank if own else 0
     places = chunk_places(folder, manifests, index)
+    tensors = tensors_of(folder, manifests)
+    check_refers(folder, manifests[index], tensors)
     saved = _read_image(storage, folder, manifests[index], places, threads, lend)
     assembler = Assembler(storage, folder, manifests, threads=threads)
-    saved = _with_parts(saved, assembler, global_tensors(manifests), state)
+    saved = _with_parts(saved, assembler, tensors, state)
     return Loaded(
         manifest=manifest,
         saved=saved,
@@ -110,6 +113,22 @@ def _load(
         differing=() if own else tuple(differing(manifests)),
         patched=isinstance(storage, Patchwork),
     )
+
+
+def tensors_of(folder: str, manifests: Sequence[RankManifest]) -> dict[str, GlobalTensor]:
+    """Return the tensors that ranks saved parts of; `CheckpointCorrupt` where the parts do not fit together."""
+    try:
+        return global_tensors(manifests)
+    except CheckpointError as error:  # it was looked at before the checkpoint was committed
+        raise CheckpointCorrupt(f"{folder}: {error.message}", hint=error.hint) from error
+
+
+def check_refers(folder: str, manifest: RankManifest, tensors: Collection[str]) -> None:
+    """Return if a rank's state refers to tensors that there are; `tensors` are those of all ranks together."""
+    known = {*tensors, *(name for name, _ in wholes(manifest))}
+    with as_corrupt(f"{folder}/{rank_manifest_name(manifest.rank)}"):
+        for tree in (manifest.tree, manifest.rng):
+            check_names(tree, known)
 
 
 def _read_image(

@@ -9,6 +9,8 @@ import random
 import sys
 from typing import Any
 
+from strata.errors import CheckpointCorrupt
+
 
 def capture() -> dict[str, Any]:
     """Return the state of every global generator of this process."""
@@ -23,7 +25,20 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Put the generators back; those of libraries that are not loaded, or GPUs gone, stay."""
+    """Put the generators back; those of libraries that are not loaded, or GPUs gone, stay.
+
+    `CheckpointCorrupt` for a state that a generator refuses: none has ever given it.
+    """
+    try:
+        _restore(states)
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
+        raise CheckpointCorrupt(
+            f"the state of the random generators cannot be put back: {error!s:.200}",
+            hint="CheckpointManager(…, capture_rng=False) restores without it",
+        ) from error
+
+
+def _restore(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     if "numpy" in states and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(states["numpy"])

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any, Final
+from typing import Final
 
-from strata.checkpoint.manifest import read_document
+from strata.checkpoint.manifest import as_corrupt, read_document, read_object
 from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.documents.parsing import text
 from strata.errors import ConfigError
 
 NAME: Final = "strata.json"
@@ -40,21 +41,23 @@ def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
             f"{storage.uri}/{name} says that this folder is {found}, and it was to be used as {owner}",
             hint="choose another storage path",
         )
-    return str(document.get("id", ""))
+    return document["id"]
 
 
 def owner_of(storage: Storage, *, folder: str = "") -> str | None:
     """Return whose folder this is; None while it is nobody's."""
     document = _document(storage, _name(folder))
-    return None if document is None else str(document["owner"])
+    return None if document is None else document["owner"]
 
 
-def _document(storage: Storage, name: str) -> dict[str, Any] | None:
+def _document(storage: Storage, name: str) -> dict[str, str] | None:
     try:
-        data = storage.read(name)
+        data = read_object(storage, name)
     except ObjectMissing:
         return None
-    return read_document("strata-root", data, what=name)
+    document = read_document("strata-root", data, what=name)
+    with as_corrupt(name):
+        return {"owner": text(document["owner"]), "id": text(document.get("id", ""))}
 
 
 def _name(folder: str) -> str:

@@ -27,8 +27,9 @@ import botocore.session
 
 from strata.checkpoint.place import S3Place
 from strata.checkpoint.s3_errors import S3Error, Taken, as_storage_error
-from strata.checkpoint.sink import ObjectMissing
+from strata.checkpoint.sink import NotAnObject, ObjectMissing
 from strata.config.userinfo import refuse_userinfo
+from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import ConfigError, StorageError, redacted
 
 MARK: Final = "strata-writer"
@@ -143,13 +144,27 @@ class S3Control:
             with as_storage_error("read", self._what(key)):
                 answer = self._client.get_object(Bucket=self.place.bucket, Key=key)
                 try:
-                    return bytes(answer["Body"].read())
+                    return self._bounded(key, answer, MAX_DOCUMENT_BYTES)
                 except botocore.exceptions.BotoCoreError:
                     if attempt == _ATTEMPTS:
                         raise
                 finally:
                     answer["Body"].close()
         raise AssertionError("the loop returns or raises")
+
+    def _bounded(self, key: str, answer: dict[str, Any], most_bytes: int) -> bytes:
+        """Return the bytes of an answer; `NotAnObject` for more than that, before they are taken."""
+        data = b""
+        if (told := int(answer.get("ContentLength") or 0)) <= most_bytes:
+            data = bytes(answer["Body"].read(most_bytes + 1))
+            if len(data) <= most_bytes:
+                if len(data) < told:
+                    raise botocore.exceptions.IncompleteReadError(actual_bytes=len(data), expected_bytes=told)
+                return data
+        raise NotAnObject(
+            f"cannot read {self._what(key)}: it has {max(told, len(data))} bytes, and at most {most_bytes} are read",
+            hint="somebody else made it; move it away",
+        )
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return bytes `[start, end)`, also from a server that sends a part and calls it the whole."""
@@ -160,7 +175,11 @@ class S3Control:
             with contextlib.closing(answer["Body"]) as body:
                 if not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
                     raise StorageError(f"the server of {self._what(key)} sends no part of it")
-                return bytes(body.read())
+                data = bytes(body.read(end - start))
+                told = min(int(answer.get("ContentLength") or 0), end - start)
+                if len(data) < told:
+                    raise botocore.exceptions.IncompleteReadError(actual_bytes=len(data), expected_bytes=told)
+                return data
 
     def create(self, key: str, data: bytes, mark: str) -> bool:
         """Make an object unless there is one; tell whether it was made here, by `mark`."""

@@ -28,7 +28,7 @@ class ObjectMissing(StorageError):
 
 
 class NotAnObject(StorageError):
-    """Something else than an object has that name: a folder, say."""
+    """Something else than an object has that name: a folder, a pipe, or more bytes than any document has."""
 
     code = "NOT_AN_OBJECT"
 
@@ -107,7 +107,7 @@ class Storage(Protocol):
         ...
 
     def read(self, name: str) -> bytes:
-        """Return a small object whole."""
+        """Return a document whole; `NotAnObject` for what is larger than any is (`documents.parsing`)."""
         ...
 
     def source(self, name: str) -> Source:

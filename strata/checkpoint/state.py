@@ -18,8 +18,6 @@ its key.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import sys
 from collections import Counter, OrderedDict
@@ -28,7 +26,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from strata.checkpoint import inline
-from strata.checkpoint.digest import Bytes
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.parts import Distributed, distributed_of
 from strata.checkpoint.replication import Replica, Replication
@@ -44,7 +41,9 @@ RESERVED_NAMES: Final = frozenset({"__metadata__"})
 MAX_DEPTH: Final = 128
 """How deep containers lie in each other; the JSON, three times as deep, can then be read anywhere."""
 
-_CLASSES: Final[dict[type, str]] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+CLASSES: Final[dict[str, type]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+"""The mappings that there are, by their names in a tree."""
+_CLASSES: Final[dict[type, str]] = {cls: name for name, cls in CLASSES.items()}
 _CONTAINERS: Final[dict[str, Callable[[list[tuple[Any, Any]]], Any]]] = {
     "dict": dict,
     "ordered": OrderedDict,
@@ -230,21 +229,6 @@ def unflatten(tree: Json, leaf: Callable[[str], Any]) -> Any:
     raise CheckpointCorrupt(f"a manifest's tree has a value of kind {kind!r}")
 
 
-def with_json(tree: Json, texts: Mapping[str, Bytes]) -> Json:
-    """Return the tree with the values that `texts` are, for opaque bytes of these names that are JSON."""
-    if isinstance(tree, dict) and tree.get("b") in texts:
-        with contextlib.suppress(ValueError):  # pickled by torch's own planner: bytes they stay
-            return json.loads(bytes(texts[tree["b"]]))
-        return tree
-    if isinstance(tree, dict):
-        if "d" in tree:
-            return {**tree, "d": [[key, with_json(part, texts)] for key, part in tree["d"]]}
-        for kind in ("l", "u"):
-            if kind in tree:
-                return {kind: [with_json(part, texts) for part in tree[kind]]}
-    return tree
-
-
 def children(tree: Json) -> list[tuple[Any, Json]] | None:
     """Return the (key, tree) pairs of a container's tree, or None for a leaf."""
     if isinstance(tree, dict):
@@ -291,4 +275,8 @@ def _numpy_scalar(dtype: str, text: str) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         raise CheckpointError(f"a NumPy scalar of {dtype} was saved, and numpy is not imported here")
-    return numpy.frombuffer(bytes.fromhex(text), dtype=numpy.dtype(dtype).newbyteorder("<"))[0].astype(dtype)
+    try:
+        found = numpy.frombuffer(bytes.fromhex(text), dtype=numpy.dtype(dtype).newbyteorder("<"))
+        return found[0].astype(dtype)
+    except (ValueError, TypeError, IndexError) as error:
+        raise CheckpointCorrupt(f"a NumPy scalar of {dtype[:50]!r} cannot be read: {error}") from error

@@ -13,9 +13,10 @@ from collections.abc import Collection
 from typing import Final
 
 from strata.checkpoint.digest import digest
-from strata.checkpoint.manifest import as_corrupt, read_document
+from strata.checkpoint.manifest import as_corrupt, read_document, read_object
 from strata.checkpoint.marker import committed, read_manifest, read_marker
 from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.documents.parsing import LIST, file_name, json_object
 from strata.errors import CheckpointCorrupt
 
 NAME: Final = "uses.json"
@@ -40,11 +41,9 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
     """
     name = f"{folder}/{NAME}"
     try:
-        data = storage.read(name)
+        return _parse(read_object(storage, name), name)
     except ObjectMissing:
         return _of_manifest(storage, folder)
-    try:
-        return _parse(data, name)
     except CheckpointCorrupt:
         proof = committed(storage, folder)
         if proof is None:
@@ -63,9 +62,9 @@ def _of_manifest(storage: Storage, folder: str) -> frozenset[str]:
 
 def _parse(data: bytes, name: str) -> frozenset[str]:
     with as_corrupt(name):
-        body = dict(json.loads(data))
+        body = json_object(data, LIST)
         if body.pop("self") != digest(json.dumps(body).encode()):
             raise ValueError("it differs from its own digest")
     body = read_document("strata-uses", data, what=name)
     with as_corrupt(name):
-        return frozenset(map(str, body["folders"]))
+        return frozenset(map(file_name, body["folders"]))

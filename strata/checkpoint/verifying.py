@@ -6,7 +6,7 @@ tensor by its name. One buffer of 8 MiB is all the memory it takes, however larg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -17,6 +17,7 @@ from strata.checkpoint.manifest import Manifest, Part, RankManifest
 from strata.checkpoint.marker import check_size, read_manifest, read_marker, read_rank_manifest
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.pipeline import open_at_once
+from strata.checkpoint.reader import check_refers, tensors_of
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Source, Storage
 from strata.errors import CheckpointCorrupt
 
@@ -160,6 +161,8 @@ class _Verifier:
     def parts(self, manifest: Manifest) -> None:
         """Read what every rank has saved, each byte once."""
         whole = [found for part in manifest.parts if (found := self._rank_manifest(part)) is not None]
+        if len(whole) == len(manifest.parts):
+            self._together(whole)
         seen: set[tuple[ImageRef, int]] = set()
         for index, rank in enumerate(whole):
             try:
@@ -184,6 +187,15 @@ class _Verifier:
             self._note(error)
             return None
         return manifest
+
+    def _together(self, manifests: Sequence[RankManifest]) -> None:
+        """Note what a restore would refuse: parts that are no tensor together, and names of none."""
+        try:
+            tensors = tensors_of(self._folder, manifests)
+            for manifest in manifests:
+                check_refers(self._folder, manifest, tensors)
+        except CheckpointCorrupt as error:
+            self._note(error)
 
     def _header(self, manifest: RankManifest) -> None:
         """Read the header, which has no more than a chunk's bytes unless it has very many tensors."""

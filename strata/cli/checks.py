@@ -25,7 +25,8 @@ from strata.client import CoordinatorClient, parse_endpoints
 from strata.client.name_lookup import ADVICE, SLOW_S, lookup_s
 from strata.config import CoordinatorConfig, Credentials, split_address
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
-from strata.errors import StrataError, Unavailable
+from strata.documents.reading import read_config
+from strata.errors import ConfigError, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig
 from strata.launch.addresses import address_towards
 from strata.launch.ports import is_free
@@ -194,9 +195,9 @@ def credentials(given: Credentials) -> Iterator[Finding]:
             yield from _certificate(given, pem.cert, now)
     if given.token_file is not None:
         try:
-            given.token_file.read_bytes()
-        except OSError as error:
-            yield _fail("token", f"{given.token_file}: {error.strerror}", "make one with strata tokens add")
+            read_config(given.token_file)
+        except ConfigError as error:
+            yield _fail("token", error.message, "make one with strata tokens add")
         else:
             yield _ok("token", str(given.token_file))
 

@@ -133,7 +133,7 @@ def _can_be_looked_up(host: str) -> bool:
 def _port(word: str, text: str) -> int:
     if not text:
         return DEFAULT_PORT
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+    if not text.isascii() or not text.isdigit() or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{word!r}: {text!r} is not a port", hint=_HINT)
     return int(text)
 

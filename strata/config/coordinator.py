@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +13,11 @@ from urllib.parse import urlsplit
 from strata.config.credentials import Credentials
 from strata.config.loading import load, read_file, setting
 from strata.config.userinfo import refuse_userinfo
+from strata.documents.reading import read_config
 from strata.errors import ConfigError
 
 _GIB = 1 << 30
+MAX_PASSWORD_BYTES = 4096
 
 
 ETCD_LOGIN: Final = "write host:port; etcd.username and etcd.password_file are settings of their own"
@@ -69,16 +70,15 @@ class EtcdConfig:
         """Return the password, without the file's closing newline; "" when none is needed."""
         if self.password_file is None:
             return ""
+        body = read_config(
+            self.password_file, "etcd.password_file", most_bytes=MAX_PASSWORD_BYTES, private=True
+        )
         try:
-            with self.password_file.open() as file:
-                if os.fstat(file.fileno()).st_mode & 0o077:
-                    raise ConfigError(
-                        f"etcd.password_file {self.password_file} can be read by others",
-                        hint=f"chmod 600 {self.password_file}",
-                    )
-                return file.read().rstrip("\r\n")
-        except OSError as error:
-            raise ConfigError(f"cannot read {self.password_file}: {error.strerror}") from None
+            return body.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"etcd.password_file {self.password_file} is not text", hint="write the password as UTF-8"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +227,8 @@ def split_address(what: str, address: str) -> tuple[str, int]:
             f"{what}: {address!r} is not an address",
             hint="write host:port, and [::1]:port for IPv6",
         )
-    if int(port) > 65535:
-        raise ConfigError(f"{what}: {port} is not a port")
+    if len(port) > 5 or int(port) > 65535:
+        raise ConfigError(f"{what}: {port[:20]} is not a port", hint="a port is 0 to 65535")
     return (host[1:-1] if bracketed else host), int(port)
 
 

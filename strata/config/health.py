@@ -3,11 +3,11 @@
 # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strata.config.loading import setting
+from strata.documents.parsing import MAX_NUMBER
 from strata.errors import ConfigError
 
 REPORT = "report"
@@ -71,7 +71,7 @@ class HealthConfig:
                 limits[phase.strip().lower()] = float(seconds)
             except ValueError:
                 equals = ""
-            if not equals or not phase.strip() or not 0 < limits[phase.strip().lower()] < math.inf:
+            if not equals or not phase.strip() or not 0 < limits[phase.strip().lower()] <= MAX_NUMBER:
                 raise ConfigError(
                     f"{entry!r} is no limit of a phase", hint="write phase=seconds, for example eval=900"
                 )

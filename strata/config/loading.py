@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from strata.documents.parsing import MAX_INTEGER, MAX_NUMBER, SMALL_CONFIG, shown, toml_table
+from strata.documents.reading import NotADocument, read_regular
 from strata.errors import ConfigError
 
 C = TypeVar("C")
@@ -27,6 +28,7 @@ FILES: Final = (Path("strata.toml"), Path("/etc/strata/strata.toml"))
 SHARED: Final = frozenset({"cluster", "job", "endpoints", "detect_s", "insecure"})
 """What may stand at the top of the file: facts that more than one command reads."""
 
+_HINT: Final = "strata.toml has tables of settings, [run] say, each with lines like slots = 8: docs/run.md"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -73,15 +75,19 @@ def read_file(path: Path | None) -> tuple[Mapping[str, Any], str]:
     candidates = FILES if path is None else (path,)
     for candidate in candidates:
         try:
-            with candidate.open("rb") as file:
-                return tomllib.load(file), str(candidate)
+            data = read_regular(candidate, most_bytes=SMALL_CONFIG.size_bytes)
+            return toml_table(data, SMALL_CONFIG), str(candidate)
         except FileNotFoundError:
             if path is not None:
                 raise ConfigError(f"there is no file {path}", hint="check --config") from None
         except OSError as error:
-            raise ConfigError(f"cannot read {candidate}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{candidate} is not TOML: {error}") from None
+            raise ConfigError(
+                f"cannot read {candidate}: {error.strerror}", hint="check its path and its owner"
+            ) from None
+        except NotADocument as error:
+            raise ConfigError(f"cannot read {candidate}: {error}", hint="name a regular file") from None
+        except ValueError as error:
+            raise ConfigError(f"{candidate} is not TOML: {error}", hint=_HINT) from None
     return {}, ""
 
 
@@ -166,7 +172,7 @@ def _convert(hint: Any, value: Any, source: str) -> Any:
     """Return `value`, of text or of TOML, as the type `hint` asks for."""
     try:
         return _converted(hint, value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last: ~name, and nobody has that name
         raise ConfigError(f"{source}: {error}") from None
 
 
@@ -176,34 +182,41 @@ def _converted(hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
-            raise TypeError(f"a list is needed, not {_shown(value)}")
+            raise TypeError(f"a list is needed, not {shown(value)}")
         return tuple(_converted(str, i).strip() for i in items if not isinstance(i, str) or i.strip())
     if hint is bool:
         return _boolean(value)
     if hint in (int, float):
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise TypeError(f"a number is needed, not {_shown(value)}")
-        try:
-            number = hint(value)
-        except ValueError:
-            raise ValueError(f"a {'whole ' if hint is int else ''}number is needed, not {value!r}") from None
-        if isinstance(number, float) and not math.isfinite(number):
-            raise ValueError(f"a finite number is needed, not {value!r}")
-        if hint is int and isinstance(value, float) and number != value:
-            raise ValueError(f"a whole number is needed, not {value!r}")
-        return number
+            raise TypeError(f"a number is needed, not {shown(value)}")
+        return _number(hint, value)
     if hint is Path and isinstance(value, str | Path):
         return Path(value).expanduser()
     if isinstance(value, str):
         return value
-    raise TypeError(f"a text is needed, not {_shown(value)}")
+    raise TypeError(f"a text is needed, not {shown(value)}")
 
 
-def _shown(value: Any) -> str:
-    """Return a value for an error; of tables and lists only what they are, for an address may be inside."""
-    if isinstance(value, str | bool | int | float):
-        return repr(value)
-    return "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else "that"
+def _number(hint: Any, value: str | float) -> Any:
+    """Return the number; `ValueError` for one that no clock, no file and no array can count to."""
+    kind = "whole" if hint is int else "finite"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"a {kind} number is needed, not {value!r}")
+    try:
+        number = hint(value)
+    except OverflowError:
+        number = math.inf
+    except ValueError:
+        what = "whole number" if hint is int else "number"
+        raise ValueError(f"a {what} is needed, not {shown(value)}") from None
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError(f"a finite number is needed, not {shown(value)}")
+    if hint is int and isinstance(value, float) and number != value:
+        raise ValueError(f"a whole number is needed, not {shown(value)}")
+    most = MAX_INTEGER if hint is int else MAX_NUMBER
+    if abs(number) > most:
+        raise ValueError(f"{shown(value)} is too large: the most is {most:g}")
+    return number
 
 
 def _boolean(value: Any) -> bool:
@@ -211,7 +224,7 @@ def _boolean(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
-    raise ValueError(f"true or false is needed, not {value!r}")
+    raise ValueError(f"true or false is needed, not {shown(value)}")
 
 
 def _hint(cls: type[Any], name: str) -> Any:

@@ -88,6 +88,6 @@ def _kubernetes(environment: Mapping[str, str]) -> Allocation | None:
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name) or "0"
-    if not text.isdecimal():
-        raise ConfigError(f"{name} is {text!r}, not a number", hint="it is set by the scheduler")
+    if not text.isdecimal() or len(text) > 18:
+        raise ConfigError(f"{name} is {text[:100]!r}, not a number", hint="it is set by the scheduler")
     return int(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from strata.documents.reading import read_config
 from strata.errors import ConfigError
 from strata.observe import get_logger
 
@@ -42,6 +43,8 @@ def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl
 def _loaded(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in (cert_file, key_file, *([ca_file] if ca_file is not None else [])):
+        read_config(path)  # OpenSSL would wait for a pipe
     try:
         context.load_cert_chain(cert_file, key_file)
         if ca_file is not None:

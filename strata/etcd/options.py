@@ -18,6 +18,7 @@ import grpc
 
 from strata.config.coordinator import ETCD_LOGIN
 from strata.config.userinfo import refuse_userinfo
+from strata.documents.reading import read_config
 from strata.errors import ConfigError
 from strata.security.tls import Stamp, stamp
 
@@ -123,9 +124,4 @@ def _parse(text: str) -> Address:
 
 
 def _read(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return None if path is None else read_config(Path(path))

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from strata.documents.parsing import SMALL_CONFIG, json_object, text
+from strata.documents.reading import read_regular
 from strata.errors import ConfigError, Unavailable
 from strata.launch.etcd_binary import EtcdBinary, find_etcd
 from strata.launch.etcd_http import EtcdTls, MemberStatus
@@ -222,16 +224,20 @@ def _ended(member: EtcdMember) -> Unavailable:
 
 def _read_plan(folder: Path, members: int) -> tuple[list[MemberPlan], str] | None:
     try:
-        stored = json.loads((folder / _PLAN).read_text())
+        data = read_regular(folder / _PLAN, most_bytes=SMALL_CONFIG.size_bytes)
+        stored = json_object(data, SMALL_CONFIG)
+        plans = [MemberPlan(**plan) for plan in stored["members"]]
+        token = text(stored["token"])
     except FileNotFoundError:
         return None
-    plans = [MemberPlan(**plan) for plan in stored["members"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{folder / _PLAN} cannot be read: {error}", hint="use another folder") from error
     if len(plans) != members:
         raise ConfigError(
             f"{folder} holds a cluster of {len(plans)} members, not {members}",
             hint="ask for as many, or use another folder",
         )
-    return plans, stored["token"]
+    return plans, token
 
 
 def _new_plan(folder: Path, places: Sequence[Placement]) -> tuple[list[MemberPlan], str]:

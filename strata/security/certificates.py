@@ -24,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from strata.core.authority import SCHEME, Identity, Role, parse_identity
 from strata.core.ids import checked_id
+from strata.documents.reading import MAX_PEM_BYTES, read_config, read_regular
 from strata.errors import ConfigError, InvalidArgument, StrataError
 from strata.security.private import private_folder, write_private, write_public
 
@@ -96,9 +97,9 @@ class Authority:
         """Return the authority in `folder`; `ConfigError` says what is missing or wrong."""
         hint = f"make one: strata certs ca --out {folder} --cluster NAME"
         try:
-            certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
-            key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
-            cluster = (folder / CLUSTER).read_text().strip()
+            certificate = x509.load_pem_x509_certificate(_read(folder / CA))
+            key = serialization.load_pem_private_key(_read(folder / CA_KEY), None)
+            cluster = _read(folder / CLUSTER).decode().strip()
         except OSError as error:
             raise ConfigError(
                 f"{folder} holds no authority: {error.filename}: {error.strerror}", hint=hint
@@ -179,7 +180,7 @@ class Authority:
     def _is_trusted_by(self, path: Path) -> bool:
         """Tell whether a file of authorities has this one; what else it has is somebody's intent."""
         try:
-            return self.certificate in x509.load_pem_x509_certificates(path.read_bytes())
+            return self.certificate in x509.load_pem_x509_certificates(_read(path))
         except (OSError, ValueError):
             return False
 
@@ -209,14 +210,14 @@ class Authority:
         )
 
 
+def _read(path: Path) -> bytes:
+    return read_regular(path, most_bytes=MAX_PEM_BYTES)
+
+
 def describe(path: Path) -> Described:
     """Return what the first certificate in a file says; `ConfigError` when there is none."""
     try:
-        return _described(x509.load_pem_x509_certificate(path.read_bytes()))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="check its path and its owner"
-        ) from None
+        return _described(x509.load_pem_x509_certificate(read_config(path)))
     except ValueError as error:
         raise ConfigError(f"{path} is not a certificate in PEM form: {error}") from None
 

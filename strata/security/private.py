@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 from pathlib import Path
 
+from strata.documents.reading import MAX_PEM_BYTES, read_config
 from strata.errors import ConfigError
 
 
@@ -29,23 +29,9 @@ def write_public(path: Path, body: bytes) -> None:
     _write(path, body, 0o644)
 
 
-def read_private(path: Path, what: str) -> bytes:
+def read_private(path: Path, what: str, *, most_bytes: int = MAX_PEM_BYTES) -> bytes:
     """Return a file's bytes; `ConfigError` when it cannot be read, or others than its owner can."""
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                raise ConfigError(f"{what} {path} is not a plain file")
-            if mode & 0o077:
-                raise ConfigError(
-                    f"{what} {path} can be read by others: its mode is {stat.S_IMODE(mode):04o}",
-                    hint=f"chmod 600 {path}",
-                )
-            return file.read()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {what} {path}: {error.strerror}", hint="check its path and its owner"
-        ) from None
+    return read_config(path, what, most_bytes=most_bytes, private=True)
 
 
 def _write(path: Path, body: bytes, mode: int) -> None:

@@ -14,6 +14,7 @@ import ssl
 from typing import Final
 
 from strata.config import Credentials
+from strata.documents.reading import read_config
 from strata.errors import ConfigError, StrataError, Unauthenticated
 from strata.security.dates import validity
 
@@ -100,6 +101,9 @@ async def _unverified(
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
+    for path in (credentials.ca_file, credentials.cert_file, credentials.key_file):
+        if path is not None:
+            read_config(path)  # OpenSSL would wait for a pipe
     if credentials.ca_file is None:
         context = ssl.create_default_context()
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from strata.config import Credentials
+from strata.documents.reading import read_config
 from strata.errors import ConfigError
 from strata.security.dates import validity
 from strata.security.private import read_private
@@ -120,14 +121,7 @@ def _said(error: Exception) -> str:
 
 
 def _read(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="check its path and its owner"
-        ) from None
+    return None if path is None else read_config(path)
 
 
 def _read_key(credentials: Credentials) -> bytes | None:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from strata.config import Credentials
 from strata.core.authority import Identity, Role
 from strata.core.ids import checked_id
+from strata.documents.parsing import TOKENS, check_json, json_object
 from strata.errors import ConfigError, InvalidArgument, NotFound, Unauthenticated
 from strata.security.private import read_private, write_private
 
@@ -55,9 +56,9 @@ class TokenFile:
 
     def entries(self) -> list[Entry]:
         """Return what it holds; `ConfigError` when others may read it, or it is no such file."""
-        body = read_private(self.path, "the file of token hashes")
+        body = read_private(self.path, "the file of token hashes", most_bytes=TOKENS.size_bytes)
         try:
-            document = json.loads(body)
+            document = json_object(body, TOKENS)
             if document["v"] != _VERSION:
                 raise ValueError(f"version {document['v']} is not {_VERSION}")
             return [_entry(each) for each in document["tokens"]]
@@ -125,7 +126,12 @@ class TokenFile:
             }
             for entry in entries
         ]
-        write_private(self.path, json.dumps({"v": _VERSION, "tokens": tokens}, indent=1).encode() + b"\n")
+        body = json.dumps({"v": _VERSION, "tokens": tokens}, indent=1).encode() + b"\n"
+        try:
+            check_json(body, TOKENS)
+        except ValueError as error:
+            raise ConfigError(f"{self.path} takes no more tokens: {error}", hint="revoke some") from None
+        write_private(self.path, body)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from strata.client import arguments
+from strata.documents.parsing import MANIFEST, json_object
 from strata.errors import CheckpointError, InvalidArgument
 
 CURSORS_KEY: Final = "cursors"
@@ -116,7 +117,7 @@ def _read(text: str) -> dict[str, dict[int, Place]]:
     try:
         return {
             dataset: {int(shard): (int(epoch), int(position)) for shard, (epoch, position) in places.items()}
-            for dataset, places in json.loads(text).items()
+            for dataset, places in json_object(text, MANIFEST).items()
         }
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint's cursors cannot be read: {error}: {text[:80]!r}") from None

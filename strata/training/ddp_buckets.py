@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from strata.documents.parsing import MANIFEST, json_value
 from strata.errors import BarrierBroken, BarrierTimeout
 from strata.training.peers import Peers
 
@@ -63,7 +64,7 @@ class Buckets:
         self._wrapped = [weakref.ref(one) for one in wrapped]
         if not self._restored or self._peers.world_size < SUMS_DIFFER_FROM:
             return
-        orders = json.loads(self._saved or "[]")
+        orders = _read(self._saved or "[]")
         reason = _unfit(torch, wrapped, orders)
         if not self._all_are(able=not reason):
             log.debug("the buckets of DDP are left to itself: %s", reason or "another rank cannot fill them")
@@ -134,6 +135,18 @@ _PLAIN: Final[Mapping[str, Any]] = {
     "parameters_to_ignore": set(),
 }
 """What DDP must be set to for the pass: elsewhere buckets stay as they are, or code of others would run in it."""
+
+
+def _read(text: str) -> list[list[int]]:
+    """Return the orders that a checkpoint holds; none where it holds something else."""
+    try:
+        orders = json_value(text, MANIFEST)
+    except ValueError:
+        return []
+    fine = isinstance(orders, list) and all(
+        isinstance(order, list) and all(type(number) is int for number in order) for order in orders
+    )
+    return orders if fine else []
 
 
 def _unfit(torch: Any, wrapped: Sequence[Any], orders: Sequence[Sequence[int]]) -> str:

@@ -17,9 +17,12 @@ began, and from there on its own start.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from strata.documents.parsing import NOTE, json_object
 
 GOODPUT_KEY: Final = "strata.goodput"
 """Under which a checkpoint's metadata has the account."""
@@ -108,10 +111,11 @@ class Ledger:
 def read_account(text: str) -> tuple[dict[str, float], float] | None:
     """Return the seconds by what they were spent on, and until when; None when `text` is no account."""
     try:
-        saved = json.loads(text)
-        return {str(k): float(v) for k, v in saved["spent_s"].items()}, float(saved["unix_s"])
-    except (ValueError, TypeError, KeyError, AttributeError):
+        saved = json_object(text, NOTE)
+        spent_s, unix_s = {str(k): float(v) for k, v in saved["spent_s"].items()}, float(saved["unix_s"])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
+    return (spent_s, unix_s) if all(map(math.isfinite, (*spent_s.values(), unix_s))) else None
 
 
 def told_goodput(text: str) -> str:

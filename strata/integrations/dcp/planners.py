@@ -15,7 +15,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
 from strata.checkpoint import inline
+from strata.checkpoint.manifest import as_corrupt
 from strata.checkpoint.state import Flat, Json, unflatten
+from strata.checkpoint.tree_check import check_tree
+from strata.documents.parsing import PLAIN, json_value
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 
@@ -77,7 +80,7 @@ def to_json(key: str, value: object) -> bytes:
 def is_json(data: bytes) -> bool:
     """Tell whether bytes are JSON; no pickle is, nor what `torch.save` writes."""
     try:
-        json.loads(data)
+        json_value(data, PLAIN)
     except ValueError:
         return False
     return True
@@ -86,12 +89,15 @@ def is_json(data: bytes) -> bool:
 def from_json(key: str, data: bytes) -> Any:
     """Return the value that `to_json` was given."""
     try:
-        tree = json.loads(data)
+        tree = json_value(data, PLAIN)
     except ValueError as error:
         raise CheckpointError(
             f"{key} was not saved as JSON",
             hint="load it with the planner that belongs to the one it was saved with",
         ) from error
+
+    with as_corrupt(key):
+        check_tree(tree)
 
     def refuse(name: str) -> Any:
         raise CheckpointCorrupt(f"{key} refers to {name}, which JSON cannot hold")

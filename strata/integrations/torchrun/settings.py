@@ -198,7 +198,7 @@ def _number(conf: Mapping[str, Any], name: str, default: int, *, least: int) -> 
     value = conf.get(name, default)
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name} = {value!r} is not a number") from None
     if not least <= number < 2**31:
         raise ConfigError(f"{name} = {number} is not {least} or more")
@@ -209,7 +209,7 @@ def _seconds(conf: Mapping[str, Any], name: str, default: float) -> float:
     value = conf.get(name, default)
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name} = {value!r} is not a number of seconds") from None
     if not 0 <= seconds < 1e7:
         raise ConfigError(f"{name} = {value} is not a number of seconds")

@@ -12,7 +12,8 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.reader import load
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.s3_storage import S3Storage
-from strata.checkpoint.sink import ObjectMissing, Storage, put
+from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage, put
+from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import InvalidArgument, StorageError
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -127,6 +128,18 @@ def test_reading_goes_as_far_as_there_is(storage: Storage) -> None:
     assert source.read_into(8, buffer) == 2
     assert source.read_into(20, buffer) == 0
     source.close()
+    source.close()
+
+
+def test_what_is_larger_than_any_document_is_not_read_whole(storage: Storage) -> None:
+    put(storage, "f/document", b"d" * 1000)
+    assert storage.read("f/document") == b"d" * 1000
+    put(storage, "f/large", bytes(MAX_DOCUMENT_BYTES + 1))
+    with pytest.raises(NotAnObject, match=str(MAX_DOCUMENT_BYTES + 1)):
+        storage.read("f/large")
+    room = bytearray(10)
+    source = storage.source("f/large")
+    assert source.read_into(MAX_DOCUMENT_BYTES - 5, memoryview(room)) == 6, "in parts it is"
     source.close()
 
 

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 
 from strata.checkpoint.digest import CHUNK_BYTES, Bytes
-from strata.checkpoint.sink import ObjectMissing, checked_name
+from strata.checkpoint.sink import NotAnObject, ObjectMissing, checked_name
+from strata.documents.parsing import MAX_DOCUMENT_BYTES
 from strata.errors import StorageError
 
 
@@ -49,15 +50,22 @@ class MemoryStorage:
     def read(self, name: str) -> bytes:
         self.fault("read", checked_name(name))
         try:
-            return self.objects[name]
+            found = self.objects[name]
         except KeyError:
             raise ObjectMissing(f"no {name}") from None
+        if len(found) > MAX_DOCUMENT_BYTES:
+            raise NotAnObject(f"cannot read {name}: it has {len(found)} bytes")
+        return found
 
     def source(self, name: str) -> MemorySource:
         return MemorySource(self, checked_name(name))
 
     def size(self, name: str) -> int:
-        return len(self.read(name))
+        self.fault("read", checked_name(name))
+        try:
+            return len(self.objects[name])
+        except KeyError:
+            raise ObjectMissing(f"no {name}") from None
 
     def exists(self, name: str) -> bool:
         return checked_name(name) in self.objects or any(o.startswith(f"{name}/") for o in self.objects)

@@ -19,17 +19,25 @@ from strata.checkpoint.manifest import (
     Shard,
     TensorEntry,
     model_hash,
+    rank_manifest_name,
 )
 from strata.checkpoint.marker import Marker
 from strata.checkpoint.tensors import DTYPES, TensorSpec
+from strata.documents.parsing import MAX_UNIX_MS
 from strata.errors import CheckpointCorrupt, CheckpointError
 
 _counts = st.integers(0, 2**53)
 _names = st.text(min_size=1, max_size=8)
-_files = _names.filter(lambda name: "/" not in name and name not in {".", ".."})
+_files = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)
+_ranks = st.integers(0, 10**6)
 _images = st.builds(ImageRef, folder=_files, image=_files, size_bytes=st.integers(2**53, 2**54))
 _identities = st.builds(
-    Identity, step=_counts, generation=_counts, attempt=_names, world_size=_counts, epoch=_counts
+    Identity,
+    step=_counts,
+    generation=_counts,
+    attempt=_files,
+    world_size=st.integers(1, 10**6),
+    epoch=_counts,
 )
 
 
@@ -54,45 +62,68 @@ def _entries(draw: st.DrawFn) -> TensorEntry:
     return TensorEntry(spec=spec, runs=runs, chunks=chunks, replicated=replicated, shard=shard)
 
 
-_json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=3),
+_plain = st.none() | st.booleans() | st.integers() | st.text()
+_trees = st.recursive(
+    _plain
+    | st.builds(lambda name: {"t": name}, _names)
+    | st.just({"f": "nan"})
+    | st.just({"s": ["int8", "ff"]}),
+    lambda inner: (
+        st.builds(lambda parts: {"l": parts}, st.lists(inner, max_size=3))
+        | st.builds(
+            lambda items: {"d": items, "c": "dict"},
+            st.lists(st.tuples(_plain | st.just({"u": [1, "a"]}), inner).map(list), max_size=3),
+        )
+        | st.builds(lambda part: {"d": [], "c": "ordered", "m": part}, inner)
+    ),
     max_leaves=5,
 )
 _rank_manifests = st.builds(
     RankManifest,
     identity=_identities,
-    rank=_counts,
+    rank=_ranks,
     image=_files,
     image_bytes=st.integers(2**53 + 100000, 2**54),
-    header_bytes=_counts,
+    header_bytes=st.integers(0, 10**8),
     header_digest=_names,
     tensors=st.dictionaries(_names, _entries(), max_size=4),
-    tree=_json,
-    rng=_json,
+    tree=_trees,
+    rng=_trees,
     files=st.lists(_images, max_size=2).map(tuple),
     mesh=st.dictionaries(_names, st.tuples(_counts, _counts), max_size=2),
 )
-_manifests = st.builds(
-    Manifest,
-    identity=_identities,
-    parts=st.lists(
-        st.builds(Part, rank=_counts, manifest=_names, digest=_names, image=_names, image_bytes=_counts),
-        max_size=4,
-    ).map(tuple),
-    model_hash=_names,
-    created_unix_ms=_counts,
-    metadata=st.dictionaries(_names, st.text(), max_size=3),
-    predecessor=st.none() | st.tuples(_counts, _counts, _names),
-    uses=st.lists(_files, max_size=2).map(tuple),
-)
+
+
+@st.composite
+def _manifests(draw: st.DrawFn) -> Manifest:
+    parts = tuple(
+        Part(
+            rank=rank,
+            manifest=rank_manifest_name(rank),
+            digest=draw(_names),
+            image=draw(_files),
+            image_bytes=draw(_counts),
+        )
+        for rank in range(draw(st.integers(1, 4)))
+    )
+    return Manifest(
+        identity=dataclasses.replace(draw(_identities), world_size=len(parts)),
+        parts=parts,
+        model_hash=draw(_names),
+        created_unix_ms=draw(st.integers(0, MAX_UNIX_MS)),
+        metadata=draw(st.dictionaries(_names, st.text(), max_size=3)),
+        predecessor=draw(st.none() | st.tuples(_counts, _counts, _files)),
+        uses=draw(st.lists(_files, max_size=2).map(tuple)),
+    )
+
+
 _markers = st.builds(
     Marker,
     step=_counts,
     generation=_counts,
-    attempt=_names,
+    attempt=_files,
     manifest_digest=_names,
-    predecessor=st.none() | st.tuples(_counts, _counts, _names),
+    predecessor=st.none() | st.tuples(_counts, _counts, _files),
 )
 
 
@@ -101,7 +132,7 @@ def test_a_rank_manifest_reads_as_it_was_written(manifest: RankManifest) -> None
     assert RankManifest.from_bytes(manifest.to_bytes(), what="m") == manifest
 
 
-@given(_manifests)
+@given(_manifests())
 def test_a_manifest_reads_as_it_was_written(manifest: Manifest) -> None:
     assert Manifest.from_bytes(manifest.to_bytes(), what="m") == manifest
 
@@ -127,7 +158,7 @@ def rank_manifest(**tensors: tuple[str, ...]) -> RankManifest:
         identity=Identity(step=1, generation=1, attempt="a", world_size=1),
         rank=0,
         image="i",
-        image_bytes=0,
+        image_bytes=16,
         header_bytes=0,
         header_digest="",
         tensors={

@@ -1,0 +1,1 @@
+"""Documents that somebody else may have written: bounded before they are read, and before they are parsed."""

@@ -1,0 +1,79 @@
+"""Nothing in `strata/` parses or reads a document by itself: `strata.documents` does, within limits."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3] / "strata"
+CALLS = frozenset({"loads", "load", "read_text", "read_bytes", "readlines"})
+"""Of json, tomllib and paths; `load` and `loads` count where their module is one of `PARSERS`."""
+PARSERS = frozenset({"json", "tomllib", "pickle", "marshal", "yaml"})
+ALLOWED = {
+    # what a session or etcd carries: at most 1 MiB, from members that are known
+    "cli/watch.py": "an event's payload, from a replica",
+    "core/agreement.py": "a member's payload at a barrier",
+    "core/codec.py": "a record of etcd, which replicas alone write",
+    "integrations/torchrun/meeting.py": "a member's payload at a barrier",
+    "integrations/torchrun/store.py": "a worker's own payload",
+    "launch/rendezvous.py": "a member's payload at a barrier",
+    "training/alike.py": "a rank's payload at a barrier",
+    "training/cadence.py": "a rank's payload at a barrier",
+    "training/group.py": "rank 0's payload at a barrier",
+    "training/saves.py": "ranks' payloads at a barrier, and this process's own account",
+    # what the process that is asked is known to be
+    "checkpoint/file_export.py": "a header that this process laid out",
+    "dashboard/layout.py": "files of the package",
+    "integrations/torchrun/orphans.py": "/proc",
+    "launch/etcd_http.py": "an etcd member that this process started",
+    "launch/ports.py": "/proc",
+    "launch/stack_dump.py": "/proc, and what a rank's own process wrote",
+    "launch/warm_program.py": "a line of the supervisor that started it",
+    # what the user names as data, of whatever size
+    "cli/checkpoints/moving.py": "a file that becomes a checkpoint, byte for byte",
+    "launch/script_imports.py": "the user's own program",
+}
+"""Who reads otherwise, and what."""
+
+
+def readings(source: str) -> list[int]:
+    """Return the lines on which a module parses or reads by itself."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in PARSERS:
+            found += [node.lineno for name in node.names if name.name in CALLS]
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CALLS
+        ):
+            continue
+        of = node.func.value
+        if node.func.attr not in {"load", "loads"} or (isinstance(of, ast.Name) and of.id in PARSERS):
+            found.append(node.lineno)
+    return found
+
+
+def test_documents_are_read_in_one_place() -> None:
+    files = [path for path in ROOT.rglob("*.py") if path.parts[-2] not in {"documents", "v1", "etcdapi"}]
+    assert len(files) > 300
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in files}
+    found = {name for name, text in texts.items() if any(call in text for call in CALLS) and readings(text)}
+    assert not found - ALLOWED.keys(), "read it by strata.documents, or say here what bounds it"
+    assert not ALLOWED.keys() - found, "these read nothing any more: take them away"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "json.loads(x)",
+        "tomllib.load(f)",
+        "from json import loads",
+        "path.read_text()",
+        "p.read_bytes()",
+        "pickle.load(f)",
+    ],
+)
+def test_the_rule_sees_each_way(source: str) -> None:
+    assert readings(source)
+    assert not readings("documents.json_value(x); torch.load(y); path.write_text(z)")
