@@ -162,9 +162,16 @@ class BarrierTimeout(BarrierBroken):
 
 
 class StorageError(StrataError):
-    """Reading or writing a storage root failed."""
+    """Reading or writing a storage root failed.
+
+    `transient` says in a few words what time may heal ("disk full"); "" where only somebody can.
+    """
 
     code = "STORAGE"
+
+    def __init__(self, message: str, *, hint: str | None = None, transient: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.transient = transient
 
 
 class CheckpointError(StrataError):

@@ -313,7 +313,9 @@ def _there(name: str) -> Iterator[None]:
     try:
         yield
     except ObjectMissing as error:
-        raise StorageError(f"cannot copy {name}: {error.message}", hint=error.hint) from error
+        raise StorageError(
+            f"cannot copy {name}: {error.message}", hint=error.hint, transient=error.transient
+        ) from error
 
 
 class PartLost(StorageError):

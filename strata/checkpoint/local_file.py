@@ -19,6 +19,7 @@ from typing import Final
 from strata.checkpoint.digest import CHUNK_BYTES, Bytes
 from strata.checkpoint.memory import PAGE_BYTES, Rooms, address_of, copy
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, OnStep
+from strata.checkpoint.transient import of_errno
 from strata.documents.reading import NotADocument, open_regular
 from strata.errors import StorageError
 
@@ -122,7 +123,13 @@ class LocalSink:
                     f"{self._path} exists already", hint="two processes write as the same rank"
                 ) from None
             self._on_step(f"sync folder of {self._path.name}")
-            sync_folder(self._path.parent)
+            try:
+                sync_folder(self._path.parent)
+            except OSError:
+                # its name may not be durable: nothing of it stays, so that another try can begin anew
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+                raise
 
     def abort(self) -> None:
         self._close()
@@ -300,4 +307,6 @@ def as_storage_error(verb: str, path: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         hint = _HINTS.get(error.errno or 0)
-        raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
+        raise StorageError(
+            f"cannot {verb} {path}: {error.strerror}", hint=hint, transient=of_errno(error.errno)
+        ) from error

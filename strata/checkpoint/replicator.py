@@ -159,7 +159,9 @@ class Replicator:
             why = lacks[0] if lacks else "it takes longer"
             raise StorageError(f"steps {left} are not in {self._far.uri} yet: {why}", hint=_HINT)
         raise StorageError(
-            f"steps {left} are not in {self._far.uri} yet: {error.message}", hint=error.hint
+            f"steps {left} are not in {self._far.uri} yet: {error.message}",
+            hint=error.hint,
+            transient=error.transient if isinstance(error, StorageError) else "",
         ) from error
 
     def check(self) -> None:

@@ -22,6 +22,7 @@ from botocore.exceptions import (
 )
 
 from strata.checkpoint.sink import ObjectMissing
+from strata.checkpoint.transient import SILENT, of_answer
 from strata.errors import StorageError, redacted
 
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
@@ -55,8 +56,8 @@ _HINTS: Final = {
 class S3Error(StorageError):
     """The server, or the way to it, failed. `reason` is its code, or the status as text."""
 
-    def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, reason: str, hint: str | None = None, transient: str = "") -> None:
+        super().__init__(message, hint=hint, transient=transient)
         self.reason = reason
 
 
@@ -78,9 +79,7 @@ def as_storage_error(verb: str, what: str) -> Iterator[None]:
             f"cannot {verb} {what}: {error}", reason="credentials", hint=_HINTS["credentials"]
         ) from error
     except (HTTPClientError, ConnectionError) as error:
-        raise S3Error(
-            f"cannot {verb} {what}: {_first_line(error)}", reason="silent", hint=_HINTS["silent"]
-        ) from error
+        raise _silent(verb, what, error) from error
     except BotoCoreError as error:
         raise S3Error(f"cannot {verb} {what}: {_first_line(error)}", reason=type(error).__name__) from error
     except (OSError, obstore.exceptions.BaseError) as error:  # obstore's file-like writer raises the former
@@ -106,9 +105,9 @@ def storage_error(verb: str, what: str, code: str, status: int) -> StorageError:
         return S3Error(message, reason=code, hint=_HINTS["elsewhere"])
     if status == 403 or code == "AccessDenied":
         return S3Error(message, reason=code or "403", hint=_HINTS["refused"])
-    if status >= 500 or status == 429:
-        return S3Error(message, reason=code or str(status), hint=_HINTS["busy"])
-    return S3Error(message, reason=code or str(status))
+    transient = of_answer(code, status)
+    busy = _HINTS["busy"] if transient or status >= 500 else None
+    return S3Error(message, reason=code or str(status), hint=busy, transient=transient)
 
 
 def _of_obstore(verb: str, what: str, error: Exception) -> StorageError:
@@ -123,7 +122,16 @@ def _of_obstore(verb: str, what: str, error: Exception) -> StorageError:
         return storage_error(verb, what, code, status or 401)
     if code or status:
         return storage_error(verb, what, code, status)
-    return S3Error(f"cannot {verb} {what}: {_first_line(error)}", reason="silent", hint=_HINTS["silent"])
+    return _silent(verb, what, error)
+
+
+def _silent(verb: str, what: str, error: Exception) -> S3Error:
+    return S3Error(
+        f"cannot {verb} {what}: {_first_line(error)}",
+        reason="silent",
+        hint=_HINTS["silent"],
+        transient=SILENT,
+    )
 
 
 def _first_line(error: Exception) -> str:

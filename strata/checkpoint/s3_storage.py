@@ -98,6 +98,8 @@ class S3Storage:
         self._reading: Any = None
         self._writing: Any = None
         self._holds: dict[str, datetime] = {}
+        self._failed: dict[str, str] = {}
+        """The marks of uploads that failed, by key."""
         self._swept = False
         self._lock = threading.Lock()
 
@@ -111,7 +113,15 @@ class S3Storage:
         key = self._key(name)
         self._renew_holds()
         self._sweep_once()
-        return S3Sink(self._control, self._data_to_write, key, mark=self._nonce(), on_step=self._on_step)
+        return S3Sink(
+            self._control,
+            self._data_to_write,
+            key,
+            mark=self._nonce(),
+            on_step=self._on_step,
+            before=self._failed.pop(key, ""),
+            failed=lambda mark: self._failed.__setitem__(key, mark),
+        )
 
     def create_once(self, name: str, data: bytes) -> bool:
         key = self._key(name)

@@ -46,10 +46,22 @@ def part_bytes(size_bytes: int) -> int:
 
 
 class S3Sink:
-    """A `Sink` for `key`. `store` opens obstore's side; `mark` is this writer's own, unlike any other's."""
+    """A `Sink` for `key`. `store` opens obstore's side; `mark` is this writer's own, unlike any other's.
+
+    `before` is the mark of a try that failed, "" without one. What it left is cleared away at the beginning,
+    also an object: a completed upload whose answer was lost. `failed` is told the mark of what this one leaves.
+    """
 
     def __init__(
-        self, control: S3Control, store: Callable[[], Any], key: str, *, mark: str, on_step: OnStep
+        self,
+        control: S3Control,
+        store: Callable[[], Any],
+        key: str,
+        *,
+        mark: str,
+        on_step: OnStep,
+        before: str = "",
+        failed: Callable[[str], None] = lambda mark: None,
     ) -> None:
         self._control = control
         self._open_store = store
@@ -57,6 +69,9 @@ class S3Sink:
         self._leaf = key.rpartition("/")[2]
         self._mark = mark
         self._on_step = on_step
+        self._before = before
+        self._failed = failed
+        self._complete = False
         self._size_bytes = -1
         self._large = False
         self._written_bytes = 0
@@ -88,6 +103,9 @@ class S3Sink:
                 f"{self._what} would have {size_bytes} bytes, and S3 takes {MAX_OBJECT_BYTES}",
                 hint="save with more ranks, so that each has less",
             )
+        if self._before:
+            self._clear(self._before)
+            self._before = ""
         self._size_bytes = size_bytes
         if size_bytes <= SINGLE_BYTES:
             self._small = bytearray(size_bytes)
@@ -141,6 +159,7 @@ class S3Sink:
                 self._thread.join()
                 with self._changed:
                     self._raise_failure()
+        self._complete = True
         self._on_step(f"completed {self._leaf}")
 
     def abort(self) -> None:
@@ -156,6 +175,16 @@ class S3Sink:
             with contextlib.suppress(StorageError):  # the sweep finds what is left; the first error counts
                 self._control.abort_uploads(self._key)
         self._small = bytearray()
+        if not self._complete:
+            self._failed(self._before or self._mark)
+
+    def _clear(self, mark: str) -> None:
+        """Remove what an earlier try of this process left."""
+        with contextlib.suppress(StorageError):  # not every server lists them; the sweep finds what is left
+            self._control.abort_uploads(self._key)
+        found = self._control.find(self._key)
+        if found is not None and found.mark == mark:
+            self._control.delete(self._key)
 
     # -- small objects
 

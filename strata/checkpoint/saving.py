@@ -3,7 +3,8 @@
     begin ─▶ compare ─▶ image ─▶ rank manifest ─▶ ack ─▶ (rank 0: all acked ─▶ global manifest ─▶ seal)
                                                     └──▶ COMMITTED in the catalog ─▶ marker ─▶ committed
 
-Whatever fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
+What the storage refuses for a reason that time may heal is tried again (`save_retry`), step by step. Whatever
+else fails before the commit, be it before this rank has begun, gives the attempt up for all ranks,
 so that nobody waits for this one. Each step is announced to `on_step`, where a crash test ends the process.
 """
 
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from strata.checkpoint.bases import Doubted, Plan, choose
 from strata.checkpoint.catalog import (
@@ -33,21 +35,28 @@ from strata.checkpoint.manifest import (
     image_name,
     rank_manifest_name,
 )
-from strata.checkpoint.marker import read_manifest, write_marker
-from strata.checkpoint.part import layout_of, write_part
+from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
+from strata.checkpoint.part import WrittenPart, layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
+from strata.checkpoint.save_retry import HoldOver, SaveRetry
 from strata.checkpoint.sharing import Exchange, Sharing
 from strata.checkpoint.sink import OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
+from strata.checkpoint.tiers import tiers_of
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import (
     CheckpointAborted,
+    CheckpointCorrupt,
     CheckpointNotFound,
     Conflict,
     Refused,
+    StorageError,
     StrataError,
+    Unavailable,
 )
+
+_T = TypeVar("_T")
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -57,7 +66,8 @@ DROPPED: Final = "dropped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saver:
-    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks.
+    """Saves of one rank. `commit_timeout_s` bounds the wait for the other ranks, beside the time for which any
+    of them may hold its part (`retry`).
 
     `threads` hash and write an image together. Nothing is built on what is `doubted`. With `exchange`
     the ranks compare what they hold, and write once what is equal on all of them.
@@ -70,30 +80,38 @@ class Saver:
     threads: int = DEFAULT_THREADS
     exchange: Exchange | None = None
     on_step: OnStep = unobserved
+    retry: SaveRetry = field(default_factory=SaveRetry)
 
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
+        record = self._saved(snapshot, request, info)
+        self.retry.committed_step = record.step
+        return record
+
+    def _saved(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
+        chosen = partial(
+            choose,
+            snapshot,
+            request,
+            storage=self.storage,
+            catalog=self.catalog,
+            doubted=self.doubted,
+            threads=self.threads,
+        )
         try:
-            asked = choose(
-                snapshot,
-                request,
-                storage=self.storage,
-                catalog=self.catalog,
-                doubted=self.doubted,
-                threads=self.threads,
-            )
+            asked = self._held(chosen, info)
         except BaseException as error:
             if (given_up := self.fail(request, self.reason(error))) is not None:
                 info.began(given_up)
             raise
         self.on_step("begin")
-        record, chosen = self._begin(asked)
+        record, plan = self._begin(asked, info)
         info.began(record)
         folder = self.catalog.folder(record)
         if record.state is CheckpointState.COMMITTED:
             _check_type(record, request.type, RESTORABLE_TYPES)
             # whoever committed it may have failed to mark it, and then it was not reported
-            return self._marked(record, folder, None)
+            return self._marked(record, folder, None, info)
         if record.state is not CheckpointState.OPEN:
             info.dropped = record.reason.startswith(DROPPED)
             raise CheckpointAborted(
@@ -102,8 +120,8 @@ class Saver:
             )
         try:
             _check_type(record, request.type, RESTORABLE_TYPES if request.type in RESTORABLE_TYPES else ())
-            snapshot, chosen = self._compared(record, snapshot, chosen, info)
-            record, manifest = self._to_commit(record, folder, snapshot, chosen, info)
+            snapshot, plan = self._compared(record, snapshot, plan, info)
+            record, manifest = self._to_commit(record, folder, snapshot, plan, info)
         except BaseException as error:
             # whatever it was, the other ranks must not wait for this one
             record = self._give_up(record, error)
@@ -111,7 +129,7 @@ class Saver:
                 info.dropped = record.reason.startswith(DROPPED)  # by another rank
                 raise
             manifest = None
-        return self._marked(record, folder, manifest)
+        return self._marked(record, folder, manifest, info)
 
     def fail(self, request: SaveRequest, reason: str) -> CheckpointMetadata | None:
         """Tell all ranks of a save that cannot begin here; return it once it is given up, if that was heard.
@@ -135,16 +153,16 @@ class Saver:
         record = self.catalog.begin(Plan(request=request).whole().request)  # no base is looked for
         return self.catalog.abort(record, reason) if record.state is CheckpointState.OPEN else record
 
-    def _begin(self, asked: Plan) -> tuple[CheckpointMetadata, Plan]:
+    def _begin(self, asked: Plan, info: CheckpointInfo) -> tuple[CheckpointMetadata, Plan]:
         """Return the attempt, and how this rank is to write its part of it."""
         try:
-            record = self.catalog.begin(asked.request)
+            record = self._held(partial(self.catalog.begin, asked.request), info)
         except (Refused, CheckpointNotFound) as error:
             if asked.request.type is not CheckpointType.INCREMENTAL:
                 raise
             log.info("step %d is saved whole: %s", asked.request.step, error.message)
             asked = asked.whole()
-            record = self.catalog.begin(asked.request)
+            record = self._held(partial(self.catalog.begin, asked.request), info)
         return record, asked.for_record(record, self.catalog.folder(record))
 
     def _compared(
@@ -159,13 +177,17 @@ class Saver:
         return sharing.of(snapshot, chosen, record, info)
 
     def _marked(
-        self, record: CheckpointMetadata, folder: str, manifest: Manifest | None
+        self, record: CheckpointMetadata, folder: str, manifest: Manifest | None, info: CheckpointInfo
     ) -> CheckpointMetadata:
         """Return the committed record once storage says so too."""
         self.on_step("mark")
+        named = record.manifest_digest
         if manifest is None:
-            manifest = read_manifest(self.storage, folder, record.manifest_digest)
-        write_marker(self.storage, folder, manifest, record.manifest_digest)
+            manifest = self._held(partial(read_manifest, self.storage, folder, named), info)
+        mark = partial(_mark, folder=folder, manifest=manifest, manifest_digest=named)
+        near, *others = tiers_of(self.storage)
+        marks = [partial(mark, near), *(partial(mark, far, proven=True) for far in others)]
+        self._first(marks, info)
         self.on_step("marked")
         return record
 
@@ -174,7 +196,7 @@ class Saver:
     ) -> tuple[CheckpointMetadata, Manifest | None]:
         own = self._write_part(record, folder, snapshot, plan, info)
         data = own.to_bytes()
-        put(self.storage, f"{folder}/{rank_manifest_name(own.rank)}", data)
+        self._put(f"{folder}/{rank_manifest_name(own.rank)}", data, info, record)
         self._check_cancelled(info)
         self.on_step("ack")
         acked = named_digest(data)
@@ -182,8 +204,9 @@ class Saver:
         manifest = None
         if self.catalog.rank == 0:
             record = self._wait(record, lambda r: not r.missing, info)
-            latest = self.catalog.latest()
-            manifest = compose(
+            latest = self._held(self.catalog.latest, info, record)
+            composed = partial(
+                compose,
                 self.storage,
                 record,
                 folder,
@@ -191,8 +214,9 @@ class Saver:
                 acked={own.rank: acked},
                 written={acked: own},
             )
+            manifest = self._held(composed, info, record)
             data = manifest.to_bytes()
-            put(self.storage, f"{folder}/{GLOBAL_NAME}", data)
+            self._put(f"{folder}/{GLOBAL_NAME}", data, info, record)
             self.on_step("seal")
             record = self.catalog.seal(record, seal_of(manifest, data))
         return self._wait(record, lambda r: r.state is CheckpointState.COMMITTED, info), manifest
@@ -210,7 +234,12 @@ class Saver:
         rank = self.catalog.rank
         info.bytes_total = layout_of(snapshot, plan).size_bytes
         name = f"{folder}/{image_name(rank)}"
-        part = write_part(self.storage, name, snapshot, plan, threads=self.threads, on_block=on_block)
+
+        def write(storage: Storage) -> WrittenPart:
+            info.bytes_written = 0
+            return write_part(storage, name, snapshot, plan, threads=self.threads, on_block=on_block)
+
+        part = self._first([partial(write, storage) for storage in tiers_of(self.storage)], info, record)
         info.stage()
         return RankManifest(
             identity=identity_of(record),
@@ -226,13 +255,50 @@ class Saver:
             mesh=snapshot.mesh,
         )
 
+    # -- what the storage may refuse for a while
+
+    def _put(self, name: str, data: bytes, info: CheckpointInfo, record: CheckpointMetadata) -> None:
+        self._first([partial(put, storage, name, data) for storage in tiers_of(self.storage)], info, record)
+
+    def _held(
+        self, act: Callable[[], _T], info: CheckpointInfo, record: CheckpointMetadata | None = None
+    ) -> _T:
+        return self._first([act], info, record)
+
+    def _first(
+        self,
+        acts: Sequence[Callable[[], _T]],
+        info: CheckpointInfo,
+        record: CheckpointMetadata | None = None,
+    ) -> _T:
+        """Return what the first of `acts` returns that is not refused; hold the save of `record` meanwhile."""
+        held = False
+
+        def pause(seconds: float) -> None:
+            nonlocal held
+            held = True
+            if record is None or self.catalog.world_size == 1:
+                info.cancelled.wait(seconds)
+            else:
+                with contextlib.suppress(Unavailable):  # after that time: nobody has given it up
+                    self.catalog.wait(record, lambda _: False, timeout_s=seconds, cancelled=info.cancelled)
+            self._check_cancelled(info)
+
+        try:
+            return self.retry.first(acts, step=info.step, pause=pause)
+        except CheckpointAborted as error:
+            if held and info.cancelled.is_set():
+                raise HoldOver(error.message) from None
+            raise
+
     def _wait(
         self,
         record: CheckpointMetadata,
         until: Callable[[CheckpointMetadata], bool],
         info: CheckpointInfo,
     ) -> CheckpointMetadata:
-        return self.catalog.wait(record, until, timeout_s=self.commit_timeout_s, cancelled=info.cancelled)
+        timeout_s = self.commit_timeout_s + self.retry.grace_s
+        return self.catalog.wait(record, until, timeout_s=timeout_s, cancelled=info.cancelled)
 
     def _give_up(self, record: CheckpointMetadata, error: BaseException) -> CheckpointMetadata:
         """Abort for all ranks; return the record as it ended, as far as that can be learned."""
@@ -242,11 +308,24 @@ class Saver:
 
     def reason(self, error: BaseException) -> str:
         """Return for what this rank gives a save up, as the others are told."""
-        return f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"[:1000]
+        told = f"rank {self.catalog.rank}: {str(error) or type(error).__name__}"
+        return (f"{DROPPED}: {told}" if isinstance(error, HoldOver) else told)[:1000]
 
     def _check_cancelled(self, info: CheckpointInfo) -> None:
         if info.cancelled.is_set():
             raise CheckpointAborted(f"the save of step {info.step} was cancelled")
+
+
+def _mark(
+    storage: Storage, *, folder: str, manifest: Manifest, manifest_digest: str, proven: bool = False
+) -> None:
+    """Write the marker; with `proven` only where the whole checkpoint lies, as beside a part that was refused here."""
+    if proven:
+        try:
+            read_rank_manifests(storage, folder, read_manifest(storage, folder, manifest_digest))
+        except CheckpointCorrupt as error:
+            raise StorageError(f"{storage.uri} has not all of it: {error.message}") from error
+    write_marker(storage, folder, manifest, manifest_digest)
 
 
 def _check_type(record: CheckpointMetadata, asked: CheckpointType, fit: Collection[CheckpointType]) -> None:

@@ -4,7 +4,8 @@ What is read is taken from the near one, and from the far one when the near one 
 Either may be trusted as little as the other: the reader proves every byte. Where the near copy of a
 checkpoint proves corrupt, `patchwork.copies` gives the reader the far storage alone, and then the parts of both.
 
-A checkpoint is written to the near storage only, and committed there. The replicator carries it on.
+A checkpoint is written to the near storage, and committed there; the replicator carries it on. What the near one
+refuses for a while goes to the far one at once (`save_retry`): a save asks `tiers_of` for the two.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def from_afar() -> Iterator[None]:
     except (ObjectMissing, NotAnObject):
         raise
     except StorageError as error:
-        raise FarAway(error.message, hint=error.hint) from error
+        raise FarAway(error.message, hint=error.hint, transient=error.transient) from error
 
 
 class TieredStorage:

@@ -28,6 +28,11 @@ class Untold:
         """Leave it to the caller to tell."""
         self._infos = [other for other in self._infos if other is not info]
 
+    def cancel(self) -> None:
+        """Ask for every save that has not ended to be given up."""
+        for info in self._infos:
+            info.cancel()
+
     def trouble(self, error: BaseException) -> None:
         """Keep what failed after a save."""
         self._troubles.put(error)

@@ -31,6 +31,7 @@ from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.memory import allocate
 from strata.checkpoint.replication import RNG_KEY, Replication
+from strata.checkpoint.save_retry import HoldOver
 from strata.checkpoint.saving import DROPPED, Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, image_bytes, look_at, take_snapshot
 from strata.checkpoint.state import Flat
@@ -311,8 +312,16 @@ class AsyncCheckpointWriter:
     @property
     def idle(self) -> bool:
         """Whether no save is in flight."""
-        with self._changed:
-            return self._in_flight == 0
+        return self._in_flight == 0
+
+    def cancel(self) -> None:
+        """Give up, for all ranks, the saves in flight."""
+        self._untold.cancel()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a save would not have to wait for one in flight."""
+        return bool(self._arenas)
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Return once no save is in flight, whatever became of them; `Unavailable` after `timeout_s`."""
@@ -424,6 +433,7 @@ class AsyncCheckpointWriter:
         except BaseException as error:  # noqa: BLE001  # raised in the user's thread, by its handle
             if info.record is not None:
                 self._failed_attempts[step] = info.record.id
+            info.dropped |= isinstance(error, HoldOver)
             info.fail(error)
         else:
             self._failed_attempts.pop(step, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -95,13 +95,17 @@ def _ranks(member: Member, place: WorldMember | None) -> str:
     return f"{mine}, leaving" if member.leaving else mine
 
 
-def _doing(said: Iterable[RankProgress]) -> str:
-    """Return what ranks do, those that stand still by name."""
+def _doing(said: Sequence[RankProgress]) -> str:
+    """Return what ranks do, those that stand still, or cannot save, by number."""
     phases = sorted({rank.phase for rank in said if rank.phase})
     still = [rank for rank in said if rank.stalled_ms]
     if still:
         longest_ms = max(rank.stalled_ms for rank in still)
         phases.append(f"STALLED: {ranks(rank.rank for rank in still)} for {age(longest_ms)}")
+    held = [rank for rank in said if rank.HasField("save_hold")]
+    if held:
+        longest_ms = max(rank.save_hold.held_ms + rank.age_ms for rank in held)
+        phases.append(f"SAVES HELD: {ranks(rank.rank for rank in held)} for {age(longest_ms)}")
     return ", ".join(phases) or "-"
 
 

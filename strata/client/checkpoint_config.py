@@ -11,6 +11,7 @@ from typing import Any, Final
 from strata.checkpoint.pipeline import DEFAULT_THREADS
 from strata.checkpoint.place import Place, S3Place, parse_place, scheme_of
 from strata.checkpoint.replication import EVERYTHING
+from strata.checkpoint.save_retry import GRACE_S
 from strata.checkpoint.writer import WhenFull
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointType
@@ -33,7 +34,8 @@ class CheckpointManagerConfig:
     asked for: the first from each multiple of `keep_every_steps` on, the `keep_best` best by the number
     under `best_metric` in their metadata (`best_mode` "min" or "max"), and those younger than `keep_age_s`.
     `save_wait_s` is how long a due save waits while no coordinator answers, `commit_timeout_s` how long for
-    other ranks; `corrupt_wait_s` how long a restore that finds damage waits for what other hosts find.
+    other ranks; `save_grace_s` how long a save is tried again that the storage refuses for a reason that time
+    may heal (a full disk, a server that answers 503), 0: not at all; `corrupt_wait_s` how long a restore that finds damage waits for what other hosts find.
     `when_full` is what a save does that finds two in flight: "block", "drop" the one that has not
     begun, or "fail". `low_memory`: no copy of the state is made, and a save returns when it is
     written. `io_threads` hash and write, or read and prove, together. A key of a state
@@ -56,6 +58,7 @@ class CheckpointManagerConfig:
     capture_rng: bool = True
     save_wait_s: float = 60.0
     commit_timeout_s: float = 600.0
+    save_grace_s: float = GRACE_S
     when_full: str = "block"
     low_memory: bool = False
     io_threads: int = DEFAULT_THREADS
@@ -81,12 +84,12 @@ class CheckpointManagerConfig:
     def __post_init__(self, storage_backend: str | None, checkpoint_dir: str | Path | None) -> None:
         self._take("storage_type", "storage_backend", storage_backend)
         self._take("storage_path", "checkpoint_dir", checkpoint_dir)
-        for name in ("save_wait_s", "commit_timeout_s", "corrupt_wait_s", "keep_age_s"):
+        for name in ("save_wait_s", "commit_timeout_s", "save_grace_s", "corrupt_wait_s", "keep_age_s"):
             value = getattr(self, name)
             if value is None and name == "keep_age_s":
                 continue
             try:
-                seconds(value, what=name)
+                seconds(value, what=name, zero=name == "save_grace_s")
             except InvalidArgument as error:
                 raise ConfigError(error.message, hint=error.hint) from None
         if self.when_full not in set(WhenFull):

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.core.save_hold import SaveHold
 from strata.errors import ConfigError
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.worlds_pb2 import RestorePoint
@@ -63,6 +64,10 @@ class SessionPort(Protocol):
         timeout_s: float | None = None,
     ) -> dict[int, bytes]:
         """Return once every rank of the world is here; `BarrierTimeout` names who was missing."""
+        ...
+
+    def hold_saves(self, hold: SaveHold | None) -> None:
+        """Say that this rank trains on and cannot save for now, or (None) that it can again; never raises."""
         ...
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:

@@ -131,6 +131,7 @@ class Tiers:
                     f"step {checkpoint.step} is corrupt here ({damage[0].message}), and its copy in"
                     f" {storage.uri} cannot be read: {error.message}",
                     hint=error.hint,
+                    transient=error.transient,
                 ) from error
             else:
                 if damage:
@@ -186,7 +187,7 @@ class Tiers:
         self._catalog = catalog
         reports = CopyReports(told, root=far.uri) if told is not None else None
         self._replicator = Replicator(
-            near,
+            self.storage,  # a part that the near one refused may lie in the far one alone
             far,
             rank=catalog.rank,
             ranks=catalog.world_size,

@@ -19,9 +19,7 @@ from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo, Progress
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.replication import Replication
-from strata.checkpoint.saving import Saver
 from strata.checkpoint.sharing import Exchange
-from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.client import arguments
 from strata.client.arguments import integer
 from strata.client.checkpoint_config import CheckpointManagerConfig, paths_of, type_named
@@ -30,6 +28,7 @@ from strata.client.checkpoint_restore import put_into
 from strata.client.checkpoint_retention import retain
 from strata.client.checkpoint_steps import best_step, delete_step
 from strata.client.checkpoint_tiers import Tiers
+from strata.client.checkpoint_writing import Holds, retry_of, writer_of
 from strata.client.preemption import PreemptionPoint
 from strata.client.surroundings import now_unix_ms, random_id, session_of_rank, world_size_elsewhere
 from strata.core.checkpoints import RESTORABLE_TYPES
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from strata.client.checkpoint_port import SessionPort
 
 __all__ = ["CheckpointInfo", "CheckpointManager", "CheckpointManagerConfig", "CheckpointMetadata"]
-
-FAILING_PATIENCE_S: Final = 5.0
 
 log: Final = logging.getLogger("strata.checkpoint")
 
@@ -110,20 +107,18 @@ class CheckpointManager:
         """The step that was saved or restored last."""
         self._gone_back: str | None = None
         self._tiers.start(self._catalog, told=self._coordinated, afterwards=self._tidy)
-        self._writer = AsyncCheckpointWriter(
-            Saver(
-                storage=self._storage,
-                catalog=self._catalog,
-                commit_timeout_s=self.config.commit_timeout_s,
-                doubted=self._tiers.doubted,
-                threads=self.config.io_threads,
-                exchange=self._exchange,
-            ),
+        retry = retry_of(self.config, client)
+        self._writer = writer_of(
+            self.config,
+            storage=self._storage,
+            catalog=self._catalog,
+            doubted=self._tiers.doubted,
+            exchange=self._exchange,
+            retry=retry,
             after_save=self._retain,
-            failing_patience_s=FAILING_PATIENCE_S if self._coordinated is not None else None,
-            when_full=WhenFull(self.config.when_full),
-            low_memory=self.config.low_memory,
+            coordinated=self._coordinated is not None,
         )
+        self.holds: Final = Holds(retry, self._writer)
         self._loading = Loading(
             self._catalog, self._storage, self._tiers, keeping=self._keeping, lend=self._writer.lend
         )
@@ -146,7 +141,8 @@ class CheckpointManager:
         )
         self._keeping = keeping_of(self._coordinated, self._storage, self.config)
         if self.config.compares:
-            self._exchange = RankExchange(client, self._coordinated, wait_s=self.config.commit_timeout_s)
+            wait_s = self.config.commit_timeout_s + self.config.save_grace_s
+            self._exchange = RankExchange(client, self._coordinated, wait_s=wait_s)
         return self._coordinated
 
     def _stand_alone(self) -> LocalCatalog:
@@ -264,8 +260,9 @@ class CheckpointManager:
         if self._gone_back is not None:
             raise CheckpointError(self._gone_back, hint="start the job again to train on from there")
         if not self._claimed:
-            self._tiers.claim(root.STANDALONE)
-            self._claimed = True
+            with self.holds.retry.excusing(f"{self._storage.uri} has no owner until the next save"):
+                self._tiers.claim(root.STANDALONE)
+                self._claimed = True
         self._progressed_to = self._reached = step
         return SaveRequest(step=step, epoch=epoch, type=checkpoint_type, metadata=told)
 
@@ -276,10 +273,11 @@ class CheckpointManager:
             self._tidy()
 
     def _tidy(self) -> None:
-        if self._local is not None:
-            retain(self._local, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
-        elif self._keeping is not None and self._catalog.rank == 0:
-            self._keeping.after_commit()
+        with self.holds.retry.excusing("old checkpoints stay until the next save"):
+            if self._local is not None:
+                retain(self._local, self._storage, self.config.keep, now_unix_ms=now_unix_ms())
+            elif self._keeping is not None and self._catalog.rank == 0:
+                self._keeping.after_commit()
 
     # -- restoring
 
@@ -336,7 +334,7 @@ class CheckpointManager:
     def _note_restored(self, checkpoint: CheckpointMetadata) -> None:
         """What is saved from now on follows from this checkpoint, if it is whole, also when newer ones exist."""
         if checkpoint.checkpoint_type in RESTORABLE_TYPES:
-            self._reached = checkpoint.step
+            self._reached = self.holds.retry.committed_step = checkpoint.step
         if self._local is not None:
             self._local.go_back()
         elif checkpoint.checkpoint_type in RESTORABLE_TYPES:

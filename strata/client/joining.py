@@ -25,6 +25,8 @@ from strata.client.seat import RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
 from strata.client.stack_dump import answer_stack_dumps
 from strata.client.stall_watch import kept
+from strata.client.storage_wait import wait_for_storage
+from strata.client.unary import UnaryClient
 from strata.config import Credentials, LibraryConfig
 from strata.config.scheduler import run_identity
 from strata.core.ids import checked_id
@@ -244,6 +246,8 @@ async def _join(
     Without `timeout_s` only the first coordinator must answer in time: a world may wait for members
     that come tomorrow.
     """
+    if registration.reexecutes:  # it trains by strata.init, which saves
+        await _storage_takes_saves(registration.job, endpoints, credentials)
     limit_s = REACH_S if timeout_s is None else timeout_s
     watcher = Watcher()
     session = MemberSession(
@@ -276,6 +280,14 @@ async def _join(
     watching = background.submit(kept(watch.run, Words()))
     running.add_done_callback(lambda _ended: watching.cancel())
     return Seat(session=session, watcher=watcher, place=place, owns_member=True, watch=watch)
+
+
+async def _storage_takes_saves(job: str, endpoints: tuple[Endpoint, ...], credentials: Credentials) -> None:
+    unary = UnaryClient(endpoints, random.Random(), credentials)
+    try:
+        await wait_for_storage(unary, job=job, taken_up=False, say=log.warning, over=log.info)
+    finally:
+        await unary.close()
 
 
 def _report_bug(running: concurrent.futures.Future[None]) -> None:

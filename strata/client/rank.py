@@ -18,14 +18,17 @@ from google.protobuf.message import Message
 
 from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
+from strata.client.held_saves import HeldSaves
 from strata.client.loop import BackgroundLoop
 from strata.client.seat import Seat, placed
 from strata.client.session import LEAVE_S
 from strata.client.terms import UNTOLD_S
 from strata.core.exit_codes import PREEMPTED, is_success
+from strata.core.save_hold import SaveHold
 from strata.errors import JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.common_pb2 import Author
 from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import RankPlace as PlaceMessage
 from strata.v1.session_pb2 import WorldUpdate
@@ -196,11 +199,43 @@ class RankClient:
         own_us = 0 if own_s is None else round(1e6 * arguments.seconds(own_s, what="own_s", zero=True))
         self._check_current()
         self._seat.phase = phase
-        told = RankProgress(
+        said = RankProgress(
             rank=self.rank, step=step, phase=phase, heeds_notices=self._seat.heeds_notices, step_us=own_us
         )
+        self._loop.soon(lambda: self._tell(said))
+
+    def _tell(self, said: RankProgress) -> None:
+        """Send what the rank says of its step and phase, with why it cannot save, if so."""
+        self._seat.said = said
+        told = RankProgress()
+        told.CopyFrom(said)
+        if self._seat.save_hold is not None:
+            told.save_hold.CopyFrom(self._seat.save_hold.message())
         tell = self._session.progress if self._seat.watch is None else self._seat.watch.hear
-        self._loop.soon(lambda: tell(self.generation, [told]))
+        tell(self.generation, [told])
+
+    def hold_saves(self, hold: SaveHold | None) -> None:
+        """Say that this rank trains on and cannot save for now, or (None) that it can again.
+
+        Sent soon, without waiting, from any thread; never raises. Everybody is shown it with the rank's
+        progress, and of a rank that has trained it is put on record once (`core.save_hold`).
+        """
+        with contextlib.suppress(Unavailable):  # the session is over: nobody is left to tell
+            self._loop.soon(lambda: self._hold(hold))
+
+    def _hold(self, hold: SaveHold | None) -> None:
+        before, self._seat.save_hold = self._seat.save_hold, None
+        if before is not None:
+            before.recording.cancel()
+        if hold is not None:
+            author = Author(
+                worker_id=self.worker_id,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                rank=self.rank,
+            )
+            self._seat.save_hold = HeldSaves(self._session, self.job, author, hold)
+        self._tell(self._seat.said or RankProgress(rank=self.rank, heeds_notices=self._seat.heeds_notices))
 
     def heed_notices(self) -> None:
         """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
@@ -304,6 +339,10 @@ class RankClient:
                 hint="rejoin only after StaleGeneration; the job may wait for members: see `strata members`",
             ) from None
         self._seat.rounds = RoundBook()
+        self._seat.said = None  # of a generation that has ended, as is a save that it held
+        if self._seat.save_hold is not None:
+            self._seat.save_hold.recording.cancel()
+            self._seat.save_hold = None
         if self._seat.watch is not None:
             self._seat.watch.watch(self.generation)
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strata.client.barriers import RoundBook
+from strata.client.held_saves import HeldSaves
 from strata.client.session import Session
 from strata.client.stall_watch import StallWatch
 from strata.errors import JobDone, JobFailed, StrataError
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import RankPlace as PlaceMessage
 from strata.v1.session_pb2 import Welcome, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
@@ -49,6 +51,10 @@ class Seat:
     """A lone trainer's, over itself."""
     rounds: RoundBook = field(default_factory=RoundBook)
     phase: str = ""
+    said: RankProgress | None = None
+    """What the rank said last of its step and phase."""
+    save_hold: HeldSaves | None = None
+    """Why the rank cannot save for now."""
     heeds_notices: bool = False
     users: int = 0
 

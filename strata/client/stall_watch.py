@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any, Final, Protocol
 
 from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, Standing, innermost, shortened, suspects
-from strata.v1.members_pb2 import RankProgress
+from strata.v1.members_pb2 import RankProgress, SaveHold
 
 LOOK_S: Final = 1.0
 """How often it looks who stands still."""
@@ -75,6 +75,8 @@ class _Watched:
     trace: tuple[Path, int] | None = None
     since_s: float = 0.0
     """When the stall was found."""
+    save_hold: SaveHold | None = None
+    """Why it cannot save for now, in its own last words."""
     own_us: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
     """How long the rank says its own part of its steps took, without waiting for others."""
 
@@ -125,10 +127,21 @@ class StallWatch:
             watched.stall, watched.stack, watched.trace = None, "", None
         if said.step_us > 0 and said.step != before:
             watched.own_us.append(said.step_us)
+        self._note_hold(watched, said)
         told = RankProgress()
         told.CopyFrom(said)  # with what is none of this watch's business
         told.MergeFrom(self._message(said.rank, watched, age_ms=said.age_ms))
         return told
+
+    def _note_hold(self, watched: _Watched, said: RankProgress) -> None:
+        before, now = watched.save_hold, said.save_hold if said.HasField("save_hold") else None
+        watched.save_hold = now
+        if now is not None and (before is None or before.reason != now.reason):
+            self._actions.log.warning(
+                "rank.saves_held", rank=said.rank, step=now.step, reason=now.reason, host=now.host
+            )
+        elif now is None and before is not None:
+            self._actions.log.info("rank.saves_again", rank=said.rank, step=before.step)
 
     def _message(self, rank: int, watched: _Watched, *, age_ms: int) -> RankProgress:
         pace, stall = watched.pace, watched.stall
@@ -144,6 +157,7 @@ class StallWatch:
             stack=watched.stack,
             trace_file=str(trace),
             trace_bytes=trace_bytes,
+            save_hold=watched.save_hold,
         )
 
     # -- its life

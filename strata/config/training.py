@@ -51,6 +51,11 @@ class TrainingConfig:
     save_wait_s: float = setting(
         "train.save_wait_s", default=60.0, doc="how long a due save waits while no coordinator answers"
     )
+    save_grace_s: float = setting(
+        "train.save_grace_s",
+        default=900.0,
+        doc="how long the training goes on while the storage refuses its saves; then the job stops with 75",
+    )
 
     preempt: str = setting(
         "train.preempt",
@@ -77,6 +82,8 @@ class TrainingConfig:
             raise ConfigError("train.keep_count cannot be negative", hint="0 keeps all checkpoints")
         if self.save_wait_s <= 0:
             raise ConfigError("train.save_wait_s must be above 0")
+        if not 0 <= self.save_grace_s <= MAX_GRACE_S:
+            raise ConfigError(f"train.save_grace_s must be at least 0, and {MAX_GRACE_S:g} seconds at most")
         check_preempt("train.preempt", self.preempt)
         if not 0 < self.preempt_grace_s <= MAX_GRACE_S:
             raise ConfigError(f"train.preempt_grace_s must be above 0, and {MAX_GRACE_S:g} seconds at most")

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from strata.core.arrivals import OpenRound
 from strata.core.checkpoints import COMPARE_BARRIER
-from strata.core.job import World
+from strata.core.job import JobView, World
+from strata.core.save_hold import SaveHold
 from strata.core.stalls import innermost
 from strata.core.trouble import RankWord, Trouble, trouble
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
@@ -33,18 +34,18 @@ class Told(Protocol):
         ...
 
 
-def job_trouble(told: Told, name: str, world: World | None) -> Trouble:
+def job_trouble(told: Told, job: JobView) -> Trouble:
     """Return what is wrong with a job's keys, and with the ranks and devices of its current world."""
+    world = job.world()
     if world is None:
-        return trouble((), {}, told.violations(name))
+        return trouble((), {}, told.violations(job.keys.name))
     head = world.head
-    return trouble_of(
-        told, name, head.generation, told.progress(name, head.generation, range(head.size)), world
-    )
+    return trouble_of(told, job, told.progress(job.keys.name, head.generation, range(head.size)), world)
 
 
-def trouble_of(told: Told, name: str, generation: int, said: Iterable[RankProgress], world: World) -> Trouble:
+def trouble_of(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Trouble:
     """The same, of what ranks said, when that is known already."""
+    name, generation, latest = job.keys.name, world.head.generation, job.latest()
     waiting = {
         rank
         for round_ in told.open_rounds(name)
@@ -62,11 +63,27 @@ def trouble_of(told: Told, name: str, generation: int, said: Iterable[RankProgre
             median_step_us=each.median_step_us,
             waits=each.rank in waiting,
             where=innermost(each.stack),
+            hold=_hold(each),
         )
         for each in said
     ]
     faults = {(worker, device.index): device.fault for worker, device in world_devices(told, name, world)}
-    return trouble(words, faults, told.violations(name))
+    return trouble(
+        words,
+        faults,
+        told.violations(name),
+        committed_step=latest.record.step if latest is not None else None,
+    )
+
+
+def _hold(said: RankProgress) -> SaveHold | None:
+    """Return why a rank cannot save, and for how long by now: it said so `age_ms` ago."""
+    if not said.HasField("save_hold"):
+        return None
+    held = said.save_hold
+    return SaveHold(
+        step=held.step, reason=held.reason, host=held.host, held_s=(held.held_ms + said.age_ms) / 1000
+    )
 
 
 def world_devices(told: Told, name: str, world: World) -> Iterator[tuple[str, DeviceStatus]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.coordinator.measures import Measures
+from strata.core.checkpoint_records import SavesHeld
 from strata.core.keys import ClusterKeys
 from strata.core.records import (
     BarrierOutcome,
@@ -132,6 +133,8 @@ class Chronicle:
                         f"rank {int(rank)} of generation {int(generation)} on {failed.worker} ended:"
                         f" {failed.reason}",
                     )
+            case ("jobs", job, "worlds", generation, "held"):
+                self._on_held(event, job, int(generation))
             case ("jobs", job, "worlds", generation, "notice" | "reshape"):
                 self._on_notice(event, job, int(generation))
             case ("jobs", job, "barriers", name, _, round_, "outcome"):
@@ -171,6 +174,13 @@ class Chronicle:
             who = f" ({', '.join(notice.workers[:4])})" if notice.workers else ""
             what = f"{notice.action.value}{who}, {notice.reason}"
             self._note(event, "notice", job, f"generation {generation} is asked to stop: {what}")
+
+    def _on_held(self, event: Event, job: str, generation: int) -> None:
+        held = self._view.record(event.kv.key, SavesHeld)
+        if held is not None:
+            why = f"{held.reason} on host {held.host}"
+            self._note(event, "checkpoint", job, f"rank {held.rank} cannot save step {held.step}: {why}")
+            log.warning("saves_held", job=job, generation=generation, step=held.step, reason=why)
 
     def _on_outcome(self, event: Event, job: str, name: str, round_: int) -> None:
         if event.deleted:

@@ -145,6 +145,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "Checkpoints.AckCheckpoint": _OWN,
     "Checkpoints.SealCheckpoint": _OWN,
     "Checkpoints.AbortCheckpoint": _OWN_OR_OPERATE,
+    "Checkpoints.HoldSaves": _OWN,
     "Checkpoints.GetCheckpoint": _READ,
     "Checkpoints.ListCheckpoints": _READ,
     "Checkpoints.PinCheckpoint": _JOB_OR_OPERATE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strata.core.ids import AttemptId
+from strata.core.ids import AttemptId, WorkerId
 from strata.core.records import Tier
 
 
@@ -116,3 +116,14 @@ class Discarded:
     step: int
     generation: int
     tiers: Mapping[str, Tier] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavesHeld:
+    """A rank had trained to `step` and could not save it, for a reason that time may heal."""
+
+    step: int
+    rank: int
+    worker: WorkerId
+    host: str
+    reason: str

@@ -99,7 +99,7 @@ def plan_ended_generations(
     for generation in due:
         folder, restored = job.keys.generation(generation), job.keys.restored(generation)
         if supersedes_any(job, generation):
-            # what sorts before it: chunks (digits), done, failed, notice
+            # what sorts before it: chunks (digits), done, failed, held, notice
             deletes.append(Delete(key=folder, range_end=restored))
             deletes.append(delete_prefix(job.keys.stopped(generation)))
         else:

@@ -101,7 +101,7 @@ def _worlds(job: JobView) -> Iterator[str]:
     world = job.world_as_written()
     if world is None:
         for name in job.view.names(job.keys.worlds):
-            for ended in ("done", "failed", "stopped", "notice", "reshape", "restored"):
+            for ended in ("done", "failed", "stopped", "held", "notice", "reshape", "restored"):
                 if ended in job.view.names(job.keys.generation(int(name))):
                     yield f"generation {name} has {ended} keys, and there is no head"
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strata.core.checkpoint_records import Rewind
+from strata.core.checkpoint_records import Rewind, SavesHeld
 from strata.core.ids import WorkerId
 from strata.core.keys import ClusterKeys, JobKeys
 from strata.core.records import (
@@ -125,6 +125,10 @@ class JobView:
     def stopped(self, generation: int) -> set[int]:
         """Return the ranks of `generation` that ended as its notice asked them to."""
         return {int(e.name) for e in self.view.entries(self.keys.stopped(generation), RankStopped)}
+
+    def held(self, generation: int) -> SavesHeld | None:
+        """Return what kept a rank of `generation` from saving after it had trained, or None."""
+        return self.view.record(self.keys.held(generation), SavesHeld)
 
     def notice(self, generation: int) -> Entry[StopNotice] | None:
         """Return what asks the ranks of `generation` to stop, or None."""

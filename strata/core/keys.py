@@ -168,6 +168,10 @@ class JobKeys:
     def stopped_rank(self, generation: int, rank: int) -> str:
         return self.stopped(generation) + number(rank)
 
+    def held(self, generation: int) -> str:
+        """Says that ranks of a generation have trained and could not save."""
+        return f"{self.generation(generation)}held"
+
     def notice(self, generation: int) -> str:
         """What asks the ranks of a generation to stop."""
         return f"{self.generation(generation)}notice"

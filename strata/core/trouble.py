@@ -1,4 +1,4 @@
-"""What is wrong with a job's ranks and devices, in one sentence that everybody shows."""
+"""What is wrong with a job's ranks, saves and devices, in one sentence that everybody shows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from strata.core.save_hold import SaveHold, no_checkpoint
 from strata.core.stalls import Slow, Standing, stragglers, suspects
 
 NAMED: Final = 3
@@ -25,6 +26,8 @@ class RankWord:
     waits: bool = False
     where: str = ""
     """The innermost function of its main thread, if that is known."""
+    hold: SaveHold | None = None
+    """Why it cannot save for now, and for how long by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +50,27 @@ class Trouble:
     sick: tuple[SickDevice, ...] = ()
     impossible: tuple[str, ...] = ()
     """What the job's keys say and cannot be (`core.invariants`)."""
+    held: tuple[RankWord, ...] = ()
+    """The ranks that train on and cannot save for now, the one that cannot for longest first."""
     says: str = ""
+
+    @property
+    def held_s(self) -> float:
+        """For how long a rank has not been able to save; 0 while all can."""
+        return self.held[0].hold.held_s if self.held and self.held[0].hold is not None else 0.0
 
 
 def trouble(
-    words: Sequence[RankWord], faults: Mapping[tuple[str, int], str], impossible: Sequence[str] = ()
+    words: Sequence[RankWord],
+    faults: Mapping[tuple[str, int], str],
+    impossible: Sequence[str] = (),
+    *,
+    committed_step: int | None = None,
 ) -> Trouble:
-    """Return what is wrong with ranks that said `words`, with devices by (worker, index), and with the keys."""
+    """Return what is wrong with ranks that said `words`, with devices by (worker, index), and with the keys.
+
+    `committed_step`: that of the job's newest checkpoint, which is old while saves are held.
+    """
     stalled = tuple(word for word in words if word.stalled_ms > 0)
     named, how = suspects(
         [Standing(rank=w.rank, step=w.step, phase=w.phase, waits=w.waits, where=w.where) for w in stalled]
@@ -64,7 +81,10 @@ def trouble(
         for (worker, index), fault in sorted(faults.items())
         if fault
     )
+    holds = {word: word.hold for word in words if word.hold is not None}
+    held = tuple(sorted(holds, key=lambda word: (-holds[word].held_s, word.rank)))
     parts = [
+        *([no_checkpoint(*holds.values(), committed_step=committed_step)] if holds else []),
         *_stalls(stalled, named),
         *_few([f"rank {s.rank} takes {s.times:.1f} times the median for a step" for s in slow], "slow ranks"),
         *_few([f"device {s.index} of {s.worker}: {s.fault}" for s in sick], "sick devices"),
@@ -77,6 +97,7 @@ def trouble(
         slow=slow,
         sick=sick,
         impossible=tuple(impossible),
+        held=held,
         says="; ".join(parts),
     )
 

@@ -25,7 +25,7 @@
                           their last save                            to finish
 
 A generation is *fruitless* if a failure ended it before it committed a checkpoint. Growth, shrinking,
-notices and forming worlds neither count nor reset. It failed *early* if nothing but ranks failed in it, each by
+notices, forming worlds, and generations that had trained and could not save (`core.save_hold`) neither count nor reset. It failed *early* if nothing but ranks failed in it, each by
 itself within its first seconds and before a step was reported: an error in the program, that a retry meets again.
 A job that fails by such a one, with nothing saved, is started again by the next run, whichever limit it met.
 
@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from strata.core import reshaping, stopping
 from strata.core.checkpoint_damage import missed_by
 from strata.core.checkpoint_order import asked_back, newest
+from strata.core.checkpoint_records import SavesHeld
 from strata.core.job import JobView, World
 from strata.core.records import (
     Asked,
@@ -129,6 +130,11 @@ class Situation:
             and latest.record_generation == self.generation
         )
 
+    @property
+    def held(self) -> SavesHeld | None:
+        """What kept the current generation from a commit though it had trained, if that is so."""
+        return None if self.committed() else self.job.held(self.generation)
+
     def fruitless(self, *, failure: bool) -> int:
         """Return the count that the next head carries."""
         if self.head is None or self.resumed:
@@ -137,7 +143,7 @@ class Situation:
             return self.head.record.fruitless
         if self.committed():
             return 0
-        return self.head.record.fruitless + (1 if failure else 0)
+        return self.head.record.fruitless + (1 if failure and self.held is None else 0)
 
     def failures(self, *, failure: bool) -> int:
         """Return how many generations a failure has ended, as the next head carries it."""
@@ -325,6 +331,8 @@ class Situation:
 
     def _after(self, why: str, *, failure: bool) -> Change:
         """Return what follows a generation that cannot go on."""
+        if failure and (held := self.held) is not None:
+            why = f"{why}; saves were held: {held.reason} on host {held.host}"
         if failure and (end := self._too_many(why)) is not None:
             return end
         notice = self.notice

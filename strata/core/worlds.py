@@ -5,7 +5,7 @@
 written is here.
 
 What the transactions compare: the leader's epoch, the head, the phase, the spec, the notice, what
-has the ranks save first, a rewind, `latest`; a head also how far the ranks have
+has the ranks save first, whether they hold saves, a rewind, `latest`; a head also how far the ranks have
 met for a beginning and for an end, and that no more of them are done than the view shows.
 Nothing of the members: a death in between makes the next generation. A plan that rests on a death
 needs no comparison: an incarnation that is gone never returns, and the `failed` and `stopped` keys
@@ -128,9 +128,9 @@ class _Planner:
     def _guards(self) -> list[Compare]:
         """The leader's fence, and the facts that every plan reads."""
         view, job = self.job.view, self.job.keys
-        read = [job.head, job.phase, job.spec, job.rewind]
-        if self.situation.generation:
-            read += [job.notice(self.situation.generation), job.reshape(self.situation.generation)]
+        read, generation = [job.head, job.phase, job.spec, job.rewind], self.situation.generation
+        if generation:
+            read += [job.notice(generation), job.reshape(generation), job.held(generation)]
         return [
             created_at(self.keys.leader, self.epoch),
             *(unchanged(key, view.mod_revision(key)) for key in read),

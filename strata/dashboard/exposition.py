@@ -101,16 +101,24 @@ def _ailments(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
     families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in AILMENTS]
     for name in jobs if source.soft is not None else ():
         try:
-            world = JobView(source.view, source.keys.job(name)).world()
+            job = JobView(source.view, source.keys.job(name))
+            world = job.world()
+            if world is None or source.soft is None:
+                continue
+            said = source.soft.progress(name, world.head.generation, range(world.head.size))
+            found = trouble_of(source.soft, job, said, world)
         except StrataError:  # written by hand: a record, or the name itself
             continue
-        if world is None or source.soft is None:
-            continue
-        said = source.soft.progress(name, world.head.generation, range(world.head.size))
-        found = trouble_of(source.soft, name, world.head.generation, said, world)
         usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
         step_s = median(usual_us) / 1e6 if usual_us else None
-        values = (len(found.stalled), len(found.slow), len(found.sick), step_s)
+        values = (
+            len(found.stalled),
+            len(found.slow),
+            len(found.sick),
+            len(found.held),
+            found.held_s,
+            step_s,
+        )
         for family, value in zip(families, values, strict=True):
             if value is not None:
                 family.add_metric((name,), float(value))
@@ -127,6 +135,14 @@ AILMENTS: Final = (
         "Ranks of the job whose steps take 1.5 times the median of all its ranks or more.",
     ),
     ("strata_job_sick_devices", "Accelerators of the job that are not to be trained on."),
+    (
+        "strata_job_saves_held_ranks",
+        "Ranks of the job that train on and cannot save: the storage refuses for a reason that time may heal.",
+    ),
+    (
+        "strata_job_saves_held_seconds",
+        "For how long a rank of the job has not been able to save; 0 while all can.",
+    ),
     (
         "strata_job_step_seconds",
         "How long a step of the job usually takes: the median of its ranks' medians.",

@@ -165,7 +165,7 @@ def job_detail(source: Source, name: str, page: int) -> JobDetail | None:
         generations=generations_of(job),
         notice=notice_of(job),
         events=events(source, name),
-        trouble=trouble_status(source, name, world, said),
+        trouble=trouble_status(source, job, world, said),
     )
 
 

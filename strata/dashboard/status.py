@@ -232,7 +232,7 @@ def job_line(source: Source, job: JobView, said: Collection[RankProgress]) -> Jo
         step_low=min(steps, default=None),
         step_high=max(steps, default=None),
         open_barriers=sum(1 for _ in source.soft.open_rounds(name)) if source.soft is not None else 0,
-        trouble=trouble_of(source.soft, name, world.head.generation, said, world).says
+        trouble=trouble_of(source.soft, job, said, world).says
         if source.soft is not None and world is not None
         else "",
     )

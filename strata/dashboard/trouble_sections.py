@@ -1,4 +1,4 @@
-"""What is wrong with a job, drawn: three sections of its page, each absent while there is nothing to show."""
+"""What is wrong with a job, drawn: four sections of its page, each absent while there is nothing to show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strata.dashboard.html import Child, Markup, join, tag
 from strata.dashboard.layout import NONE, Column, mark, note, section, short, table
-from strata.dashboard.troubles import DeviceStatus, SlowStatus, StallStatus, TroubleStatus
+from strata.dashboard.troubles import DeviceStatus, HeldStatus, SlowStatus, StallStatus, TroubleStatus
 from strata.observe.words import age, size
 
 
@@ -17,12 +17,16 @@ def trouble_notes(trouble: TroubleStatus) -> Iterator[Markup]:
 
 
 def trouble_sections(trouble: TroubleStatus) -> Iterator[Markup]:
-    """Yield what there is to show of stalls, slow ranks and devices."""
+    """Yield what there is to show of stalls, held saves, slow ranks and devices."""
     if trouble.stalled:
         shown = len(trouble.stalled)
         aside = f"the first {shown} of {trouble.stalled_count}" if shown < trouble.stalled_count else ""
         how = tag("p", trouble.how, class_="soft") if trouble.how else None
         yield section("Ranks that stand still", how, join(map(_stall, trouble.stalled)), aside=aside)
+    if trouble.held:
+        shown = len(trouble.held)
+        aside = f"the first {shown} of {trouble.held_count}" if shown < trouble.held_count else ""
+        yield section("Saves that are held", _held(trouble.held), aside=aside)
     if trouble.slow:
         yield section("Slow ranks", _slow(trouble.slow))
     if trouble.devices:
@@ -61,6 +65,30 @@ def _stack(stack: str) -> Markup:
     """Return the lines of a stack, each escaped by itself: a line break is the only control it may have."""
     lines = (join((line, Markup("\n"))) for line in stack.splitlines())
     return tag("pre", *lines)
+
+
+def _held(held: tuple[HeldStatus, ...]) -> Markup:
+    return table(
+        (
+            Column("rank", number=True),
+            Column("member"),
+            Column("host"),
+            Column("step", number=True),
+            Column("held for", number=True),
+            Column("", class_="why"),
+        ),
+        (
+            (
+                each.rank,
+                each.worker_id,
+                short(each.host) or NONE,
+                each.step,
+                age(each.held_s * 1000),
+                mark("bad", short(each.reason) or "the storage refuses"),
+            )
+            for each in held
+        ),
+    )
 
 
 def _slow(slow: tuple[SlowStatus, ...]) -> Markup:

@@ -1,4 +1,4 @@
-"""What is wrong with a job, as data of its page: ranks that stand still, slow ranks, devices."""
+"""What is wrong with a job, as data of its page: ranks that stand still, held saves, slow ranks, devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.coordinator.ailments import trouble_of, world_devices
-from strata.core.job import World
+from strata.core.job import JobView, World
 from strata.core.stalls import is_outlier
 from strata.core.trouble import Trouble
 from strata.dashboard.source import Source
@@ -15,6 +15,7 @@ from strata.v1.members_pb2 import DeviceStatus as DeviceMessage
 from strata.v1.members_pb2 import RankProgress
 
 STALLS: Final = 20
+HELD: Final = 20
 DEVICES: Final = 200
 
 
@@ -31,6 +32,18 @@ class StallStatus:
     stack: str
     trace_file: str
     trace_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStatus:
+    """A rank that trains on and cannot save `step`, for a reason that time may heal."""
+
+    rank: int
+    worker_id: str
+    step: int
+    held_s: float
+    reason: str
+    host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +84,9 @@ class TroubleStatus:
     stalled_count: int = 0
     stalled: tuple[StallStatus, ...] = ()
     """The first `STALLS`, suspects first."""
+    held_count: int = 0
+    held: tuple[HeldStatus, ...] = ()
+    """The first `HELD`, the one that cannot save for longest first."""
     slow: tuple[SlowStatus, ...] = ()
     devices: tuple[DeviceStatus, ...] = ()
     """The first `DEVICES`, sick ones first."""
@@ -78,14 +94,15 @@ class TroubleStatus:
 
 
 def trouble_status(
-    source: Source, name: str, world: World | None, said: dict[int, RankProgress]
+    source: Source, job: JobView, world: World | None, said: dict[int, RankProgress]
 ) -> TroubleStatus:
     """Return what is wrong with a job whose ranks said `said`."""
     if world is None or source.soft is None:
         return TroubleStatus()
-    found = trouble_of(source.soft, name, world.head.generation, said.values(), world)
+    found = trouble_of(source.soft, job, said.values(), world)
     devices = sorted(
-        world_devices(source.soft, name, world), key=lambda each: (not each[1].fault, each[0], each[1].index)
+        world_devices(source.soft, job.keys.name, world),
+        key=lambda each: (not each[1].fault, each[0], each[1].index),
     )
     stalled = sorted(found.stalled, key=lambda each: (each.rank not in found.suspects, each.step, each.rank))
     return TroubleStatus(
@@ -93,6 +110,8 @@ def trouble_status(
         how=found.how,
         stalled_count=len(stalled),
         stalled=tuple(_stall(world, said[each.rank], found) for each in stalled[:STALLS]),
+        held_count=len(found.held),
+        held=tuple(_held(world, found))[:HELD],
         slow=tuple(_slow(world, said, found))[:STALLS],
         devices=tuple(_device(worker, device) for worker, device in devices[:DEVICES]),
         device_count=len(devices),
@@ -111,6 +130,19 @@ def _stall(world: World, progress: RankProgress, found: Trouble) -> StallStatus:
         trace_file=progress.trace_file,
         trace_bytes=progress.trace_bytes,
     )
+
+
+def _held(world: World, found: Trouble) -> Iterable[HeldStatus]:
+    for word in found.held:
+        if word.hold is not None:
+            yield HeldStatus(
+                rank=word.rank,
+                worker_id=_owner(world, word.rank),
+                step=word.hold.step,
+                held_s=word.hold.held_s,
+                reason=word.hold.reason,
+                host=word.hold.host,
+            )
 
 
 def _slow(world: World, said: dict[int, RankProgress], found: Trouble) -> Iterable[SlowStatus]:

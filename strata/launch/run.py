@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from strata.client import MemberSession, name_lookup, parse_endpoints
+from strata.client.endpoints import Endpoint
+from strata.client.storage_wait import wait_for_storage
+from strata.client.unary import UnaryClient
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
 from strata.core.exit_codes import PREEMPTED
@@ -148,6 +151,7 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
     )
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     _on_signals(asked, observer)
+    await _storage_takes_saves(config, job, endpoints, asked)
     serve_session = asyncio.create_task(session.run(), name="session")
     try:
         with run_folder() as folder:
@@ -232,6 +236,32 @@ async def _run(
         if session.world is not None:
             supervisor.on_world(session.world)
         return await supervisor.run()
+
+
+async def _storage_takes_saves(
+    config: RunConfig, job: str, endpoints: tuple[Endpoint, ...], asked: asyncio.Future[int]
+) -> None:
+    """Return once the job's checkpoints can be written, as far as that is known, or somebody asked to stop."""
+    unary = UnaryClient(endpoints, random.Random(), config.credentials)
+    waiting = asyncio.create_task(
+        wait_for_storage(
+            unary,
+            job=job,
+            taken_up=config.resume or config.new,
+            say=lambda reason: log.warning("storage.waiting", reason=reason),
+            over=lambda reason: log.info("storage.ready", reason=reason),
+        ),
+        name="storage",
+    )
+    try:
+        first: tuple[asyncio.Future[Any], ...] = (waiting, asked)
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            waiting.result()
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await unary.close()
 
 
 def _starter(config: RunConfig, command: Sequence[str]) -> Starter:

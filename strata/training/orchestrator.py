@@ -222,6 +222,7 @@ class TrainingOrchestrator:
             keep_count=self.config.keep_count,
             replica_path=self.config.replica or None,
             save_wait_s=self.config.save_wait_s,
+            save_grace_s=self.config.save_grace_s,
             replicated=replicated,
         )
 
@@ -248,17 +249,17 @@ class TrainingOrchestrator:
                         peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
 
         def hooked(run: Run) -> None:
-            run.hooks.append(
-                Preemption(
-                    run,
-                    signals=self._preempt_signals,
-                    member_only=self.config.preempt == PREEMPT_MEMBER,
-                    grace_s=self.config.preempt_grace_s,
-                    clock=self._clock.monotonic_s,
-                    save_cost_s=run.saves.expected_s,
-                    ending=ending,
-                )
+            preemption = Preemption(
+                run,
+                signals=self._preempt_signals,
+                member_only=self.config.preempt == PREEMPT_MEMBER,
+                grace_s=self.config.preempt_grace_s,
+                clock=self._clock.monotonic_s,
+                save_cost_s=run.saves.expected_s,
+                ending=ending,
             )
+            run.hooks.append(preemption)
+            checkpoints.holds.on_over(preemption.cannot_save)
 
         run = Run(
             peers,

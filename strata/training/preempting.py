@@ -5,6 +5,8 @@ of them stop alike, however many were signalled. A training without coordinators
 When the generation ends before that, a supervisor knows what to do; a lone member leaves (`Ending`).
 While a lone member tells its end, to coordinators that may be away, a signal has it wait no longer; so does
 one that came before, and found the training at its end.
+
+A rank whose saves were held for too long asks the same way: the job stops, to be begun again where it can save.
 """
 
 from __future__ import annotations
@@ -112,6 +114,22 @@ class Preemption:
 
     # -- in other threads
 
+    def cannot_save(self, why: str) -> None:
+        """Ask all ranks to stop: nothing could be saved for so long that training on would risk too much."""
+        reason = f"rank {self._peers.rank} on {self._peers.worker_id}: {why}"
+        if self._ended:
+            return
+        if isinstance(self._peers, Alone):
+            self._stopper.asked(self._notice(reason))
+            return
+        try:
+            notice = self._request(reason, member_only=False)
+        except StrataError as error:  # the next save that is held asks again
+            log.error("nobody can be asked to stop: %s", error)  # noqa: TRY400  # the reason says it all
+            return
+        if notice is not None:
+            self._stopper.asked(notice)
+
     def _world_ended(self) -> None:
         self._ended = True
         if self._signals is not None and not self._stopper.leaving and not self._leaves_by_itself:
@@ -136,7 +154,7 @@ class Preemption:
             self._stopper.asked(self._notice(reason))
             return True
         try:
-            notice = self._request(reason)
+            notice = self._request(reason, member_only=self._member_only)
         except StaleGeneration:
             # its end is about to be heard here, too: its supervisor may end this rank because of that
             return self._leaves_by_itself
@@ -147,11 +165,11 @@ class Preemption:
             self._stopper.asked(notice)
         return notice is not None
 
-    def _request(self, reason: str) -> StopNotice | None:
+    def _request(self, reason: str, *, member_only: bool) -> StopNotice | None:
         request = StopJobRequest(
             job=self._peers.job,
-            action=STOP_ACTION_DRAIN if self._member_only else STOP_ACTION_PREEMPT,
-            worker_ids=[self._peers.worker_id] if self._member_only else [],
+            action=STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT,
+            worker_ids=[self._peers.worker_id] if member_only else [],
             reason=reason,
             grace_ms=round(1000 * self._grace_s),
             generation=self._peers.generation,

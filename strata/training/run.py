@@ -13,13 +13,20 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.core.exit_codes import is_success
-from strata.errors import InvalidArgument, JobDone, StaleGeneration, StrataError
+from strata.errors import (
+    InvalidArgument,
+    JobDone,
+    Preempted,
+    StaleGeneration,
+    StorageError,
+    StrataError,
+)
 from strata.training.beginning import Beginning
 from strata.training.bounded import within
 from strata.training.clock import Clock
@@ -31,11 +38,11 @@ from strata.training.group import end_group
 from strata.training.hooks import StepHook
 from strata.training.own_part import OwnPart
 from strata.training.peers import Peers
+from strata.training.saves import SAVE
 from strata.training.state import Position, Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
 
-SAVE: Final = "save"
 BETWEEN: Final = "between"
 """The phase of a rank that waits for the others before a save, or copies its state."""
 
@@ -337,14 +344,15 @@ class Run:
     def save(self, *, wait: bool = False, patient: bool = True) -> CheckpointInfo | None:
         """Save this step together with all ranks; every rank calls it at the same step.
 
-        Returns once the state is copied, or with `wait` once it is committed; None when this step
-        is saved already. Other ranks are waited for; unless `patient`, `BarrierTimeout` is raised
+        Returns once the state is copied, or with `wait` once it is committed or dropped: after a hold that lasted
+        too long, say, when the job is asked to stop. None when this step
+        is saved already, or, without `wait`, while a rank holds an earlier save that its storage refuses. Other ranks are waited for; unless `patient`, `BarrierTimeout` is raised
         when some are not here within `save_wait_s`.
         """
-        info = self._save(patient=patient)
+        info = self._save(patient=patient, may_skip=not wait)
         if wait and info is not None:
             with self._within_generation(), self.phase(SAVE):
-                info.wait()
+                self.saves.wait_ended(info)
         return info
 
     def save_within(self, limit_s: float) -> CheckpointInfo | None:
@@ -356,17 +364,21 @@ class Run:
         if self.position.step == self.saves.saved_step:
             self.saves.wait(limit_s)
             return None
+        self.checkpoints.holds.drop()  # the newer state is the one to save while there is time
         self.checkpoints.settle(limit_s)
         left_s = max(0.0, limit_s - (self._clock.monotonic_s() - since_s))
         return self._save(patient=False, limit_s=left_s)
 
-    def _save(self, *, patient: bool, limit_s: float | None = None) -> CheckpointInfo | None:
+    def _save(
+        self, *, patient: bool, limit_s: float | None = None, may_skip: bool = False
+    ) -> CheckpointInfo | None:
         if self.position.step == self.saves.saved_step:
             return None
         with self._within_generation(), self.phase(SAVE):
-            return self.saves.save(
-                self._state, self.position, self._facts(self.position), patient=patient, limit_s=limit_s
-            )
+            facts = self._facts(self.position)
+            if may_skip:
+                return self.saves.save_unless_held(self._state, self.position, facts, patient=patient)
+            return self.saves.save(self._state, self.position, facts, patient=patient, limit_s=limit_s)
 
     def goodput(self) -> Goodput:
         """Return what the time went to so far, over all generations; rank 0's account goes on."""
@@ -393,14 +405,29 @@ class Run:
         try:
             try:
                 self._save(patient=patient)
+                with self._within_generation():
+                    self.saves.finish(self.position.step)
+            except BaseException:
+                self.checkpoints.holds.drop()
+                raise
             finally:
                 self.checkpoints.close()
         except BaseException as error:
+            if isinstance(error, StorageError) and error.transient:
+                self._leave_unsaved(str(error), error)
             self._leave(1, f"{type(error).__name__}: {error}")
             raise
+        if lost := self.saves.lost:
+            self._leave_unsaved(lost)
         if self.peers.rank == 0:
             log.info("goodput: %s", self.goodput())
         self._leave(0, "the training is done")
+
+    def _leave_unsaved(self, why: str, error: BaseException | None = None) -> NoReturn:
+        """Leave so that the job is begun again: its last step is not saved, and time may heal why."""
+        log.error("THE LAST STEP IS NOT SAVED: %s; begin the job again", why)
+        self._leave(Preempted.code, why)
+        raise Preempted(f"step {self.position.step} is not saved: {why}") from error
 
     def abandon(self, reason: str, *, code: int = 1, limit_s: float | None = None) -> None:
         """End the run as it stands: what is in flight may finish, nothing more is saved. Idempotent.
@@ -411,6 +438,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        limit_s = self.saves.give_up_held(limit_s)
         try:
             if limit_s is None:
                 self.checkpoints.close()

@@ -2,7 +2,8 @@
 
     due → barrier (each brings its pace, rank 0 the account) → all plan the next save → copy → go on
 
-The writing and the commit go on in the background. Between two saves no coordinator is needed; a
+The writing and the commit go on in the background. A rank that holds a save which its storage refuses, or whose
+storage is too slow for another one, brings that to the barrier: no rank saves then, and training goes on. Between two saves no coordinator is needed; a
 due one waits for them up to `save_wait_s`, and then raises.
 """
 
@@ -17,7 +18,7 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.arrivals import payload_limit
 from strata.core.records import CheckpointType
-from strata.errors import BarrierTimeout
+from strata.errors import BarrierTimeout, CheckpointAborted, Unavailable
 from strata.training.bounded import within
 from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save, pace_of, payload_of
 from strata.training.clock import Clock
@@ -29,8 +30,21 @@ from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved
 
 SAVE_BARRIER: Final = "strata.save"
 """Where the ranks meet before any save: one may close at a step after which another one's save is due."""
+SAVE: Final = "save"
+"""The phase of a rank that waits for a save."""
+TELL_S: Final = 2.0
+"""How often a rank that waits for a save says so."""
+HELD_S: Final = 5.0
+"""How long a run that fails waits for what is in flight while a rank holds a save."""
 LEAST_S: Final = 0.1
 """At least so long ranks wait for each other."""
+HELD: Final = "held"
+"""The key of what a rank brings to the barrier while it holds a save: why."""
+MUST: Final = "must"
+"""The key of what a rank brings that saves whoever holds an earlier save: it is at its end."""
+MAX_HELD_CHARS: Final = 120
+ROOM_S: Final = 3.0
+"""How long a due save waits for those in flight: then training goes on without it."""
 SLACK_S: Final = 1.0
 """How much later than its own time the end of a barrier may be heard."""
 
@@ -69,6 +83,8 @@ class Saves:
         self._ledger = ledger
         self.failure_s = failure_s
         self._made = 0
+        self._skipped = False
+        """Whether the save that was due last was skipped."""
         self._last: tuple[CheckpointInfo, float, list[float]] | None = None
         """The newest save, when its copy began, and when it was committed, once it is."""
         self._save_s = self._copy_s = self._commit_s = 0.0
@@ -105,13 +121,46 @@ class Saves:
         """
         self._watch()
         begun_s = self._clock.monotonic_s()
-        told = self._meet(self._payload(position.step), patient=patient, limit_s=limit_s)
-        met_s = self._clock.monotonic_s()
-        pace = agreed(told)
-        account = json.loads(told[0]).get("account", {}) if 0 in told else {}
+        told = self._meet(self._payload(position.step, **{MUST: True}), patient=patient, limit_s=limit_s)
+        return self._copy(state, position, facts, told, begun_s=begun_s)
+
+    def save_unless_held(
+        self, state: MutableMapping[str, Any], position: Position, facts: Mapping[str, Any], *, patient: bool
+    ) -> CheckpointInfo | None:
+        """Do the same, or return None on all ranks alike, because one of them holds an earlier save."""
+        self._watch()
+        # the ranks whose parts are written cannot know for how long another one's is held: they wait once
+        held = self._checkpoints.holds.wait_room(0.0 if self._skipped else ROOM_S)
+        also = {HELD: held[:MAX_HELD_CHARS]} if held else {}
+        begun_s = self._clock.monotonic_s()
+        told = self._meet(self._payload(position.step, **also), patient=patient, limit_s=None)
+        why = _held(told)
+        self._skipped = bool(why)
+        if not why:
+            return self._copy(state, position, facts, told, begun_s=begun_s)
+        self._plan(position, agreed(told))
+        log.warning("step %d is not saved, for an earlier one is not yet: %s", position.step, why)
+        return None
+
+    def _plan(self, position: Position, pace: Pace) -> None:
         self.plan = next_save(
             self._rule, step=position.step, before=self.plan.interval, pace=pace if pace.step_s else None
         )
+
+    def _copy(
+        self,
+        state: MutableMapping[str, Any],
+        position: Position,
+        facts: Mapping[str, Any],
+        told: Mapping[int, bytes],
+        *,
+        begun_s: float,
+    ) -> CheckpointInfo:
+        """Hand the state over to be saved, now that all ranks do."""
+        met_s = self._clock.monotonic_s()
+        pace = agreed(told)
+        account = json.loads(told[0]).get("account", {}) if 0 in told else {}
+        self._plan(position, pace)
         own = {
             **saved_position(position),
             LOADER_KEY: dict(facts),
@@ -149,12 +198,50 @@ class Saves:
         if self._last is not None:
             self._last[0].wait(timeout_s)
 
+    def wait_ended(self, info: CheckpointInfo) -> None:
+        """Return once a save is committed, or was dropped; raise what it failed of."""
+        try:
+            self._telling(info.step, info.wait, failed=lambda: info.done)
+        except CheckpointAborted:
+            if not info.dropped:
+                raise
+
+    def finish(self, step: int) -> None:
+        """Return once no save is in flight, whatever became of them."""
+        self._telling(step, self._checkpoints.settle, failed=lambda: False)
+
+    def _telling(self, step: int, wait: Callable[[float], object], *, failed: Callable[[], bool]) -> None:
+        """Do `wait`; say every few seconds that this rank does, or it would seem to stand still while one is held."""
+        begun_s = self._clock.monotonic_s()
+        while True:
+            try:
+                wait(TELL_S)
+            except Unavailable:  # it takes longer, unless that is what it failed of
+                if failed():
+                    raise
+            else:
+                return
+            waited_s = self._clock.monotonic_s() - begun_s
+            self._peers.progress(step, f"{SAVE} {waited_s:.0f} s")
+
+    def give_up_held(self, limit_s: float | None) -> float | None:
+        """Drop what is held here, at the end of a run; return how long what is in flight may take, of `limit_s`."""
+        self._checkpoints.holds.drop()
+        return HELD_S if limit_s is None and self._skipped else limit_s  # another rank may hold its part
+
+    @property
+    def lost(self) -> str:
+        """Why the newest save was dropped, as where it was held for too long; "" if it was not."""
+        info = self._last[0] if self._last is not None else None
+        return str(info.error) if info is not None and info.dropped else ""
+
     def cancel(self) -> None:
         """Give up what is in flight: its generation has ended, so nothing of it is committed any more."""
+        self._checkpoints.holds.drop()
         if self._last is not None:
             self._last[0].cancel()
 
-    def _payload(self, step: int) -> bytes:
+    def _payload(self, step: int, **also: Any) -> bytes:
         before, stepping_s = self._since
         steps = step - before
         pace = Pace(
@@ -164,10 +251,10 @@ class Saves:
             failure_s=self.failure_s,
         )
         if self._peers.rank != 0:
-            return payload_of(pace)
+            return payload_of(pace, **also)
         account = json.loads(self._ledger.saved(self._clock.monotonic_s(), self._clock.unix_s()))
-        whole = payload_of(pace, account=account)
-        return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace)
+        whole = payload_of(pace, account=account, **also)
+        return whole if len(whole) <= payload_limit(self._peers.world_size) else payload_of(pace, **also)
 
     def _meet(self, payload: bytes, *, patient: bool, limit_s: float | None) -> dict[int, bytes]:
         """Return what each rank brought, once every one is here; those that are late are named."""
@@ -197,3 +284,11 @@ class Saves:
 
     def _stepping_s(self) -> float:
         return self._ledger.goodput(self._clock.monotonic_s()).spent_s.get(STEP, 0.0)
+
+
+def _held(told: Mapping[int, bytes]) -> str:
+    """Return why a rank holds a save, as the first that does brought it; "" where none does, or one must save."""
+    brought = {rank: json.loads(payload) for rank, payload in sorted(told.items())}
+    if any(one.get(MUST) for one in brought.values()):
+        return ""
+    return next((f"rank {rank}: {one[HELD]}" for rank, one in brought.items() if one.get(HELD)), "")

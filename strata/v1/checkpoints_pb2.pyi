@@ -596,6 +596,64 @@ class AbortCheckpointResponse(_message.Message):
 Global___AbortCheckpointResponse: _TypeAlias = AbortCheckpointResponse  # noqa: Y015
 
 @_typing.final
+class HoldSavesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    step: _builtins.int
+    """The step whose save is held."""
+    reason: _builtins.str
+    """In words: "disk full"."""
+    host: _builtins.str
+    @_builtins.property
+    def author(self) -> _common_pb2.Author: ...
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        author: _common_pb2.Author | None = ...,
+        step: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        host: _builtins.str = ...,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "host", b"host", "job", b"job", "reason", b"reason", "step", b"step", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldSavesRequest: _TypeAlias = HoldSavesRequest  # noqa: Y015
+
+@_typing.final
+class HoldSavesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token(self) -> _common_pb2.Token: ...
+    def __init__(
+        self,
+        *,
+        token: _common_pb2.Token | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldSavesResponse: _TypeAlias = HoldSavesResponse  # noqa: Y015
+
+@_typing.final
 class GetCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,6 +56,11 @@ class CheckpointsStub(object):
                 request_serializer=strata_dot_v1_dot_checkpoints__pb2.AbortCheckpointRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_checkpoints__pb2.AbortCheckpointResponse.FromString,
                 _registered_method=True)
+        self.HoldSaves = channel.unary_unary(
+                '/strata.v1.Checkpoints/HoldSaves',
+                request_serializer=strata_dot_v1_dot_checkpoints__pb2.HoldSavesRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_checkpoints__pb2.HoldSavesResponse.FromString,
+                _registered_method=True)
         self.GetCheckpoint = channel.unary_unary(
                 '/strata.v1.Checkpoints/GetCheckpoint',
                 request_serializer=strata_dot_v1_dot_checkpoints__pb2.GetCheckpointRequest.SerializeToString,
@@ -170,6 +175,14 @@ class CheckpointsServicer(object):
 
     def AbortCheckpoint(self, request, context):
         """Gives the attempt up for all ranks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldSaves(self, request, context):
+        """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+        not count as one without progress. Recorded once a generation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,6 +324,11 @@ def add_CheckpointsServicer_to_server(servicer, server):
                     servicer.AbortCheckpoint,
                     request_deserializer=strata_dot_v1_dot_checkpoints__pb2.AbortCheckpointRequest.FromString,
                     response_serializer=strata_dot_v1_dot_checkpoints__pb2.AbortCheckpointResponse.SerializeToString,
+            ),
+            'HoldSaves': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldSaves,
+                    request_deserializer=strata_dot_v1_dot_checkpoints__pb2.HoldSavesRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_checkpoints__pb2.HoldSavesResponse.SerializeToString,
             ),
             'GetCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCheckpoint,
@@ -507,6 +525,33 @@ class Checkpoints(object):
             '/strata.v1.Checkpoints/AbortCheckpoint',
             strata_dot_v1_dot_checkpoints__pb2.AbortCheckpointRequest.SerializeToString,
             strata_dot_v1_dot_checkpoints__pb2.AbortCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldSaves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Checkpoints/HoldSaves',
+            strata_dot_v1_dot_checkpoints__pb2.HoldSavesRequest.SerializeToString,
+            strata_dot_v1_dot_checkpoints__pb2.HoldSavesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class CheckpointsStub:
     """Says that the global manifest is durable: the last ack of a checkpoint."""
     AbortCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.AbortCheckpointRequest, _checkpoints_pb2.AbortCheckpointResponse]
     """Gives the attempt up for all ranks."""
+    HoldSaves: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.HoldSavesRequest, _checkpoints_pb2.HoldSavesResponse]
+    """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+    not count as one without progress. Recorded once a generation.
+    """
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.GetCheckpointRequest, _checkpoints_pb2.GetCheckpointResponse]
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.ListCheckpointsRequest, _checkpoints_pb2.ListCheckpointsResponse]
     PinCheckpoint: _grpc.UnaryUnaryMultiCallable[_checkpoints_pb2.PinCheckpointRequest, _checkpoints_pb2.PinCheckpointResponse]
@@ -88,6 +92,10 @@ class CheckpointsAsyncStub(CheckpointsStub):
     """Says that the global manifest is durable: the last ack of a checkpoint."""
     AbortCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.AbortCheckpointRequest, _checkpoints_pb2.AbortCheckpointResponse]  # type: ignore[assignment]
     """Gives the attempt up for all ranks."""
+    HoldSaves: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.HoldSavesRequest, _checkpoints_pb2.HoldSavesResponse]  # type: ignore[assignment]
+    """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+    not count as one without progress. Recorded once a generation.
+    """
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.GetCheckpointRequest, _checkpoints_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.ListCheckpointsRequest, _checkpoints_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     PinCheckpoint: _aio.UnaryUnaryMultiCallable[_checkpoints_pb2.PinCheckpointRequest, _checkpoints_pb2.PinCheckpointResponse]  # type: ignore[assignment]
@@ -155,6 +163,16 @@ class CheckpointsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoints_pb2.AbortCheckpointResponse, _abc.Awaitable[_checkpoints_pb2.AbortCheckpointResponse]]:
         """Gives the attempt up for all ranks."""
+
+    @_abc_1.abstractmethod
+    def HoldSaves(
+        self,
+        request: _checkpoints_pb2.HoldSavesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_checkpoints_pb2.HoldSavesResponse, _abc.Awaitable[_checkpoints_pb2.HoldSavesResponse]]:
+        """Says that a rank has trained and cannot save for a reason that time may heal: its generation does
+        not count as one without progress. Recorded once a generation.
+        """
 
     @_abc_1.abstractmethod
     def GetCheckpoint(

@@ -411,6 +411,7 @@ class RankProgress(_message.Message):
     TRACE_FILE_FIELD_NUMBER: _builtins.int
     TRACE_BYTES_FIELD_NUMBER: _builtins.int
     HEEDS_NOTICES_FIELD_NUMBER: _builtins.int
+    SAVE_HOLD_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     phase: _builtins.str
@@ -432,6 +433,12 @@ class RankProgress(_message.Message):
     trace_bytes: _builtins.int
     heeds_notices: _builtins.bool
     """Whether it stops by itself when its generation is asked to, so that no signal is needed."""
+    @_builtins.property
+    def save_hold(self) -> Global___SaveHold:
+        """Set while this rank cannot save for a reason that time may heal. A message of the rank without
+        it says that its saves are held no more.
+        """
+
     def __init__(
         self,
         *,
@@ -446,14 +453,48 @@ class RankProgress(_message.Message):
         trace_file: _builtins.str = ...,
         trace_bytes: _builtins.int = ...,
         heeds_notices: _builtins.bool = ...,
+        save_hold: Global___SaveHold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["save_hold", b"save_hold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class SaveHold(_message.Message):
+    """A rank trains on and tries to save again: the storage refused for a reason that time may heal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step whose save is held."""
+    held_ms: _builtins.int
+    """Milliseconds since the first failure."""
+    reason: _builtins.str
+    """In words: "disk full"."""
+    host: _builtins.str
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        held_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "host", b"host", "reason", b"reason", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveHold: _TypeAlias = SaveHold  # noqa: Y015
 
 @_typing.final
 class DeviceStatus(_message.Message):

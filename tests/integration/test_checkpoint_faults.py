@@ -35,7 +35,7 @@ def save(manager, step, size_bytes):
 """
 
 FULL = """
-manager = CheckpointManager(sys.argv[1])
+manager = CheckpointManager(sys.argv[1], save_grace_s=0)
 said = {str(step): save(manager, step, size) for step, size in ((1, 1 << 20), (2, 8 << 20), (3, 1 << 20))}
 names = subprocess.run(["find", sys.argv[1], "-name", "*.tmp"], capture_output=True, text=True).stdout
 said |= {"steps": manager.all_steps(), "loaded": len(manager.load_bytes()), "left": names}
@@ -46,7 +46,7 @@ print(json.dumps({"event": "end", **said}))
 READ_ONLY = """
 def mount(how):
     subprocess.run(["mount", "-o", f"remount,{how},bind", sys.argv[1]], check=True)
-manager = CheckpointManager(sys.argv[1])
+manager = CheckpointManager(sys.argv[1], save_grace_s=0)
 said = {"1": save(manager, 1, 1000)}
 mount("ro")
 said |= {"2": save(manager, 2, 1000), "steps while read-only": manager.all_steps()}
@@ -58,7 +58,7 @@ print(json.dumps({"event": "end", **said}))
 """
 
 MANY_SAVES = """
-manager = CheckpointManager(sys.argv[1], keep_count=4)
+manager = CheckpointManager(sys.argv[1], keep_count=4, save_grace_s=0)
 said = {}
 for step in range(1, 9):
     try:

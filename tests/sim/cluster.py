@@ -19,9 +19,10 @@ from strata.testing.network import Call
 from strata.testing.replicas import MemoryReplica
 from tests.sim.etcd import Line
 from tests.sim.history import History
-from tests.sim.judge import Death, Judge, is_of_the_past
+from tests.sim.judge import Death, Judge
 from tests.sim.members import JOB, REPLICAS, Member
 from tests.sim.trace import Trace
+from tests.sim.transactions import is_of_the_past
 
 WORKERS = {f"w{number}": 1 if number < 8 else 2 for number in range(10)}
 """The workers and their slots."""

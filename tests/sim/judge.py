@@ -28,14 +28,16 @@ from strata.core.records import (
     WorldHead,
     decode,
 )
-from strata.core.txn import Delete, Event, KeyValue, Op, Operation, Put, Target, Txn
+from strata.core.txn import Event, Op, Target, Txn
 from strata.core.view import View
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call
 from tests.sim.burials import AFTER_THE_COMMIT, burial_problems
+from tests.sim.holding import Holds
 from tests.sim.notices import is_merged
 from tests.sim.reshaping import Reshapings
 from tests.sim.trace import Trace
+from tests.sim.transactions import writes
 
 CHECK_EVERY = 8
 """Revisions between two looks at all invariants, where nothing asks for one sooner."""
@@ -91,6 +93,7 @@ class Judge:
     """Whether somebody keeps the checkpoints: has them deleted, read, copied, found damaged."""
     saves_first: bool = False
     reshapings: Reshapings = field(default_factory=Reshapings)
+    holds: Holds = field(default_factory=Holds)
     buried: set[tuple[int, int, str]] = field(default_factory=set)
     """Commits that were marked for deletion, or as damaged, in due form: (step, generation, attempt)."""
     view: View = field(default_factory=View)
@@ -124,7 +127,7 @@ class Judge:
         One that a lease's end made just before is not, though nobody else has claimed it yet.
         """
         txn = call.argument if isinstance(call.argument, Txn) else None
-        if txn is not None and self._unclaimed and not _writes(txn, self._unclaimed[-1][0]):
+        if txn is not None and self._unclaimed and not writes(txn, self._unclaimed[-1][0]):
             self._settle_unclaimed()
         elif self._unclaimed and (txn is not None or call.kind == "revoke"):
             self._claimed(call.client, txn)
@@ -258,6 +261,10 @@ class Judge:
             case ["worlds", generation, "reshape"] if not event.deleted:
                 self.trace.count("ranks asked to save first")
                 self.reshapings.asked(int(generation), self.trace.now_s)
+            case ["worlds", generation, "held"] if not event.deleted:
+                self.trace.count("generations that could not save")
+                if why := self.holds.key(JobView(self.view, self.job), int(generation), event.kv):
+                    self.wrong(why)
             case ["worlds", generation, "stopped", _] if not event.deleted:
                 self.trace.count("ranks that stopped")
                 if event.kv.version != 1 or int(generation) != self._generation():
@@ -309,6 +316,11 @@ class Judge:
         job = JobView(self.view, self.job)
         spec = job.spec()
         assert spec is not None
+        if (
+            before is not None
+            and (why := self.holds.head(job, decode(WorldHead, before[0]), head)) is not None
+        ):
+            self.wrong(why)
         if (why := self.reshapings.head(job, self.trace.now_s)) is not None:
             self.wrong(why)
         if head.members > spec.record.max_workers or 0 < head.members < spec.record.min_workers:
@@ -464,35 +476,3 @@ class Judge:
                 names = self.view.names(self.job.acks(record.step, record.generation, record.attempt))
                 if len(names) == record.ranks + 1:
                     yield f"step {record.step} of generation {record.generation} is complete and still open"
-
-
-def _writes(txn: Txn, written: Revision) -> bool:
-    """Tell whether a revision may be the work of a transaction: it changes nothing else."""
-    operations = (*txn.success, *txn.failure)
-    return all(any(_makes(operation, event) for operation in operations) for event in written.events)
-
-
-def _makes(operation: Operation, event: Event) -> bool:
-    key = event.kv.key
-    if event.deleted and isinstance(operation, Delete) and operation.range_end is not None:
-        return operation.key <= key < operation.range_end
-    return isinstance(operation, Delete if event.deleted else Put) and operation.key == key
-
-
-def is_of_the_past(txn: Txn, kv: KeyValue | None) -> bool:
-    """Tell whether a transaction can take no effect, now or later: it compares a revision that `kv` has left.
-
-    Revisions of a key only grow. So one that is sent again, because its outcome is unknown, is aimed
-    at whoever held the key when it was decided, not at who holds it now.
-    """
-    return kv is not None and any(
-        compare.key == kv.key
-        and compare.range_end is None
-        and compare.op is Op.EQUAL
-        and isinstance(compare.operand, int)
-        and (
-            (compare.target is Target.CREATE and 0 < compare.operand < kv.create_revision)
-            or (compare.target is Target.MOD and 0 < compare.operand < kv.mod_revision)
-        )
-        for compare in txn.compares
-    )

@@ -15,8 +15,9 @@ from strata.core.txn import Delete, Put, Txn, created_at, unchanged
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call
 from strata.testing.virtual_time import in_virtual_time
-from tests.sim.judge import Judge, is_of_the_past
+from tests.sim.judge import Judge
 from tests.sim.trace import Trace
+from tests.sim.transactions import is_of_the_past
 
 KEYS = ClusterKeys("default")
 

@@ -27,6 +27,7 @@ from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.common_pb2 import Author
 from strata.v1.worlds_pb2 import STOP_ACTION_RESHAPE
 from tests.sim.history import History
+from tests.sim.holding import hold_at
 from tests.sim.reshaping import BEGIN_BARRIER, SAVED_BARRIER
 
 _T = TypeVar("_T")
@@ -101,6 +102,7 @@ class Trainer:
             step += 1
             await asyncio.sleep(self._rng.uniform(0.6, 1.6))
             self.client.progress(step, "step")
+            self._hold(step)
             save = b":save" if self._asked_to_save() else b""
             brought = await self.barrier("step", f"{self.client.rank}:{step}".encode() + save)
             if any(payload.endswith(b":save") for payload in brought.values()):
@@ -112,6 +114,11 @@ class Trainer:
             elif step % SAVE_EVERY == 0:
                 await self._save(step)
             self.steps += 1
+
+    def _hold(self, step: int) -> None:
+        hold = hold_at(step, self.client.rank, self.client.world_size)
+        if hold is not None or self.seat.save_hold is not None:
+            self.client.hold_saves(hold)
 
     # -- another world
 

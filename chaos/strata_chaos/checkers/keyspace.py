@@ -84,7 +84,7 @@ def _job(parts: list[str]) -> tuple[str, tuple[Any, ...]]:
 
 def _world(generation: int, rest: list[str]) -> tuple[str, tuple[Any, ...]]:
     match rest:
-        case [("restored" | "notice" | "reshape") as what]:
+        case [("restored" | "held" | "notice" | "reshape") as what]:
             return what, (generation,)
         case [("failed" | "done" | "stopped") as how, rank]:
             return how, (generation, int(rank))

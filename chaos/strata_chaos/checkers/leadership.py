@@ -25,7 +25,7 @@ RULES: Final = {
 
 _EPOCH_IN_VALUE: Final = frozenset({"world", "standbys", "phase", "reshape", "dataset-assignment"})
 _CLEARED_BY_LEADER: Final = frozenset(
-    {"chunk", "failed", "done", "stopped", "notice", "reshape", "restored", "history"}
+    {"chunk", "failed", "done", "stopped", "held", "notice", "reshape", "restored", "history"}
 )
 
 

@@ -12,6 +12,7 @@ from strata.core import checkpoints as core
 from strata.core.checkpoint_pins import tagged
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
+from strata.core.save_hold import decide_hold_saves
 from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import CheckpointNotFound
@@ -33,6 +34,7 @@ class CatalogCalls:
             "ack_checkpoint": self.ack,
             "seal_checkpoint": self.seal,
             "abort_checkpoint": self.abort,
+            "hold_saves": self.hold,
             "get_checkpoint": self.get,
             "list_checkpoints": self.list,
             "pin_checkpoint": self.pin,
@@ -78,6 +80,17 @@ class CatalogCalls:
             lambda job: job.checkpoint(request.step, author.generation),
         )
         return pb.AbortCheckpointResponse(checkpoint=found)
+
+    async def hold(self, request: pb.HoldSavesRequest) -> pb.HoldSavesResponse:
+        author = wire.author(request.author)
+        await self._settled(
+            request.job,
+            lambda job: decide_hold_saves(
+                job, author=author, step=request.step, reason=request.reason, host=request.host
+            ),
+            lambda job: None,
+        )
+        return pb.HoldSavesResponse()
 
     async def get(self, request: pb.GetCheckpointRequest) -> pb.GetCheckpointResponse:
         def find(job: JobView) -> Entry[CheckpointRecord] | None:

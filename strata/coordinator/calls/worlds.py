@@ -73,7 +73,7 @@ class WorldCalls:
         """Return a job with what is wrong with its ranks, as far as this replica heard."""
         message = wire.job_message(job)
         if (told := self._context.soft.state) is not None:
-            found = job_trouble(told, job.keys.name, job.world())
+            found = job_trouble(told, job)
             message.trouble = found.says
             message.suspects.extend(found.suspects)
         return message

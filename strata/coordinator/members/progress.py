@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
+from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.observe.words import age
 from strata.v1 import members_pb2, peers_pb2
 
@@ -37,9 +38,13 @@ class _Said:
     median_step_us: int = 0
     trace_file: str = ""
     trace_bytes: int = 0
+    hold: members_pb2.SaveHold | None = None
+    """Why the rank could not save when it said so."""
 
     def keeps_of(self, before: _Said) -> None:
-        """Keep what was known of the same words."""
+        """Keep what was known of the same words. A hold begins and ends without a step: the newest word has it."""
+        if before.at > self.at:
+            self.hold = before.hold
         self.at = max(self.at, before.at)
         self.stalled = self.stalled or before.stalled
         self.stack = self.stack or before.stack
@@ -197,6 +202,16 @@ def _said(rank: members_pb2.RankProgress, now: float) -> _Said:
         median_step_us=max(0, rank.median_step_us),
         trace_file=rank.trace_file[:MAX_PATH_CHARS],
         trace_bytes=max(0, rank.trace_bytes),
+        hold=_hold(rank.save_hold) if rank.HasField("save_hold") else None,
+    )
+
+
+def _hold(hold: members_pb2.SaveHold) -> members_pb2.SaveHold:
+    return members_pb2.SaveHold(
+        step=hold.step,
+        held_ms=min(max(0, hold.held_ms), MAX_TIME_MS),
+        reason=hold.reason[:MAX_REASON_CHARS],
+        host=hold.host[:MAX_HOST_CHARS],
     )
 
 
@@ -236,4 +251,5 @@ def _message(rank: int, said: _Said) -> members_pb2.RankProgress:
         median_step_us=said.median_step_us,
         trace_file=said.trace_file,
         trace_bytes=said.trace_bytes,
+        save_hold=said.hold,
     )

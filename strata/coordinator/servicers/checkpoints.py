@@ -38,6 +38,10 @@ class CheckpointsServicer(Base):
         response: pb.AbortCheckpointResponse = await answer(self._desk, "abort_checkpoint", request, context)
         return response
 
+    async def HoldSaves(self, request: pb.HoldSavesRequest, context: Any) -> pb.HoldSavesResponse:
+        response: pb.HoldSavesResponse = await answer(self._desk, "hold_saves", request, context)
+        return response
+
     async def GetCheckpoint(self, request: pb.GetCheckpointRequest, context: Any) -> pb.GetCheckpointResponse:
         response: pb.GetCheckpointResponse = await answer(self._desk, "get_checkpoint", request, context)
         return response

@@ -23,6 +23,7 @@ from google.protobuf import any_pb2, symbol_database
 from google.protobuf.message import Message
 
 from strata.client.checkpoint_port import SessionPort
+from strata.core.save_hold import SaveHold
 from strata.errors import Refused, StrataError, Unavailable
 from strata.v1 import common_pb2
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -170,6 +171,9 @@ class BorrowedPort:
     ) -> dict[int, bytes]:
         """Refuse: a rank arrives once, and that is for the trainer's process to do."""
         raise Refused(f"the process that saves in the background cannot wait at {name!r} for its rank")
+
+    def hold_saves(self, hold: SaveHold | None) -> None:
+        """Do nothing: the rank's word is the trainer's process's, which does not see this one's storage."""
 
     def observe_checkpoints(self, callback: Callable[[Checkpoint], None]) -> Callable[[], None]:
         return lambda: None

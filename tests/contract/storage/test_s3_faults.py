@@ -12,7 +12,7 @@ import pytest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.reader import load
 from strata.checkpoint.s3_storage import HOLD_S, SWEEP_S, S3Storage
-from strata.checkpoint.s3_upload import PARTS_AIMED_AT, S3Sink, part_bytes
+from strata.checkpoint.s3_upload import PARTS_AIMED_AT, SINGLE_BYTES, S3Sink, part_bytes
 from strata.checkpoint.sink import ObjectMissing, put
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
@@ -463,3 +463,38 @@ def test_a_torn_range_is_read_again(storage: S3Storage, stub: StubS3) -> None:
     stub.fail("get", how="torn", key=".safetensors", times=2)
     loaded = load(storage, catalog.folder(saved), manifest_digest=saved.manifest_digest, rank=0)
     assert [bytes(data) for data in loaded.saved.data.values()] == [LARGE]
+
+
+def test_another_try_of_an_upload_begins_anew_whatever_became_of_the_first(
+    storage: S3Storage, stub: StubS3
+) -> None:
+    """It may be complete without anybody knowing: its answer was lost, and then the server went away."""
+    data = bytes(SINGLE_BYTES + 1)
+    sink = storage.sink("x")
+    sink.begin(len(data))
+    sink.write_at(0, data)
+    away = [stub.fail("complete", how="lost", times=99), stub.fail("head", status=503, times=999)]
+    away.append(stub.fail("uploads", status=503, times=999))
+    with pytest.raises(StorageError):
+        sink.finish()
+    sink.abort()
+    assert stored(stub, "x") == data, "it is there, and this process could not learn that"
+    for fault in away:
+        fault.times = 0
+    put(storage, "x", data[:-1] + b"2")
+    assert stored(stub, "x")[-1:] == b"2"
+    assert stub.uploads == {}
+    with pytest.raises(StorageError, match="exists already"):
+        put(storage, "x", data)
+
+
+def test_another_try_leaves_what_somebody_else_has_made_meanwhile(storage: S3Storage, stub: StubS3) -> None:
+    fault = stub.fail("put", status=503, times=99, key="x")
+    with pytest.raises(StorageError) as caught:
+        put(storage, "x", b"1")
+    assert caught.value.transient == "storage answers 503"
+    fault.times = 0
+    put(s3_storage(stub.url), "x", b"2")
+    with pytest.raises(StorageError, match="exists already"):
+        put(storage, "x", b"1")
+    assert stored(stub, "x") == b"2"

@@ -23,6 +23,7 @@ from strata.core.checkpoint_pins import decide_close_reader, decide_open
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState
 from strata.core.retention_plan import decide_set_retention, next_tombstone, retention
+from strata.core.save_hold import SaveHold
 from strata.core.txn import Decision
 from strata.core.view import Entry
 from strata.errors import BarrierTimeout, CheckpointNotFound, Unavailable
@@ -302,6 +303,8 @@ class Port:
     uid: str = "uid-1"
     timeouts: list[float] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
+    holds: list[SaveHold | None] = field(default_factory=list)
+    """What the rank said of saves that it holds."""
 
     @property
     def world_size(self) -> int:
@@ -326,6 +329,9 @@ class Port:
         return self.cluster.rounds.meet(
             (*key, here), self.rank, payload or b"", size=self.world_size, timeout_s=timeout_s
         )
+
+    def hold_saves(self, hold: SaveHold | None) -> None:
+        self.holds.append(hold)
 
     def observe_checkpoints(self, callback: Callable[[pb.Checkpoint], None]) -> Callable[[], None]:
         self.cluster.observers.append(callback)

@@ -1,6 +1,7 @@
 """A rank served by a coordinator by script."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -15,6 +16,9 @@ class NoThread:
 
     def at_stop(self, act: object) -> None:
         pass
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
 
 
 @asynccontextmanager

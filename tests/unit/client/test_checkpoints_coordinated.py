@@ -176,7 +176,7 @@ def test_without_coordinators_a_save_fails_after_its_wait_and_the_trainer_goes_o
 
 def test_a_rank_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     with (
-        managers(cluster, tmp_path, commit_timeout_s=0.3) as ranks,
+        managers(cluster, tmp_path, commit_timeout_s=0.3, save_grace_s=0) as ranks,
         pytest.raises(Unavailable, match=r"ranks \[1\] are late"),
     ):
         ranks[0].save_state({"a": 1}, 20).wait(LIMIT_S)

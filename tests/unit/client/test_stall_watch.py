@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from strata.client.stall_watch import STACKS, Actions, StallWatch
 from strata.core.stalls import StallLimits
 from strata.observe import get_logger
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.members_pb2 import RankProgress
+from strata.v1.members_pb2 import RankProgress, SaveHold
 
 DUMP = 'Thread 0x1 (most recent call first):\n  File "train.py", line {rank} in {where}\n'
 
@@ -93,6 +95,25 @@ async def test_words_pass_with_how_long_steps_take() -> None:
         assert (last.step_us, last.median_step_us) == (50, 9), "what the rank itself measured counts"
         node.say(9, 3, generation=8)
         assert node.told[-1].rank == 9, "of a generation that is not watched: passed on as it is"
+
+
+@in_virtual_time()
+async def test_a_hold_passes_and_is_logged_when_it_begins_and_when_it_ends() -> None:
+    hold = SaveHold(step=4, reason="disk full", host="a")
+    async with watched() as node:
+        with capture_logs() as logs:
+            await node.train(1, 4)
+            for step in (5, 6):
+                node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", save_hold=hold)])
+            assert node.told[-1].save_hold == hold
+            await asyncio.sleep(30)
+            assert node.stalled[-1].save_hold == hold, "the word of its stall does not end the hold"
+            node.say(0, 7)
+        assert not node.told[-1].HasField("save_hold")
+        assert [line["event"] for line in logs if "saves" in line["event"]] == [
+            "rank.saves_held",
+            "rank.saves_again",
+        ]
 
 
 @in_virtual_time()

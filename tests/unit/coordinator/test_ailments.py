@@ -37,7 +37,8 @@ class Heard:
 def test_a_rank_whose_save_is_compared_in_the_background_is_not_held_up(
     barrier: str, suspects: tuple[int, ...]
 ) -> None:
-    world = Job(a=1, b=1).store.job().world()
-    assert world is not None
-    found = job_trouble(Heard(barrier, world.head.generation), "job", world)
+    job = Job(a=1, b=1).store.job()
+    head = job.head()
+    assert head is not None
+    found = job_trouble(Heard(barrier, head.record.generation), job)
     assert found.suspects == suspects

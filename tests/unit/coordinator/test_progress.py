@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from strata.coordinator.members.progress import MAX_STACK_CHARS, MAX_STACKS, NEWS_BYTES, ProgressBoard
+from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, SaveHold
 
 
 def said(rank: int, step: int, phase: str = "step", **more: object) -> RankProgress:
@@ -32,6 +33,31 @@ async def test_a_stall_lasts_until_the_rank_says_something_else() -> None:
     assert one(board).stalled_ms == 40_000, "an older message by way of a peer ends nothing"
     board.note("j", 1, [said(0, 8)], own=True)
     assert (one(board).stalled_ms, one(board).stack) == (0, "")
+
+
+@in_virtual_time()
+async def test_a_hold_lasts_until_a_newer_word_without_one() -> None:
+    board = ProgressBoard()
+    hold = SaveHold(step=20, held_ms=5000, reason="disk full", host="a")
+    board.note("j", 1, [said(0, 20)], own=True)
+    await asyncio.sleep(1)
+    board.note("j", 1, [said(0, 20, save_hold=hold)], own=True)
+    await asyncio.sleep(10)
+    assert one(board).save_hold == hold
+    assert one(board).age_ms == 10_000, "so it is held for 15 s by now"
+    board.note("j", 1, [said(0, 20, age_ms=10_900)], own=False)
+    assert one(board).HasField("save_hold"), "an older word by way of a peer ends nothing"
+    board.note("j", 1, [said(0, 24, save_hold=hold)], own=True)
+    assert one(board).HasField("save_hold")
+    board.note("j", 1, [said(0, 24)], own=True)
+    assert not one(board).HasField("save_hold"), "it ends without a step"
+    board.note("j", 1, [said(0, 24, age_ms=500, save_hold=hold)], own=False)
+    assert not one(board).HasField("save_hold")
+    board.note(
+        "j", 1, [said(1, 1, save_hold=SaveHold(held_ms=-1, reason="x" * 9999, host="h" * 9999))], own=True
+    )
+    bounded = one(board, 1).save_hold
+    assert (bounded.held_ms, len(bounded.reason), len(bounded.host)) == (0, MAX_REASON_CHARS, MAX_HOST_CHARS)
 
 
 @in_virtual_time()

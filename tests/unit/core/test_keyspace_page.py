@@ -59,6 +59,7 @@ EXAMPLES: dict[str, Any] = {
     ),
     JOB.failed_rank(3, 9): r.RankFailed(reason="killed by signal 9", worker=W1, code=-9),
     JOB.done_rank(3, 0): r.RankDone(worker=W0),
+    JOB.held(3): c.SavesHeld(step=140, rank=9, worker=W1, host="gpu-b", reason="disk full"),
     JOB.notice(3): r.StopNotice(
         action=r.StopAction.DRAIN, reason="its fan is broken", workers=(W1,), grace_ms=60_000
     ),

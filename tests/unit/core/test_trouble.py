@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from strata.core.save_hold import SaveHold
 from strata.core.trouble import RankWord, trouble
 
 
@@ -34,6 +37,21 @@ def test_many_that_cannot_be_told_apart_are_counted() -> None:
     found = trouble([word(r, stalled_s=40 + r) for r in range(100)], {})
     assert found.says == "100 ranks stand still at step 8 for 139 s"
     assert len(found.stalled) == 100
+
+
+def test_held_saves_are_said_first_with_every_host_or_their_number() -> None:
+    def held(rank: int, host: str, held_s: float, reason: str = "disk full") -> RankWord:
+        return replace(word(rank), hold=SaveHold(step=24, reason=reason, host=host, held_s=held_s))
+
+    found = trouble([held(0, "a", 10), held(1, "b", 240), word(2, stalled_s=42)], {}, committed_step=20)
+    assert found.says == (
+        "no checkpoint since step 20, 4 min: disk full on hosts a, b; rank 2 stands still at step 8 (step) for 42 s"
+    )
+    assert ([each.rank for each in found.held], found.held_s) == ([1, 0], 240)
+    many = [held(rank, f"n{rank:02}", 5, "storage answers 503") for rank in range(64)]
+    assert trouble([*many, held(64, "x", 1)], {}).says == (
+        "no checkpoint yet, 5 s: disk full on host x; storage answers 503 on hosts n00, n01, n02 and 61 more"
+    )
 
 
 def test_slow_ranks_and_sick_devices_are_named_and_then_counted() -> None:

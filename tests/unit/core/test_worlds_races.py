@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from strata.core import chunks
+from strata.core.checkpoint_attempt import Author
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.job_requests import decide_resume, decide_scale
 from strata.core.members import decide_rank_exit
@@ -17,6 +18,7 @@ from strata.core.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
+    JobPhase,
     Latest,
     Phase,
     StopAction,
@@ -24,6 +26,7 @@ from strata.core.records import (
     decode,
     encode,
 )
+from strata.core.save_hold import decide_hold_saves
 from strata.core.stopping import (
     StopRequest,
     decide_stop,
@@ -60,6 +63,8 @@ class Race:
         self.heads: list[WorldHead] = []
         self.planned: dict[tuple[int, int], list[tuple[str, ...]]] = {}
         self.asked: Counter[str] = Counter()
+        self.held_ended = 0
+        """Generations that ended while they could not save."""
 
     def elect(self) -> None:
         epoch = lead(self.store, f"r{len(self.leaders)}")
@@ -160,14 +165,45 @@ class Race:
         if not leader.under_way:
             return
         txn = leader.under_way.pop(index % len(leader.under_way))
-        before = self.store.live.head()
+        before, held = self.store.live.head(), self.held()
         epoch_now = self.leaders[-1].epoch
         if not self.store.execute(txn).succeeded:
             return
         assert leader.epoch == epoch_now, "a deposed leader wrote"
         after = self.store.live.head()
+        if held and before is not None and after is not None:
+            self.check_held(before.record, after.record)
         if after is not None and (before is None or after.mod_revision != before.mod_revision):
             self.check_head(before.record if before is not None else None, after.record)
+
+    def hold(self, step: int) -> None:
+        """Have the first rank say that it has trained to `step` and cannot save it."""
+        world = self.store.live.world()
+        if world is None or world.head.forming:
+            return
+        member = world.member_of(0)
+        author = Author(
+            worker=member.worker, incarnation=member.incarnation, generation=world.head.generation, rank=0
+        )
+        decision = decide_hold_saves(self.store.live, author=author, step=step, reason="disk full", host="a")
+        if decision.txn is not None:
+            self.store.execute(decision.txn)
+
+    def held(self) -> bool:
+        """Tell whether the current generation has trained and saved nothing, because it could not."""
+        live = self.store.live
+        head, latest = live.head(), live.latest()
+        if head is None or live.held(head.record.generation) is None:
+            return False
+        return latest is None or latest.record.record_generation != head.record.generation
+
+    def check_held(self, before: WorldHead, after: WorldHead) -> None:
+        """Such a generation neither counts as one without progress nor resets the count."""
+        phase = self.store.live.view.record(JOB.phase, JobPhase)
+        assert phase is None or "in a row failed without a checkpoint" not in phase.reason
+        if after.generation != before.generation:
+            self.held_ended += 1
+            assert after.fruitless in {before.fruitless, 0}, "a held save counted"
 
     def check_head(self, before: WorldHead | None, after: WorldHead) -> None:
         self.heads.append(after)
@@ -186,8 +222,8 @@ class Race:
 
 def steps(rng: random.Random, count: int, *, asking: bool) -> Iterator[tuple[object, ...]]:
     """Yield what happens, one thing after another; with `asking` also what people ask for."""
-    kinds = ["toggle", "plan", "arrive", "work", "elect", "end", "commit", "ask"]
-    weights = [3, 4, 8, 2, 0.4, 3.0 if asking else 0.6, 0.6, 1.5 if asking else 0]
+    kinds = ["toggle", "plan", "arrive", "work", "elect", "end", "commit", "ask", "hold"]
+    weights = [3, 4, 8, 2, 0.4, 3.0 if asking else 0.6, 0.6, 1.5 if asking else 0, 0.8]
     for _ in range(count):
         match rng.choices(kinds, weights)[0]:
             case "toggle":
@@ -207,6 +243,8 @@ def steps(rng: random.Random, count: int, *, asking: bool) -> Iterator[tuple[obj
                 yield "ask", rng.choice(["scale", "resume", "drain", "pause", "preempt"]), rng.randrange(1, 4)
             case "commit":
                 yield "commit", rng.choice([10, 20, 30])
+            case "hold":
+                yield "hold", rng.choice([5, 15, 25, 35])
             case _:
                 yield ("elect",)
 
@@ -228,6 +266,8 @@ def run(seed: int, *, asking: bool = False) -> Race:
                 race.ask(what, least)
             case ("commit", int(at)):
                 race.commit(at)
+            case ("hold", int(at)):
+                race.hold(at)
             case ("plan", int(back), int(lag), bool(settled)):
                 race.plan(race.leaders[-1 - back % len(race.leaders)], lag, settled=settled)
             case ("arrive", int(back), int(index)):
@@ -250,6 +290,7 @@ def test_no_interleaving_breaks_a_world() -> None:
     assert sum(any(head.forming for head in race.heads) for race in races) > SEEDS / 20
     assert sum(any(head.chunks > 1 for head in race.heads) for race in races) > SEEDS / 5
     assert sum(len(race.leaders) > 1 for race in races) > SEEDS / 5
+    assert sum(race.held_ended for race in races) > SEEDS / 20
 
 
 def test_after_any_trouble_the_last_leader_ends_up_with_the_right_world() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from strata.core.ids import AttemptId
+from strata.core.records import Latest
 from strata.dashboard.exposition import Exposition
 from strata.dashboard.job import job_detail
 from strata.dashboard.pages import cluster_page, job_page
 from strata.dashboard.status import as_json, cluster_status
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, SaveHold
 from tests.unit.dashboard.rig import Shown
 from tests.unit.dashboard.test_pages import HOSTILE, read
 
@@ -84,6 +86,40 @@ async def test_the_list_of_jobs_and_the_json_say_the_same() -> None:
         (1, False),
     ]
     assert body["trouble"]["devices"][0]["temperature_c"] is None
+
+
+def holding() -> Shown:
+    """Return a replica with a job that has saved step 20, of whose ranks one cannot save step 40."""
+    shown = Shown()
+    shown.lead()
+    shown.job("job", members=2, slots=2)
+    shown.put(
+        shown.keys.job("job").latest,
+        Latest(generation=1, step=20, attempt=AttemptId("a"), record_generation=1),
+    )
+    hold = SaveHold(step=40, held_ms=238_000, reason=f"disk full {HOSTILE}", host="node-b")
+    said = RankProgress(rank=3, step=44, phase="step", age_ms=2_000, save_hold=hold)
+    shown.board.note("job", 1, [said, RankProgress(rank=0, step=44, phase="step")], own=True)
+    return shown
+
+
+async def test_held_saves_are_on_the_page_in_the_list_and_among_the_metrics() -> None:
+    shown = holding()
+    says = "no checkpoint since step 20, 4 min: disk full"
+    found = read(page(shown))
+    words = " ".join(found.text.split())
+    assert says in words
+    assert "Saves that are held" in words
+    assert "3 w1 node-b 40 4 min disk full" in words
+    assert "img" not in {tag for tag, _ in found.tags}
+    assert says in " ".join(read(cluster_page(cluster_status(shown, ()))).text.split())
+    body, _type = Exposition(shown).answer("")
+    lines = body.decode().splitlines()
+    assert 'strata_job_saves_held_ranks{job="job"} 1.0' in lines
+    (held_s,) = [line.split()[-1] for line in lines if line.startswith("strata_job_saves_held_seconds{")]
+    assert 240 <= float(held_s) < 300
+    shown.board.note("job", 1, [RankProgress(rank=3, step=48, phase="step")], own=True)
+    assert "Saves that are held" not in read(page(shown)).text
 
 
 async def test_a_healthy_job_shows_no_trouble() -> None:

@@ -18,7 +18,7 @@ from strata.training.cadence import FIRST_STEPS, Pace, Rule, payload_of
 from strata.training.clock import Clock
 from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Alone
-from strata.training.saves import Saves
+from strata.training.saves import ROOM_S, Saves
 from strata.training.state import OWN_KEY, Position
 
 
@@ -183,4 +183,60 @@ def test_which_of_the_saves_are_whole(
     ]
     assert [one.value for one in asked] == types
     assert written[0] is CheckpointType.FULL, "there was nothing yet that another could build on"
+    manager.close()
+
+
+# -- while a save is held ---------------------------------------------------------------------
+
+
+def held_elsewhere(**more: Any) -> bytes:
+    return payload_of(Pace(step_s=1.0), held="disk full on host b", **more)
+
+
+def test_no_rank_saves_while_one_holds_an_earlier_save(manager: CheckpointManager) -> None:
+    time, state, peers = Time(), dict[str, Any](), Pair(other=held_elsewhere())
+    made, _ = saves(peers, manager, time, Rule(every_steps=10))
+    assert made.save_unless_held(state, Position(step=10), {}, patient=True) is None
+    assert (made.plan.step, made.saved_step, OWN_KEY in state) == (20, 0, False)
+    peers.other = payload_of(Pace(step_s=1.0))
+    info = made.save_unless_held(state, Position(step=20), {}, patient=True)
+    assert info is not None
+    info.wait(20)
+    manager.close()
+    assert manager.all_steps() == [20]
+
+
+@pytest.mark.parametrize("who", ["here", "there"])
+def test_a_rank_at_its_end_saves_whoever_holds_one_and_so_do_all(
+    manager: CheckpointManager, who: str
+) -> None:
+    peers = Pair(other=held_elsewhere() if who == "here" else held_elsewhere(must=True))
+    made, _ = saves(peers, manager, Time())
+    if who == "here":
+        info: CheckpointInfo | None = made.save({}, Position(step=10), {}, patient=True)
+        assert json.loads(peers.told[0])["must"]
+    else:
+        info = made.save_unless_held({}, Position(step=10), {}, patient=True)
+    assert info is not None
+    info.wait(20)
+    manager.close()
+
+
+def test_a_rank_brings_why_it_holds_a_save(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiting for room is no part of this: `Holds.wait_room` has it."""
+    asked: list[float] = []
+
+    def wait_room(limit_s: float) -> str:
+        asked.append(limit_s)
+        return "disk full on host a"
+
+    monkeypatch.setattr(manager.holds, "wait_room", wait_room)
+    peers = Pair(other=payload_of(Pace()))
+    made, _ = saves(peers, manager, Time())
+    for step in (10, 20):
+        assert made.save_unless_held({}, Position(step=step), {}, patient=True) is None
+    assert [json.loads(told)["held"] for told in peers.told] == ["disk full on host a"] * 2
+    assert asked == [ROOM_S, 0.0], "only the first time it waits for the saves in flight"
     manager.close()

@@ -1,0 +1,225 @@
+"""A storage that refuses for a while holds saves, and no training: a full disk, an S3 that answers 503.
+
+STRATA_HELD_S is for how long it refuses (15 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from strata.client import CoordinatorClient
+from strata.errors import CheckpointNotFound
+from strata.launch.local_cluster import LocalCluster
+from tests.cluster_fixtures import Nodes
+from tests.processes import Record, Talker
+from tests.s3_stub import StubS3, serving
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+
+HELD_S = float(os.environ.get("STRATA_HELD_S", "15"))
+EVERY_STEPS = 10
+LIMIT_S = 60.0
+Need = Callable[[str, bool, str], None]
+
+
+class Disk:
+    """A small file system of a test's own, that it can fill."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        """Leave no byte."""
+        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+
+    def clear(self) -> None:
+        self._filler.unlink()
+
+    def temporary(self) -> list[Path]:
+        return list(self.folder.rglob("*.tmp"))
+
+
+@pytest.fixture
+def disk(need: Need, tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=24m", "none", str(folder))
+    may = os.geteuid() == 0 and shutil.which("mount") is not None
+    done = may and subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    need("mount", done, "run as root, where a tmpfs may be mounted")
+    yield Disk(folder)
+    subprocess.run(("umount", "-l", str(folder)), check=True)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubS3]:
+    with serving(StubS3()) as server:
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": server.url,
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+class Training:
+    """A job of two ranks on two nodes, which saves every few steps."""
+
+    def __init__(self, cluster: LocalCluster, nodes: Nodes, record: Record, folder: Path) -> None:
+        self._endpoints = cluster.endpoints
+        self._nodes = nodes
+        self.record = record
+        self._until = folder / "over"
+        self.talkers: list[Talker] = []
+
+    def start(self, storage: str, **settings: str) -> int:
+        """Start both nodes; return the step from which their ranks go on."""
+        known = len(self.record.of("begun"))
+        env: dict[str, str | None] = {
+            "STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS),
+            "STRATA_TRAIN_KEEP_COUNT": "2",
+            **settings,
+        }
+        self.talkers = [
+            self._nodes.run(
+                self._endpoints,
+                "held",
+                *("--storage", storage, "--until", str(self._until)),
+                node=node,
+                options=("--min-workers", "2"),
+                env=env,
+            )
+            for node in ("a", "b")
+        ]
+        begun = self.record.wait("begun", count=known + 2)[known:]
+        (step,) = {int(e["step"]) for e in begun}
+        return step
+
+    def latest(self) -> int:
+        with (
+            CoordinatorClient.connect(self._endpoints, job=self._nodes.job) as client,
+            contextlib.suppress(CheckpointNotFound),
+        ):
+            return int(client.latest_checkpoint().step)
+        return 0
+
+    def wait_committed(self, *, beyond: int, limit_s: float = LIMIT_S) -> int:
+        """Return the step of a checkpoint beyond that one, once there is one."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            if (step := self.latest()) > beyond:
+                return step
+            time.sleep(0.2)
+        raise AssertionError(f"no checkpoint beyond step {beyond} within {limit_s:g} s")
+
+    def trained(self) -> int:
+        return max((int(e["step"]) for e in self.record.of("step", rank=0)), default=0)
+
+    def lines(self, part: str) -> list[str]:
+        return [e["text"] for e in self.record.of("line") if part in e["text"]]
+
+    def is_held_and_goes_on(self) -> int:
+        """Watch it for a while in which nothing can be saved; return the newest checkpoint meanwhile."""
+        self.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
+        before, begun = self.latest(), self.trained()
+        time.sleep(HELD_S / 2)
+        middle = self.trained()
+        time.sleep(HELD_S / 2)
+        after = self.trained()
+        assert begun + EVERY_STEPS < middle < after - EVERY_STEPS, "it trains on"
+        assert self.latest() == before, "and nothing can be saved"
+        return before
+
+    def finish(self) -> None:
+        """Have the training come to its end."""
+        self._until.touch()
+
+    def codes(self) -> list[int]:
+        return [talker.join(LIMIT_S) for talker in self.talkers]
+
+    def ends_well(self) -> None:
+        self.finish()
+        assert self.codes() == [0, 0]
+        assert {e["generation"] for e in self.record.of("begun")} == {1}, "no generation ended"
+        assert {e["step"] for e in self.record.of("end")} == {self.latest()}, "the last step is saved"
+
+
+@pytest.fixture
+def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path) -> Training:
+    return Training(cluster, nodes, record, tmp_path)
+
+
+def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, disk: Disk) -> None:
+    training.start(str(disk.folder / "checkpoints"))
+    training.wait_committed(beyond=0)
+    disk.fill()
+    held_at = training.is_held_and_goes_on()
+    assert disk.temporary() == [], "a try that failed leaves nothing"
+    disk.clear()
+    training.wait_committed(beyond=held_at)
+    training.ends_well()
+    assert training.lines("disk full"), "the log names the reason"
+
+
+def test_an_s3_that_answers_503_holds_saves_and_the_training_goes_on(
+    training: Training, stub: StubS3
+) -> None:
+    training.start("s3://bucket/held")
+    training.wait_committed(beyond=0)
+    faults = [stub.fail(kind, status=503, times=1 << 30) for kind in ("put", "create", "part", "complete")]
+    held_at = training.is_held_and_goes_on()
+    for fault in faults:
+        fault.times = 0
+    training.wait_committed(beyond=held_at)
+    training.ends_well()
+    assert training.lines("503"), "the log names the reason"
+
+
+def test_after_the_grace_the_job_saves_to_the_tier_that_works_and_stops_with_75(
+    training: Training, disk: Disk, stub: StubS3
+) -> None:
+    storage = str(disk.folder / "checkpoints")
+    settings = {"STRATA_TRAIN_REPLICA": "s3://bucket/held", "STRATA_TRAIN_SAVE_GRACE_S": "4"}
+    training.start(storage, **settings)
+    before = training.wait_committed(beyond=0)
+    faults = [stub.fail(kind, status=503, times=1 << 30) for kind in ("put", "create", "part", "complete")]
+    disk.fill()
+    training.record.wait_line("all ranks are asked to stop", limit_s=LIMIT_S)
+    for fault in faults:
+        fault.times = 0
+    assert training.codes() == [75, 75]
+    (step,) = {e["step"] for e in training.record.of("preempted")}
+    assert training.latest() == step > before, "the last step is in the second storage"
+    disk.clear()
+    assert training.start(storage, **settings) == step
+    training.finish()
+    assert training.codes() == [0, 0]
+
+
+def test_a_last_step_that_cannot_be_saved_ends_the_run_with_75_and_the_next_one_goes_on(
+    training: Training, disk: Disk
+) -> None:
+    storage = str(disk.folder / "checkpoints")
+    training.start(storage, STRATA_TRAIN_SAVE_GRACE_S="4")
+    training.wait_committed(beyond=0)
+    disk.fill()
+    training.finish()
+    assert training.codes() == [75, 75]
+    saved = training.latest()
+    disk.clear()
+    assert training.start(storage, STRATA_TRAIN_SAVE_GRACE_S="4") == saved
+    assert training.codes() == [0, 0]
+    assert training.latest() > saved

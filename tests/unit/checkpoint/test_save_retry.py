@@ -1,0 +1,368 @@
+"""Saves that the storage refuses for a while: held, tried again from the start, and ended when they are not wanted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.local_file import as_storage_error
+from strata.checkpoint.local_storage import LocalStorage
+from strata.checkpoint.marker import NAME as MARKER
+from strata.checkpoint.marker import committed
+from strata.checkpoint.s3_errors import storage_error
+from strata.checkpoint.save_retry import PAUSES_S, HoldOver, SaveRetry
+from strata.checkpoint.saving import DROPPED, Saver
+from strata.checkpoint.sink import Storage, put
+from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
+from strata.core.records import CheckpointState
+from strata.core.save_hold import SaveHold
+from strata.errors import CheckpointAborted, StorageError, StrataError
+from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.saves import an_info, local_catalog, snapshot_of
+from tests.unit.checkpoint.shared_catalog import SharedCatalog
+
+LIMIT_S = 20.0
+QUICK_S = (0.01,)
+
+
+def full() -> StorageError:
+    return StorageError("cannot write x: No space left on device", transient="disk full")
+
+
+# -- which errors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "transient"),
+    [
+        (errno.ENOSPC, "disk full"),
+        (errno.EDQUOT, "disk quota used up"),
+        (errno.EIO, "device error"),
+        (errno.ESTALE, "stale file handle"),
+        (errno.ETIMEDOUT, "storage does not answer"),
+        (errno.EACCES, ""),
+        (errno.EPERM, ""),
+        (errno.EROFS, ""),
+        (errno.ENOTDIR, ""),
+        (errno.ENAMETOOLONG, ""),
+    ],
+)
+def test_of_the_errors_of_a_file_system_time_heals_those_of_its_state(number: int, transient: str) -> None:
+    with pytest.raises(StorageError) as caught, as_storage_error("write", Path("/x")):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.transient == transient
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "transient"),
+    [
+        ("SlowDown", 503, "storage answers 503"),
+        ("", 503, "storage answers 503"),
+        ("InternalError", 500, "storage answers 500"),
+        ("", 502, "storage answers 502"),
+        ("", 504, "storage answers 504"),
+        ("", 429, "storage answers 429"),
+        ("RequestTimeout", 400, "storage answers RequestTimeout"),
+        ("AccessDenied", 403, ""),
+        ("ExpiredToken", 400, ""),
+        ("NoSuchBucket", 404, ""),
+        ("NotImplemented", 501, ""),
+        ("InvalidRequest", 400, ""),
+        ("PreconditionFailed", 412, ""),
+        ("PermanentRedirect", 301, ""),
+    ],
+)
+def test_of_the_answers_of_an_object_storage_time_heals_those_of_its_load(
+    code: str, status: int, transient: str
+) -> None:
+    assert storage_error("write", "s3://b/x", code, status).transient == transient
+
+
+def test_what_time_heals_of_the_far_storage_is_said_of_both() -> None:
+    with pytest.raises(FarAway) as caught, from_afar():
+        raise full()
+    assert caught.value.transient == "disk full"
+
+
+# -- one object -------------------------------------------------------------------------------
+
+
+class Refusing:
+    """An act that is refused so many times."""
+
+    def __init__(self, *errors: StorageError) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return 7
+
+
+class Clock:
+    """It moves by the pauses alone."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+        self.told: list[SaveHold | None] = []
+        self.retry = SaveRetry(grace_s=100.0, tell=self.told.append, now=lambda: self.now_s)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+
+    def first(self, *acts: Callable[[], int]) -> int:
+        return self.retry.first(acts, step=20, pause=self.pause)
+
+
+def test_it_is_tried_again_after_ever_longer_pauses_and_told_once() -> None:
+    clock, act = Clock(), Refusing(*(full() for _ in range(7)))
+    assert clock.first(act) == 7
+    assert clock.pauses == [*PAUSES_S, PAUSES_S[-1]]
+    assert [(h.step, h.reason) if h else None for h in clock.told] == [(20, "disk full"), None]
+    assert clock.retry.hold is None
+
+
+def test_another_reason_is_told_too() -> None:
+    clock = Clock()
+    clock.first(Refusing(full(), StorageError("x", transient="device error"), full()))
+    assert [h and h.reason for h in clock.told] == ["disk full", "device error", "disk full", None]
+
+
+@pytest.mark.parametrize("errors", [(StorageError("denied"),), (full(), StorageError("denied"))])
+def test_what_time_does_not_heal_is_raised_at_once(errors: tuple[StorageError, ...]) -> None:
+    clock, act = Clock(), Refusing(*errors)
+    with pytest.raises(StorageError, match="denied"):
+        clock.first(act)
+    assert act.calls == len(errors)
+    assert clock.retry.hold is None
+
+
+def test_after_the_grace_it_is_the_error_or_whoever_is_told_takes_over() -> None:
+    clock = Clock()
+    with pytest.raises(StorageError, match="No space left"):
+        clock.first(Refusing(*(full() for _ in range(99))))
+    assert clock.now_s == 100.0, "the last pause ends with the grace"
+    over: list[str] = []
+    clock.retry.on_over, clock.retry.committed_step = over.append, 10
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(*(full() for _ in range(99))))
+    assert over[0].startswith("no checkpoint since step 10, 100 s: disk full on host ")
+    assert clock.told[-1] is None
+
+
+def test_without_a_grace_nothing_is_held() -> None:
+    clock = Clock()
+    clock.retry.grace_s = 0.0
+    with pytest.raises(StorageError):
+        clock.first(Refusing(full()))
+    assert (clock.told, clock.pauses) == ([], [])
+
+
+def test_the_second_tier_takes_what_the_first_one_refuses_and_is_asked_in_each_try() -> None:
+    clock, near, far = Clock(), Refusing(*(full() for _ in range(99))), Refusing(full(), full())
+    assert clock.first(near, far) == 7
+    assert (near.calls, far.calls) == (3, 3)
+
+
+def test_where_the_second_tier_refuses_for_good_the_first_ones_reason_counts() -> None:
+    clock, near, far = Clock(), Refusing(full()), Refusing(StorageError("denied"))
+    assert clock.first(near, far) == 7
+    assert (near.calls, far.calls) == (2, 1)
+
+
+# -- whole saves ------------------------------------------------------------------------------
+
+
+class Ranks:
+    """Ranks that save together; what `refuses` says is refused as by a full disk."""
+
+    def __init__(self, count: int, *, grace_s: float = LIMIT_S, far: Storage | None = None) -> None:
+        self.near = MemoryStorage()
+        self.storage: Storage = self.near if far is None else TieredStorage(self.near, far)
+        self.shared = SharedCatalog(count)
+        self.infos = [an_info(20) for _ in range(count)]
+        self.retries = [SaveRetry(grace_s=grace_s, pauses_s=QUICK_S) for _ in range(count)]
+        self.ends: dict[int, CheckpointMetadata | StrataError] = {}
+        self.is_full = True
+        self.refused = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def refuse(self, *ends: str) -> None:
+        def fault(verb: str, name: str) -> None:
+            if self.is_full and verb in {"finish", "create"} and name.endswith(ends):
+                self.refused.set()
+                raise full()
+
+        self.near.fault = fault
+
+    def begin(self, *, timeout_s: float = LIMIT_S) -> None:
+        self.threads = [
+            threading.Thread(target=self._save, args=(r, timeout_s)) for r in range(len(self.infos))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> None:
+        for thread in self.threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+    def _save(self, rank: int, timeout_s: float) -> None:
+        saver = Saver(
+            storage=self.storage,
+            catalog=self.shared.of(rank),
+            commit_timeout_s=timeout_s,
+            retry=self.retries[rank],
+        )
+        try:
+            self.ends[rank] = saver.save(snapshot_of({"rank": rank}), SaveRequest(step=20), self.infos[rank])
+        except StrataError as error:
+            self.ends[rank] = error
+
+    @property
+    def folder(self) -> str:
+        return self.shared.of(0).folder(self.shared.records[20])
+
+    def states(self) -> list[object]:
+        return [getattr(self.ends[rank], "state", self.ends[rank]) for rank in sorted(self.ends)]
+
+
+@pytest.mark.parametrize(
+    "file", ["rank-00001.safetensors", "rank-00001.json", "manifest.json", "rank-00000.safetensors", MARKER]
+)
+def test_a_part_that_is_refused_for_a_while_is_committed_within_the_same_attempt(file: str) -> None:
+    ranks = Ranks(2)
+    ranks.refuse(file)
+    ranks.begin(timeout_s=0.2)  # the others wait for longer: a part may be held
+    assert ranks.refused.wait(LIMIT_S)
+    held = threading.Event()
+    while not held.wait(0.05) and not any(retry.hold for retry in ranks.retries):
+        pass
+    held.wait(0.5)
+    ranks.is_full = False
+    ranks.end()
+    assert ranks.states() == [CheckpointState.COMMITTED] * 2
+    assert committed(ranks.near, ranks.folder) is not None
+    assert all(info.bytes_written == info.bytes_total for info in ranks.infos), "each try begins anew"
+
+
+def test_the_end_of_the_grace_drops_the_save_on_all_ranks_where_somebody_takes_over() -> None:
+    ranks, told = Ranks(2, grace_s=0.1), list[str]()
+    ranks.retries[1].on_over = told.append
+    ranks.refuse("rank-00001.safetensors")
+    ranks.begin()
+    ranks.end()
+    assert isinstance(ranks.ends[1], HoldOver)
+    assert isinstance(ranks.ends[0], CheckpointAborted)
+    assert ranks.infos[0].dropped, "it is no failure of the others' saves either"
+    assert ranks.shared.records[20].reason.startswith(DROPPED)
+    assert "disk full" in told[0]
+
+
+def test_the_end_of_the_grace_is_the_error_of_a_save_where_nobody_does() -> None:
+    ranks = Ranks(2, grace_s=0.1)
+    ranks.refuse("rank-00001.safetensors")
+    ranks.begin()
+    ranks.end()
+    assert "No space left" in str(ranks.ends[1])
+    assert isinstance(ranks.ends[0], CheckpointAborted)
+    assert not ranks.infos[0].dropped
+
+
+@pytest.mark.parametrize("who", ["this rank cancels", "another rank gives up"])
+def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
+    ranks = Ranks(2)
+    ranks.refuse("rank-00001.safetensors")
+    ranks.begin()
+    assert ranks.refused.wait(LIMIT_S)
+    if who == "this rank cancels":
+        ranks.infos[1].cancel()
+    else:
+        ranks.shared.of(0).abort(ranks.shared.records[20], "rank 0: it has no memory left")
+    ranks.end()
+    assert all(isinstance(end, CheckpointAborted) for end in ranks.ends.values())
+    assert ranks.retries[1].hold is None
+    assert ranks.infos[0].dropped == (who == "this rank cancels")
+
+
+def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from_there() -> None:
+    far = MemoryStorage()
+    ranks = Ranks(2, far=far)
+    ranks.refuse("rank-00001.safetensors", "rank-00000.json")
+    ranks.begin()
+    ranks.end()
+    assert ranks.states() == [CheckpointState.COMMITTED] * 2
+    assert sorted(name.rpartition("/")[2] for name in far.objects) == [
+        "rank-00000.json",
+        "rank-00001.safetensors",
+    ]
+    assert committed(ranks.storage, ranks.folder) is not None
+    assert f"{ranks.folder}/{MARKER}" in ranks.near.objects
+
+
+@pytest.mark.parametrize("refused", [("",), (MARKER,)], ids=["all", "the marker alone"])
+def test_the_far_storage_is_marked_only_where_all_of_it_lies(refused: tuple[str, ...]) -> None:
+    far = MemoryStorage()
+    ranks = Ranks(2, far=far)
+    ranks.refuse(*refused)
+    ranks.begin()
+    if refused == (MARKER,):
+        held = threading.Event()
+        while not held.wait(0.02) and not any(retry.hold for retry in ranks.retries):
+            pass
+        assert f"{ranks.folder}/{MARKER}" not in far.objects, "half of it is no checkpoint"
+        ranks.is_full = False
+    ranks.end()
+    assert ranks.states() == [CheckpointState.COMMITTED] * 2
+    assert (committed(far, ranks.folder) is not None) == (refused == ("",))
+
+
+def test_a_save_without_coordinators_is_held_from_its_first_word_on(tmp_path: Path) -> None:
+    """Its catalog lies in the storage itself."""
+    storage = MemoryStorage()
+    refusals = [full() for _ in range(12)]
+
+    def fault(verb: str, name: str) -> None:
+        if verb in {"create", "finish"} and refusals:
+            raise refusals.pop()
+
+    storage.fault = fault
+    catalog = local_catalog(storage)
+    retry = SaveRetry(grace_s=LIMIT_S, pauses_s=QUICK_S)
+    saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5, retry=retry)
+    saved = saver.save(snapshot_of({"w": 1}), SaveRequest(step=20), an_info(20))
+    assert (saved.state, retry.committed_step) == (CheckpointState.COMMITTED, 20)
+    assert [c.step for c in local_catalog(storage).all()] == [20]
+
+
+def test_a_file_whose_name_is_not_durable_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strata.checkpoint import local_file  # noqa: PLC0415  # the module is patched
+
+    storage = LocalStorage(tmp_path, nonce=iter("abcdef").__next__)
+    put(storage, "before", b"0")
+    sync, errors = local_file.sync_folder, [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    def fails(path: Path) -> None:
+        if errors:
+            raise errors.pop()
+        sync(path)
+
+    monkeypatch.setattr(local_file, "sync_folder", fails)
+    with pytest.raises(StorageError) as caught:
+        put(storage, "x", b"1")
+    assert caught.value.transient == "device error"
+    assert storage.list() == ["before"]
+    put(storage, "x", b"1")
+    assert storage.read("x") == b"1"
