@@ -88,6 +88,7 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
     """Return what makes a replica's HTTP side; None where it is switched off."""
     if not config.http_listen:
         return None
+    from strata.coordinator.connection_limiter import connection_shares  # noqa: PLC0415  # likewise
     from strata.dashboard.app import make_app  # noqa: PLC0415  # the server extra
     from strata.dashboard.door import door_of  # noqa: PLC0415  # likewise
     from strata.dashboard.server import HttpServer  # noqa: PLC0415  # likewise
@@ -104,5 +105,10 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
         tls = server_context(own.cert_file, own.key_file, own.ca_file)
     door = door_of(config, now=lambda: dt.datetime.now(dt.UTC))
     return lambda observed: HttpServer(
-        make_app(observed, listen=listen, door=door), listen, advertised_host=advertised, tls=tls
+        make_app(observed, listen=listen, door=door),
+        listen,
+        advertised_host=advertised,
+        shares=connection_shares(config),
+        report=observed.connections,
+        tls=tls,
     )

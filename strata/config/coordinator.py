@@ -136,6 +136,18 @@ class CoordinatorConfig:
         doc="how many jobs the cluster may have; a new one beyond is refused",
         env="STRATA_MAX_JOBS",
     )
+    max_connections: int = setting(
+        "coordinator.max_connections",
+        default=8_192,
+        doc="how many connections clients and peers may have at this replica in all",
+        env="STRATA_MAX_CONNECTIONS",
+    )
+    max_connections_per_address: int = setting(
+        "coordinator.max_connections_per_address",
+        default=1_024,
+        doc="how many of them one address may have",
+        env="STRATA_MAX_CONNECTIONS_PER_ADDRESS",
+    )
     credentials: Credentials = field(default_factory=Credentials)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -158,6 +170,9 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         if self.max_jobs < 1:
             raise ConfigError("coordinator.max_jobs must be at least 1")
+        for name in ("max_connections", "max_connections_per_address"):
+            if getattr(self, name) < 16:
+                raise ConfigError(f"coordinator.{name} must be at least 16")
         host, _port = split_address("coordinator.listen", self.listen)
         if self.advertise:
             _advertised, port = split_address("coordinator.advertise", self.advertise)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from strata.config import CoordinatorConfig
+from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
@@ -83,6 +84,7 @@ class ReplicaContext:
     rng: random.Random
     measures: Measures = field(default_factory=Measures)
     soft: SoftPlace = field(default_factory=SoftPlace)
+    connections: ConnectionReport = field(default_factory=ConnectionReport)
 
 
 class Serving(Protocol):

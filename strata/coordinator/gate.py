@@ -35,6 +35,7 @@ class Gate:
     ) -> None:
         self.meter = meter or Meter()
         self.refusals = Seldom(REFUSAL_S)
+        self._admitted: set[str] = set()
         self._cluster = config.cluster
         self._authenticates = config.authenticates
         path = config.accepted_tokens_file
@@ -57,7 +58,13 @@ class Gate:
             self.meter.stranger(address_of(context), now_s)
             raise
         self.meter.call(identity, now_s)
+        self._admitted.add(context.peer())
         return identity
+
+    def admitted(self) -> set[str]:
+        """Return the peers whose calls were admitted since this was last asked: the connection's address and port."""
+        peers, self._admitted = self._admitted, set()
+        return peers
 
     @contextmanager
     def holding(self, identity: Identity | None, kind: str) -> Iterator[None]:

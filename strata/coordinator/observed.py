@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from strata.coordinator.chronicle import Chronicle, Happening
+from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember, ReplicaContext
 from strata.coordinator.measures import Measures
 from strata.coordinator.writes.measured import MeasuredStore
@@ -114,6 +115,10 @@ class Observed:
     @property
     def measures(self) -> Measures:
         return self.context.measures
+
+    @property
+    def connections(self) -> ConnectionReport:
+        return self.context.connections
 
     @property
     def soft(self) -> SoftState | None:

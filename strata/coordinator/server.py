@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from strata.config import CoordinatorConfig, is_loopback, split_address
+from strata.coordinator.connection_limiter import ConnectionLimiter, connection_shares
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.gate import Gate
 from strata.coordinator.service import Service
@@ -58,6 +59,13 @@ from strata.wire.tls import ServerTls, open_channel, shown
 
 MAX_PENDING: Final = 20_000
 STOP_GRACE_S: Final = 2.0
+HANDSHAKE_S: Final = 5.0
+"""From accepting a connection until its first SETTINGS frame."""
+IDLE_S: Final = 60.0
+"""After so long without a stream a connection ends in good order; its client's next call opens another."""
+MAX_STREAMS: Final = 64
+"""At once on one connection; a client lets more calls wait. A supervisor has one stream for all its ranks, and
+streams that are reset cost memory and time by this number: see ADR 0047."""
 PACKAGE: Final = "strata.v1"
 SERVICES: Final = (
     "Admin",
@@ -84,14 +92,18 @@ class Server:
         self._service = Service(context, Dialer(context.config, context.timing))
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
+        self._limits = connection_shares(context.config).grpc
+        self._limiter: ConnectionLimiter | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
     async def start(self) -> str:
         config = self._context.config
-        server = grpc.aio.server(options=server_options(self._context.timing), interceptors=[Decoding()])
+        options = server_options(self._context.timing, most_connections=self._limits.most)
+        server = grpc.aio.server(options=options, interceptors=[Decoding()])
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
         bound = bind(server, config)
+        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate.admitted)
         await server.start()
         self._server = server
         for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
@@ -101,12 +113,15 @@ class Server:
         return config.listen if port else f"{config.listen.rpartition(':')[0]}:{bound}"
 
     async def run(self) -> None:
+        assert self._limiter is not None, "start comes before run"
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            limiting = tasks.create_task(self._limiter.run(), name="connections")
             try:
                 await self._service.run()
             finally:
                 self._tasks = None  # nothing is begun while this ends
+                limiting.cancel()
 
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()
@@ -145,8 +160,8 @@ class Server:
         reflection.enable_server_reflection(names, server)
 
 
-def server_options(timing: Timing) -> list[tuple[str, int]]:
-    """Return the options of a replica's server."""
+def server_options(timing: Timing, *, most_connections: int) -> list[tuple[str, int]]:
+    """Return the options of a replica's server. What bounds an attack is measured in ADR 0047."""
     return [
         *timing.server_options(),
         ("grpc.so_reuseport", 0),
@@ -154,6 +169,10 @@ def server_options(timing: Timing) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.server.max_pending_requests", MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
+        ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
+        ("grpc.max_connection_idle_ms", int(1000 * IDLE_S)),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", most_connections),
     ]
 
 

@@ -229,6 +229,12 @@ GAUGES: Final = (
         _one(lambda s: 0 if s.soft is None else s.soft.session_count()),
     ),
     _Gauge(
+        "strata_connections",
+        "Connections that are open at this replica's ports.",
+        lambda s, _jobs: [((port,), float(count)) for port, count in s.connections.open.items()],
+        labels=("port",),
+    ),
+    _Gauge(
         "strata_peers_ready",
         "Other replicas that said within the last second that they are ready.",
         _one(lambda s: 0 if s.soft is None else len(s.soft.ready_peers())),
@@ -337,7 +343,7 @@ class _Replica(Collector):
             "Keys that an audit found different in etcd and in the view: an event was lost. Must stay 0.",
             value=self._source.audit_differences(),
         )
-        for family in self._source.measures.families():
+        for family in (*self._source.measures.families(), self._source.connections.closed):
             yield _metric(family)
 
 

@@ -2,9 +2,9 @@
 
 That loop serves barriers, so whoever comes over HTTP must not be able to hold it up:
 
-- a connection lives for `CONNECTION_S` at most, whatever it does or does not send, and at most
-  `MAX_CONNECTIONS` are open, `MAX_PER_ADDRESS` from one address; one more takes an older one's place, so
-  that a probe is answered whatever others hold (`crowd`);
+- a connection lives for `CONNECTION_S` at most, whatever it does or does not send, and counts from its accept on,
+  before its TLS handshake; above the limits the oldest of the address with the most goes, so that a probe is
+  answered whatever others hold (`core.connections`, the rule of the gRPC port as well);
 - a request's head is bounded, bodies are not read, and only GET and HEAD are answered (`app`);
 - what is shown is made at most once a second for each page (`app`).
 
@@ -15,25 +15,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Self
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strata.config import split_address
-from strata.dashboard.crowd import Crowd
+from strata.coordinator.connection_limiter import LOOK_S, ConnectionReport
+from strata.core.connections import Connections, Shares, address_key
 from strata.errors import ConfigError
 from strata.observe import get_logger
 
 log = get_logger()
 
-MAX_CONNECTIONS: Final = 64
-MAX_PER_ADDRESS: Final = 16
+BACKLOG: Final = 1024
+ACCEPTS: Final = 32
+"""In one turn of the loop."""
+PAUSE_S: Final = 0.1
+SHORT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+HELLO_BYTES: Final = 64
+"""No TLS client says less at first."""
 CONNECTION_S: Final = 15.0
 """Longer than any answer takes; a browser or a scraper opens another connection."""
 HEAD_BYTES: Final = 16 * 1024
@@ -46,7 +53,14 @@ class HttpServer:
     """Serves `app` at `listen` (`host:port`, 0 for a free port); a `Serving`."""
 
     def __init__(
-        self, app: ASGIApp, listen: str, *, advertised_host: str, tls: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        listen: str,
+        *,
+        advertised_host: str,
+        shares: Shares,
+        report: ConnectionReport,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`advertised_host` is what others are told where `listen` names every address."""
         self._listen = listen
@@ -69,6 +83,8 @@ class HttpServer:
                 timeout_graceful_shutdown=STOP_S,
             ),
             tls,
+            shares,
+            report,
         )
         self._ended = asyncio.Event()
         self._begun = False
@@ -111,43 +127,158 @@ class HttpServer:
 class _Server(uvicorn.Server):
     """uvicorn's server on a socket that is bound already, with its hands off the signals."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, tls: ssl.SSLContext | None, shares: Shares, report: ConnectionReport
+    ) -> None:
         super().__init__(config)
         self.listener: socket.socket | None = None
         self._tls = tls
+        self._silent: Connections[_Connection] = Connections(shares.http_silent)
+        self._speaking: Connections[_Connection] = Connections(shares.http_speaking)
+        self._report = report
+        self._looking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn's own gives a TLS handshake a minute, before any limit of ours holds."""
+        """Accept. uvicorn's own gives a TLS handshake a minute, and asyncio's tells of a connection only after it."""
         assert self.listener is not None, "start comes before run"
+        self.servers = []
+        asyncio.get_running_loop().add_reader(self.listener, self._accept, self.listener)
+        self._looking = asyncio.create_task(self._look())
+        self.started = True
 
-        crowd: Crowd[asyncio.Transport] = Crowd(most=MAX_CONNECTIONS, per_address=MAX_PER_ADDRESS)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and end what is there."""
+        assert self.listener is not None, "it was started"
+        assert self._looking is not None, "it was started"
+        asyncio.get_running_loop().remove_reader(self.listener)
+        self._looking.cancel()
+        await super().shutdown(sockets)
+        for task in self._tasks:
+            task.cancel()
+        for connection in (*self._silent.all(), *self._speaking.all()):
+            self._end(connection)
+        await asyncio.gather(self._looking, *self._tasks, return_exceptions=True)
 
-        def protocol() -> asyncio.Protocol:
-            made = _Bounded(config=self.config, server_state=self.server_state, app_state={})
-            made.crowd = crowd
-            return made
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept what waits, some at a time: those who are there have their turns too."""
+        now_s = asyncio.get_running_loop().time()
+        for _ in range(ACCEPTS):
+            try:
+                accepted, address = listener.accept()
+            except BlockingIOError:
+                return  # nobody waits any more
+            except OSError as error:
+                if error.errno in SHORT_OF:
+                    self._pause(listener)
+                    return
+                continue  # its client has gone already
+            accepted.setblocking(False)
+            connection = _Connection(accepted, address_key(address[0]))
+            self._silent.opened(connection, connection.address, now_s)
+            connection.wait(HELLO_BYTES if self._tls else 1, self._begin, self._end)
+            self._close_excess(self._silent)
 
-        self.servers = [
-            await asyncio.get_running_loop().create_server(
-                protocol,
-                sock=self.listener,
+    def _pause(self, listener: socket.socket) -> None:
+        """Accept nothing for a moment: the listener stays readable, and the loop would turn for nothing."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+
+        def again() -> None:
+            if not self.should_exit:
+                loop.add_reader(listener, self._accept, listener)
+
+        loop.call_later(PAUSE_S, again)
+
+    def _begin(self, connection: _Connection) -> None:
+        connection.wait_no_more()
+        self._silent.closed(connection)
+        self._speaking.opened(connection, connection.address, asyncio.get_running_loop().time())
+        self._close_excess(self._speaking)
+        task = asyncio.create_task(self._run_connection(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self, connection: _Connection) -> None:
+        connection.cut()
+        self._silent.closed(connection)
+        self._speaking.closed(connection)
+
+    async def _look(self) -> None:
+        while True:
+            self._report.open["http"] = len(self._silent) + len(self._speaking)
+            await asyncio.sleep(LOOK_S)
+
+    def _close_excess(self, connections: Connections[_Connection]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        excess = connections.excess(now_s)
+        for each in excess:
+            self._end(each.connection)
+        self._report.tell("http", excess, now_s)
+
+    async def _run_connection(self, connection: _Connection) -> None:
+        loop = asyncio.get_running_loop()
+        protocol = _Bounded(config=self.config, server_state=self.server_state, app_state={})
+        end = loop.call_later(CONNECTION_S, self._end, connection)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: protocol,
+                connection.socket,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-                backlog=MAX_CONNECTIONS,
             )
-        ]
-        self.started = True
+            await protocol.ended.wait()
+        except OSError:
+            pass  # the handshake failed, or took too long
+        finally:
+            end.cancel()
+            self._end(connection)
+            connection.socket.close()
+
+
+class _Connection:
+    """An accepted connection. Until its peer says something it costs a descriptor, and little else."""
+
+    def __init__(self, accepted: socket.socket, address: str) -> None:
+        self.socket = accepted
+        self.address = address
+        self._silent: asyncio.TimerHandle | None = None
+
+    def wait(self, count: int, begin: Callable[[Self], None], end: Callable[[Self], None]) -> None:
+        """Call `begin` once `count` bytes came, or the end; `end` when nothing does in the time of a handshake."""
+        loop = asyncio.get_running_loop()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+        self._silent = loop.call_later(HANDSHAKE_S, end, self)
+        loop.add_reader(self.socket, begin, self)
+
+    def wait_no_more(self) -> bool:
+        """Return whether it waited until now."""
+        if self._silent is None:
+            return False
+        self._silent.cancel()
+        self._silent = None
+        asyncio.get_running_loop().remove_reader(self.socket)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return True
+
+    def cut(self) -> None:
+        """End it as if its peer had: its transport, if it has one, closes the socket. Nothing if it has ended."""
+        if self.wait_no_more():
+            self.socket.close()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 class _Bounded(H11Protocol):
-    """A connection that ends. Requests carry in their state who the client's certificate says it is."""
+    """Requests carry in their state who the client's certificate says it is."""
 
-    crowd: Crowd[asyncio.Transport]
-    _end: asyncio.TimerHandle | None = None
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.ended = asyncio.Event()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -155,16 +286,9 @@ class _Bounded(H11Protocol):
         shown = secured.getpeercert() if secured is not None else None
         names = (shown or {}).get("subjectAltName", ())
         self.app_state = {"uris": [name for kind, name in names if kind == "URI"]}
-        peer = transport.get_extra_info("peername")
-        gone = self.crowd.enter(transport, peer[0] if peer else "")
-        if gone is not None:
-            gone.abort()
-        self._end = self.loop.call_later(CONNECTION_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._end is not None:
-            self._end.cancel()
-        self.crowd.leave(self.transport)
+        self.ended.set()
         super().connection_lost(exc)
 
 
@@ -180,7 +304,7 @@ def _bound(address: str) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(where)
-        made.listen(MAX_CONNECTIONS)
+        made.listen(BACKLOG)
     except OSError as error:
         made.close()
         raise ConfigError(

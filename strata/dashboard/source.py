@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from strata.coordinator.chronicle import Happening
+from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import ReplicaState, SoftState
@@ -32,6 +33,8 @@ class Source(Protocol):
     def keys(self) -> ClusterKeys: ...
     @property
     def measures(self) -> Measures: ...
+    @property
+    def connections(self) -> ConnectionReport: ...
     @property
     def soft(self) -> SoftState | None: ...
 

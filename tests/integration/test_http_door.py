@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from strata.config import CoordinatorConfig, Credentials
+from strata.coordinator.connection_limiter import ConnectionReport
 from strata.core.authority import Role
+from strata.core.connections import shares
 from strata.dashboard.app import make_app
 from strata.dashboard.door import door_of
-from strata.dashboard.server import MAX_CONNECTIONS, HttpServer
+from strata.dashboard.server import HttpServer
 from strata.dashboard.tls import server_context
 from strata.errors import ConfigError
 from strata.security.tokens import TokenFile
@@ -27,6 +29,7 @@ from tests.processes import LIMIT_S
 from tests.unit.dashboard.rig import Shown
 
 LISTEN = "0.0.0.0:0"
+SHARES = shares(descriptors=4096, most=1000, per_address=1000)
 
 
 def now() -> dt.datetime:
@@ -60,6 +63,8 @@ async def served(config: CoordinatorConfig) -> AsyncIterator[str]:
         make_app(shown, listen=LISTEN, door=door_of(config, now=now)),
         LISTEN,
         advertised_host="127.0.0.1",
+        shares=SHARES,
+        report=ConnectionReport(),
         tls=server_context(own.cert_file, own.key_file, own.ca_file),
     )
     url = await server.start()
@@ -163,7 +168,10 @@ async def test_connections_that_are_held_open_keep_no_probe_out(authority: Autho
     async with served(config_of(authority)) as url:
         host, port = url.removeprefix("https://").rsplit(":", 1)
         context = ssl.create_default_context(cafile=str(authority.ca))
-        held = [await asyncio.open_connection(host, int(port), ssl=context) for _ in range(MAX_CONNECTIONS)]
+        held = [
+            await asyncio.open_connection(host, int(port), ssl=context)
+            for _ in range(SHARES.http_speaking.most)
+        ]
         for path in ("/readyz", "/healthz"):
             assert (await ask(url + path, authority))[0] == 200
         for _reader, writer in held:

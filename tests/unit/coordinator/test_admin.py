@@ -20,7 +20,15 @@ from strata.v1.admin_pb2 import GetStatusRequest
 from tests.unit.coordinator.fleet import fleet
 from tests.unit.coordinator.rig import rig
 
-NO_CALL: Any = None
+
+class Call:
+    """The context of a call, where nobody is asked who calls."""
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:40312"
+
+
+CALL: Any = Call()
 
 
 @in_virtual_time()
@@ -36,7 +44,7 @@ async def test_the_status_names_replicas_leader_and_who_answers() -> None:
             peer_ready=lambda instance: instance == heard,
             sessions=lambda: 7,
         )
-        answer = await servicer.GetStatus(GetStatusRequest(), NO_CALL)
+        answer = await servicer.GetStatus(GetStatusRequest(), CALL)
         assert answer.cluster == "default"
         assert answer.leader == leader.name
         assert answer.leader_epoch == leader.context.election.epoch

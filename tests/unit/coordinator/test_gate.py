@@ -200,3 +200,19 @@ async def test_wrong_tokens_from_one_address_are_limited_and_right_ones_are_not(
     with pytest.raises(QuotaExceeded, match=r"from ipv4:10\.0\.0\.7 by nobody"):
         gate.asks(Shows("strata_wrong"))
     assert gate.asks(Shows(token)) is not None
+    assert gate.admitted() == {"ipv4:10.0.0.7:40312"}
+
+
+async def test_only_a_call_whose_caller_is_known_names_its_connection(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "accepted.json")
+    _, token = file.add(role=Role.MEMBER, id="w1", now=dt.datetime.now(dt.UTC))
+    config = CoordinatorConfig(
+        accepted_tokens_file=file.path, credentials=Credentials(token_file=tmp_path / "own")
+    )
+    gate = Gate(config, now=lambda: dt.datetime.now(dt.UTC))
+    with pytest.raises(Unauthenticated):
+        gate.asks(Shows("strata_wrong"))
+    assert gate.admitted() == set()
+    gate.admit(Shows(token), "Sessions.Session")
+    assert gate.admitted() == {"ipv4:10.0.0.7:40312"}
+    assert gate.admitted() == set(), "they are told once"

@@ -23,7 +23,7 @@ async def bound() -> AsyncIterator[Any]:
     servers = []
 
     async def serve(listen: str) -> int:
-        server = grpc.aio.server(options=server_options(Timing.derive(5.0)))
+        server = grpc.aio.server(options=server_options(Timing.derive(5.0), most_connections=100))
         servers.append(server)
         port = bind(server, CoordinatorConfig(listen=listen))
         await server.start()

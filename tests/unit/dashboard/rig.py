@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from strata.coordinator.chronicle import Chronicle, Happening
+from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
 from strata.coordinator.measures import Measures
 from strata.coordinator.members.progress import ProgressBoard
@@ -42,6 +43,7 @@ class Shown:
         self.replica, self.instance = ReplicaId("r1"), InstanceId("instance-1")
         self.version, self.uid = "1.2.3", Uid("uid")
         self.view, self.keys, self.measures = View(), KEYS, Measures()
+        self.connections = ConnectionReport()
         self.chronicle = Chronicle(self.view, KEYS, self.measures, lambda: 1.7e9)
         self.board, self.book = ProgressBoard(), BarrierBook()
         self.etcd: Sequence[EtcdMember] = (

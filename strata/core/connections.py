@@ -1,0 +1,236 @@
+"""Which connections a server closes: one rule for gRPC and for HTTP.
+
+A connection is a *stranger* until its first admitted call: one whose caller is known, or anybody's where nobody is
+asked. Connections are closed, in this order:
+
+1. a stranger that is older than `stranger_s`;
+2. of an address with more than `per_address`, what is above that;
+3. of more than `strangers` strangers, what is above that;
+4. of more than `most` connections, what is above that.
+
+In 2 to 4 strangers go first, the oldest of the address that has the most of them: so the address that takes much
+pays for it, and admitted connections are not cut by strangers of their own address. Where there are admitted ones
+only, the newest goes: work under way goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import ipaddress
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Generic, TypeVar
+
+from strata.errors import ConfigError
+
+C = TypeVar("C", bound=Hashable)
+
+RESERVED_DESCRIPTORS: Final = 128
+"""For what is no admitted connection: etcd, peers, probes, files, the log."""
+HTTP_SHARE: Final = 8
+"""One connection in so many is HTTP's, up to `HTTP_CONNECTIONS`."""
+HTTP_CONNECTIONS: Final = 512
+HTTP_SPEAKING: Final = 128
+"""Of these, how many may have said something: with its TLS one costs 450 KB."""
+MAX_STRANGERS: Final = 1_024
+"""A stranger that has done its TLS handshake costs 100 KB."""
+STRANGER_S: Final = 10.0
+LEAST_CONNECTIONS: Final = 16
+LEAST_SPEAKING: Final = 4
+
+
+class Reason(StrEnum):
+    """Why a connection is closed."""
+
+    UNADMITTED = "unadmitted"
+    ADDRESS = "address"
+    STRANGERS = "strangers"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How many connections one port has."""
+
+    most: int
+    per_address: int
+    strangers: int
+    stranger_s: float = STRANGER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The limits of both ports of a replica, such that neither takes descriptors from the other or from etcd."""
+
+    grpc: Limits
+    http_silent: Limits
+    """Connections whose client has said nothing yet."""
+    http_speaking: Limits
+
+
+def shares(*, descriptors: int, most: int, per_address: int) -> Shares:
+    """Return the limits that follow from the settings and from the hard limit of descriptors.
+
+    `ConfigError` when the limit of descriptors leaves no room for connections.
+    """
+    left = descriptors - RESERVED_DESCRIPTORS
+    http = min(HTTP_CONNECTIONS, left // HTTP_SHARE)
+    grpc = min(most, left - http)
+    speaking = min(HTTP_SPEAKING, http // 4)
+    if grpc < LEAST_CONNECTIONS or speaking < LEAST_SPEAKING:
+        raise ConfigError(
+            f"a limit of {descriptors} descriptors leaves room for {max(grpc, 0)} connections",
+            hint="raise the hard limit of descriptors to 1024 or more (ulimit -Hn, LimitNOFILE=), and"
+            f" coordinator.max_connections to {LEAST_CONNECTIONS} or more",
+        )
+    return Shares(
+        grpc=Limits(
+            most=grpc, per_address=min(per_address, grpc), strangers=min(MAX_STRANGERS, (grpc + 1) // 2)
+        ),
+        http_silent=_all_strangers(http - speaking, per_address=http - speaking),
+        http_speaking=_all_strangers(speaking, per_address=(speaking + 1) // 2),
+    )
+
+
+def _all_strangers(most: int, *, per_address: int) -> Limits:
+    """Return the limits of a port that nobody becomes known at, and whose connections live for seconds."""
+    return Limits(most=most, per_address=per_address, strangers=most, stranger_s=math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess(Generic[C]):
+    """A connection that has to go, and why."""
+
+    connection: C
+    address: str
+    reason: Reason
+
+
+class Connections(Generic[C]):
+    """The open connections of one port. Not thread-safe; times are of any clock that only goes forward."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._address: dict[C, str] = {}
+        self._since: dict[C, float] = {}
+        """The strangers, the oldest first, and when they came."""
+        self._strangers: dict[str, dict[C, None]] = {}
+        self._admitted: dict[str, dict[C, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._address)
+
+    @property
+    def strangers(self) -> int:
+        return len(self._since)
+
+    def opened(self, connection: C, address: str, now_s: float) -> None:
+        """Count a new connection from `address`, a stranger."""
+        self._address[connection] = address
+        self._since[connection] = now_s
+        self._strangers.setdefault(address, {})[connection] = None
+
+    def admitted(self, connection: C) -> None:
+        """Take note of an admitted call; nothing if the connection is not counted (any more)."""
+        if self._since.pop(connection, None) is None:
+            return
+        address = self._address[connection]
+        _take(self._strangers, address, connection)
+        self._admitted.setdefault(address, {})[connection] = None
+
+    def closed(self, connection: C) -> None:
+        """Count a connection no more; nothing if it is not counted."""
+        address = self._address.pop(connection, None)
+        if address is not None:
+            stranger = self._since.pop(connection, None) is not None
+            _take(self._strangers if stranger else self._admitted, address, connection)
+
+    def all(self) -> list[C]:
+        """Return the connections that are counted."""
+        return list(self._address)
+
+    def excess(self, now_s: float) -> list[Excess[C]]:
+        """Return the connections to close, and count them no more."""
+        return [*self._too_old(now_s), *self._of_addresses(), *self._of_strangers(), *self._of_all()]
+
+    def _too_old(self, now_s: float) -> Iterator[Excess[C]]:
+        while self._since:
+            connection, since_s = next(iter(self._since.items()))
+            if now_s - since_s <= self.limits.stranger_s:
+                return
+            yield self._given_up(connection, Reason.UNADMITTED)
+
+    def _of_addresses(self) -> Iterator[Excess[C]]:
+        for address in [*self._strangers, *(a for a in self._admitted if a not in self._strangers)]:
+            own, known = self._strangers.get(address, {}), self._admitted.get(address, {})
+            for _ in range(len(own) + len(known) - self.limits.per_address):
+                connection = next(iter(own)) if own else next(reversed(known))
+                yield self._given_up(connection, Reason.ADDRESS)
+
+    def _of_strangers(self) -> Iterator[Excess[C]]:
+        count = len(self._since) - self.limits.strangers
+        yield from self._oldest_strangers(count, Reason.STRANGERS)
+
+    def _of_all(self) -> Iterator[Excess[C]]:
+        count = len(self) - self.limits.most
+        yield from self._oldest_strangers(min(count, len(self._since)), Reason.ALL)
+        for address in _fullest(self._admitted, len(self) - self.limits.most):
+            yield self._given_up(next(reversed(self._admitted[address])), Reason.ALL)
+
+    def _oldest_strangers(self, count: int, reason: Reason) -> Iterator[Excess[C]]:
+        for address in _fullest(self._strangers, count):
+            yield self._given_up(next(iter(self._strangers[address])), reason)
+
+    def _given_up(self, connection: C, reason: Reason) -> Excess[C]:
+        address = self._address[connection]
+        self.closed(connection)
+        return Excess(connection=connection, address=address, reason=reason)
+
+
+def _take(of: dict[str, dict[C, None]], address: str, connection: C) -> None:
+    del of[address][connection]
+    if not of[address]:
+        del of[address]
+
+
+def _fullest(of: dict[str, dict[C, None]], count: int) -> Iterator[str]:
+    """Yield `count` times the address that has the most left, if whoever is yielded has one taken each time."""
+    if count <= 0:
+        return
+    heap = [(-len(own), address) for address, own in of.items()]
+    heapq.heapify(heap)
+    for _ in range(count):
+        most, address = heap[0]
+        yield address
+        heapq.heapreplace(heap, (most + 1, address))
+
+
+def plain_host(host: str) -> str:
+    """Return an address as all sides write it: an IPv4 one that came through an IPv6 socket as IPv4, without a scope."""
+    host = host.partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def address_key(host: str) -> str:
+    """Return what connections of one host are counted under: an IPv4 address, or the /64 of an IPv6 one.
+
+    A host has all addresses of its /64 for the taking.
+    """
+    host = plain_host(host)
+    if ":" not in host or host == "::1":
+        return host
+    return str(ipaddress.ip_network((host, 64), strict=False))
+
+
+def worst_address(excess: list[Excess[C]]) -> str:
+    """Return the address that lost the most connections; "" for none."""
+    lost = Counter(each.address for each in excess)
+    return lost.most_common(1)[0][0] if lost else ""
