@@ -49,23 +49,23 @@ class MemoryStorage:
 
     def read(self, name: str) -> bytes:
         self.fault("read", checked_name(name))
-        try:
-            found = self.objects[name]
-        except KeyError:
-            raise ObjectMissing(f"no {name}") from None
+        found = self.found(name)
         if len(found) > MAX_DOCUMENT_BYTES:
             raise NotAnObject(f"cannot read {name}: it has {len(found)} bytes")
         return found
+
+    def found(self, name: str) -> bytes:
+        try:
+            return self.objects[name]
+        except KeyError:
+            raise ObjectMissing(f"no {name}") from None
 
     def source(self, name: str) -> MemorySource:
         return MemorySource(self, checked_name(name))
 
     def size(self, name: str) -> int:
         self.fault("read", checked_name(name))
-        try:
-            return len(self.objects[name])
-        except KeyError:
-            raise ObjectMissing(f"no {name}") from None
+        return len(self.found(name))
 
     def exists(self, name: str) -> bool:
         return checked_name(name) in self.objects or any(o.startswith(f"{name}/") for o in self.objects)
@@ -117,7 +117,8 @@ class MemorySource:
         self._name = name
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        piece = self._storage.read(self._name)[offset : offset + len(buffer)]
+        self._storage.fault("read", self._name)
+        piece = self._storage.found(self._name)[offset : offset + len(buffer)]
         buffer[: len(piece)] = piece
         return len(piece)
 

@@ -88,6 +88,8 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, said: str) ->
     [
         ({"STRATA_DETECT_S": "five"}, "STRATA_DETECT_S"),
         ({"STRATA_MAX_JOBS": "0"}, "at least 1"),
+        ({"STRATA_MAX_CONNECTIONS": "15"}, "max_connections must be at least 16"),
+        ({"STRATA_MAX_CONNECTIONS_PER_ADDRESS": "0"}, "per_address must be at least 16"),
         ({"STRATA_LISTEN": "somewhere"}, "not an address"),
         ({"STRATA_LISTEN": "h:70000"}, "not a port"),
         ({"STRATA_LISTEN": "0.0.0.0:50051"}, "cannot connect to 0.0.0.0"),
