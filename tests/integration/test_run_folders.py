@@ -24,6 +24,7 @@ def folders(place: Path) -> set[str]:
     return {entry.name for entry in place.iterdir() if entry.name.startswith("strata-")}
 
 
+@pytest.mark.slow
 def test_the_next_start_removes_what_a_killed_supervisor_left(
     cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path, place: Path
 ) -> None:

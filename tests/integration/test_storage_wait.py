@@ -70,6 +70,7 @@ def job(cluster: LocalCluster, nodes: Nodes, disk: SmallDisk) -> Job:
     return Job(cluster, nodes, disk)
 
 
+@pytest.mark.slow
 @pytest.mark.journey
 def test_a_node_on_a_full_disk_waits_and_joins_when_there_is_space(job: Job) -> None:
     record = job.nodes.record
