@@ -30,6 +30,10 @@ class SmallDisk:
         """Give the space back."""
         self._filler.unlink()
 
+    def temporary(self) -> list[Path]:
+        """Return the files that a write has not finished."""
+        return list(self.folder.rglob("*.tmp"))
+
 
 @contextmanager
 def mounted(folder: Path, need: Need, *, size: str = "24m") -> Iterator[SmallDisk]:

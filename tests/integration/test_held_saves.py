@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,45 +19,19 @@ from strata.launch.local_cluster import LocalCluster
 from tests.cluster_fixtures import Nodes
 from tests.processes import Record, Talker
 from tests.s3_stub import StubS3, serving
+from tests.small_disk import Need, SmallDisk, mounted
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 HELD_S = float(os.environ.get("STRATA_HELD_S", "15"))
 EVERY_STEPS = 10
 LIMIT_S = 60.0
-Need = Callable[[str, bool, str], None]
-
-
-class Disk:
-    """A small file system of a test's own, that it can fill."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._filler = folder / "filler"
-
-    def fill(self) -> None:
-        """Leave no byte."""
-        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 16))
-
-    def clear(self) -> None:
-        self._filler.unlink()
-
-    def temporary(self) -> list[Path]:
-        return list(self.folder.rglob("*.tmp"))
 
 
 @pytest.fixture
-def disk(need: Need, tmp_path: Path) -> Iterator[Disk]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=24m", "none", str(folder))
-    may = os.geteuid() == 0 and shutil.which("mount") is not None
-    done = may and subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    need("mount", done, "run as root, where a tmpfs may be mounted")
-    yield Disk(folder)
-    subprocess.run(("umount", "-l", str(folder)), check=True)
+def disk(need: Need, tmp_path: Path) -> Iterator[SmallDisk]:
+    with mounted(tmp_path / "disk", need) as disk:
+        yield disk
 
 
 @pytest.fixture
@@ -162,7 +134,7 @@ def training(cluster: LocalCluster, nodes: Nodes, record: Record, tmp_path: Path
     return Training(cluster, nodes, record, tmp_path)
 
 
-def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, disk: Disk) -> None:
+def test_a_full_disk_holds_saves_and_the_training_goes_on(training: Training, disk: SmallDisk) -> None:
     training.start(str(disk.folder / "checkpoints"))
     training.wait_committed(beyond=0)
     disk.fill()
@@ -189,7 +161,7 @@ def test_an_s3_that_answers_503_holds_saves_and_the_training_goes_on(
 
 
 def test_after_the_grace_the_job_saves_to_the_tier_that_works_and_stops_with_75(
-    training: Training, disk: Disk, stub: StubS3
+    training: Training, disk: SmallDisk, stub: StubS3
 ) -> None:
     storage = str(disk.folder / "checkpoints")
     settings = {"STRATA_TRAIN_REPLICA": "s3://bucket/held", "STRATA_TRAIN_SAVE_GRACE_S": "4"}
@@ -210,7 +182,7 @@ def test_after_the_grace_the_job_saves_to_the_tier_that_works_and_stops_with_75(
 
 
 def test_a_last_step_that_cannot_be_saved_ends_the_run_with_75_and_the_next_one_goes_on(
-    training: Training, disk: Disk
+    training: Training, disk: SmallDisk
 ) -> None:
     storage = str(disk.folder / "checkpoints")
     training.start(storage, STRATA_TRAIN_SAVE_GRACE_S="4")

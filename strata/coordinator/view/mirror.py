@@ -15,9 +15,8 @@ again only when that was compacted away (PROTOCOLS 3.2). Three things are more t
   broken watch, by whatever cause; it is opened again, elsewhere, long before silence would show it.
 
 The cluster's uid is created here, and watched: when it changes, everything that this process
-knows is about another cluster, and `run` ends with `ClusterReplaced`. One answer ends nothing: a
-link that flips bits makes up any error and any uid. So that end needs `CONFIRMATIONS` answers in a
-row, and every other error after the first list is logged and tried again.
+knows is about another cluster, and `run` ends with `ClusterReplaced`. After the first list the mirror
+logs every other error of etcd and tries again.
 """
 
 from __future__ import annotations
@@ -59,9 +58,6 @@ RETRY_S: Final = 0.2
 """The pause after etcd gave no answer; the store itself has tried every endpoint by then."""
 REFUSED_S: Final = 1.0
 """The pause after an error that says more than that there was no answer."""
-CONFIRMATIONS: Final = 3
-CONFIRM_S: Final = 0.05
-"""The pause before each of these answers: nothing is to be served from another cluster's view."""
 AUDIT_WAIT_S: Final = 25.0
 """Longer than a watch may be silent before it is opened elsewhere (PROTOCOLS 3.2): a view that is
 behind for that has lost nothing."""
@@ -237,9 +233,10 @@ class Mirror:
             except TimeoutError:
                 pass  # the audit wants a list, or the watch was late
             except StrataError as error:
-                if not self._listed.is_set():
-                    raise  # nothing is served yet, and somebody looks on
-                await self._doubt(error)
+                if isinstance(error, ClusterReplaced) or not self._listed.is_set():
+                    raise  # before the first list nothing is served, and whoever started the replica sees why
+                log.warning("etcd_refuses", error=str(error))
+                await asyncio.sleep(REFUSED_S)
                 self._list_wanted = True
             finally:
                 self._following = None
@@ -300,28 +297,6 @@ class Mirror:
             )
         self.uid = found
 
-    async def _doubt(self, error: StrataError) -> None:
-        """Return when `error` need not be believed; raise it if it says, and etcd confirms, that the cluster is gone."""
-        if not isinstance(error, ClusterReplaced):
-            log.warning("etcd_refuses", error=str(error))
-            await asyncio.sleep(REFUSED_S)
-            return
-        confirmed = 0
-        while confirmed < CONFIRMATIONS:
-            await asyncio.sleep(CONFIRM_S)
-            try:
-                answer = await self._store.read(Range(key=self._keys.uid))
-                self._check_uid(answer.kvs[0] if answer.kvs else None)
-                self._check_revision(answer.revision)
-            except ClusterReplaced:
-                confirmed += 1
-            except StrataError as other:
-                log.warning("cluster_not_confirmed", error=str(other))
-            else:
-                log.warning("cluster_not_replaced", error=str(error))
-                return
-        raise error
-
     def _check_revision(self, revision: int) -> None:
         if revision < self.view.revision:
             raise ClusterReplaced(f"etcd is at revision {revision}, was at {self.view.revision}")
@@ -334,14 +309,11 @@ class Mirror:
             except PoisonRecord as error:
                 # Written by hand, and read by all replicas: it must not end each of them.
                 log.warning("poison_record", error=error.message)
-            except Exception:
-                # a key that nobody of ours wrote, or a bug that it brings out: all others hear on
-                log.exception("batch_not_taken", revision=batch.revision)
         for future, predicate in tuple(self._wishes.items()):
             try:
                 if not future.done() and predicate(self.view):
                     future.set_result(None)
-            except Exception as error:  # noqa: BLE001  # it is the waiter's, who gets it
+            except PoisonRecord as error:
                 future.set_exception(error)
 
     async def _told(self, revision: int) -> None:
@@ -370,9 +342,9 @@ class Mirror:
                 self.note_contact()
                 if self._listed.is_set():
                     self._check_uid(answer.kvs[0] if answer.kvs else None)
+            except ClusterReplaced:
+                raise
             except StrataError as error:
-                if not isinstance(error, Unavailable):
-                    await self._doubt(error)
                 for future in readers:
                     if not future.done():
                         future.set_exception(Unavailable(error.message))

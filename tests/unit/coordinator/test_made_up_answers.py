@@ -1,4 +1,4 @@
-"""A link without TLS that flips bits makes up any answer: none of them ends a replica."""
+"""A link without TLS that flips bits makes up errors: none ends a replica that serves, but that its cluster is gone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from strata.core.records import ClusterUid, encode
-from strata.core.txn import KeyValue, RangeResult
 from strata.errors import (
-    ClusterReplaced,
     ConfigError,
     InvalidArgument,
     NotFound,
@@ -23,22 +20,24 @@ from strata.errors import (
 )
 from strata.testing.memory_client import MemoryClient
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.serving_rig import KEYS, cluster
+from tests.unit.coordinator.serving_rig import cluster
 
-MADE_UP = (ClusterReplaced, ConfigError, InvalidArgument, NotFound, QuotaExceeded, Refused, Unavailable)
+MADE_UP = (ConfigError, InvalidArgument, NotFound, QuotaExceeded, Refused, Unavailable)
 CALLS = ("read", "execute", "grant", "keep_alive", "revoke")
 
 
-def corrupt(client: MemoryClient, answer: Callable[[str], StrataError | RangeResult | None]) -> None:
-    """Let `answer` replace what this client hears, where it returns something."""
+def corrupt(client: MemoryClient, answer: Callable[[str], StrataError | None]) -> None:
+    """Let `answer` replace what this client hears, where it returns an error."""
 
     def changed(name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def answered(argument: Any) -> Any:
             found = answer(name)
-            if isinstance(found, StrataError):
-                await asyncio.sleep(0.001)
-                raise found
-            return await call(argument) if found is None else found
+            if found is None:
+                return await call(argument)
+            await asyncio.sleep(
+                0.001
+            )  # an answer takes time: a loop that asks again at once would stop the clock
+            raise found
 
         return answered
 
@@ -78,32 +77,4 @@ async def test_an_error_of_every_call_ends_no_replica_that_serves() -> None:
         assert node.alive
         assert not node.context.is_ready()[0]
         wrong[0] = False
-        await c.ready()
-
-
-@in_virtual_time()
-async def test_one_answer_with_another_uid_ends_no_replica() -> None:
-    async with cluster() as c:
-        await c.world("r1", "r2", "r3")
-        node, answers = c["r1"], [2]
-
-        def answer(name: str) -> RangeResult | None:
-            if name != "read" or not answers[0]:
-                return None
-            answers[0] -= 1
-            kv = KeyValue(
-                key=KEYS.uid,
-                value=encode(ClusterUid(uid="flipped")),
-                create_revision=1,
-                mod_revision=1,
-                version=1,
-            )
-            return RangeResult(revision=node.view.revision, kvs=(kv,), count=1)
-
-        corrupt(node.client, answer)
-        with pytest.raises(Unavailable):
-            await node.context.mirror.fresh()
-        assert answers == [0]
-        await asyncio.sleep(5)
-        assert node.alive
         await c.ready()
