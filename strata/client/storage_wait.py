@@ -15,13 +15,16 @@ It is no member meanwhile, so nobody waits for it, and no generation begins with
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.checkpoint.transient import SILENT
 from strata.errors import StrataError
 from strata.observe.words import age
 from strata.v1.checkpoints_pb2 import GetCheckpointRequest
@@ -32,6 +35,8 @@ ATTEMPT_S: Final = 1.5
 """How long the coordinators have to answer, and each of them; a member that finds none registers as ever."""
 FIRST_S: Final = 1.0
 MOST_S: Final = 30.0
+ANSWER_S: Final = 60.0
+"""Longer than a client of S3 tries by itself."""
 SAY_S: Final = 300.0
 """How often it is said again for what is waited."""
 
@@ -50,22 +55,19 @@ class Unary(Protocol):
 
 async def in_thread(uri: str) -> str:
     """Return `refusal` of a storage that may never answer: its thread keeps no process from ending."""
-    loop = asyncio.get_running_loop()
-    told: asyncio.Future[str] = loop.create_future()
-
-    def tell(why: str) -> None:
-        if not told.done():
-            told.set_result(why)
+    told: concurrent.futures.Future[str] = concurrent.futures.Future()
+    told.set_running_or_notify_cancel()  # whoever stops waiting does not take it from the thread
 
     def probe() -> None:
         from strata.checkpoint.probe import refusal  # noqa: PLC0415  # most members that begin need none of it
 
-        why = refusal(uri, nonce=lambda: uuid.uuid4().hex)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, why)
+        try:
+            told.set_result(refusal(uri, nonce=lambda: uuid.uuid4().hex))
+        except Exception as error:  # noqa: BLE001  # it is the waiter's, who gets it
+            told.set_exception(error)
 
     threading.Thread(target=probe, name="strata-storage-probe", daemon=True).start()
-    return await told
+    return await asyncio.wrap_future(told)
 
 
 async def wait_for_storage(
@@ -78,19 +80,37 @@ async def wait_for_storage(
     """
     clock = asyncio.get_running_loop().time
     began_s, delay_s, told, told_s = clock(), FIRST_S, "", 0.0
-    while True:
-        where = await _saved_at(unary, job, taken_up=taken_up)
-        why = await refuses(where) if where else ""
-        if not why:
-            break
+
+    def tell(where: str, why: str) -> None:
+        nonlocal told, told_s
         if why != told or clock() - told_s >= SAY_S:
             told, told_s = why, clock()
             since = f", for {age(1000 * (clock() - began_s))} by now" if clock() - began_s >= 1 else ""
             say(f"no checkpoint can be written to {where}: {why}; waiting for that before it joins{since}")
+
+    while True:
+        where = await _saved_at(unary, job, taken_up=taken_up)
+        if not where:
+            break
+        why = await _patiently(refuses(where), silent=partial(tell, where, SILENT))
+        if not why:
+            break
+        tell(where, why)
         await asyncio.sleep(delay_s)
         delay_s = min(2 * delay_s, MOST_S)
     if told:
         over(f"waited {age(1000 * (clock() - began_s))} for the storage ({told}), and joins now")
+
+
+async def _patiently(answer: Awaitable[str], *, silent: Callable[[], None]) -> str:
+    """Return the answer; call `silent` each time that none has come for `ANSWER_S`: a dead mount never answers."""
+    waiting = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({waiting}, timeout=ANSWER_S))[0]:
+            silent()
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 async def _saved_at(unary: Unary, job: str, *, taken_up: bool) -> str:

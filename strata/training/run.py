@@ -344,10 +344,10 @@ class Run:
     def save(self, *, wait: bool = False, patient: bool = True) -> CheckpointInfo | None:
         """Save this step together with all ranks; every rank calls it at the same step.
 
-        Returns once the state is copied, or with `wait` once it is committed or dropped: after a hold that lasted
-        too long, say, when the job is asked to stop. None when this step
-        is saved already, or, without `wait`, while a rank holds an earlier save that its storage refuses. Other ranks are waited for; unless `patient`, `BarrierTimeout` is raised
-        when some are not here within `save_wait_s`.
+        Returns once the state is copied, or with `wait` once the save is committed or dropped: after a hold that
+        lasted too long, say, when the job is asked to stop. None when this step is saved already, or, without
+        `wait`, while a rank holds an earlier save that its storage refuses. It waits for the other ranks; unless
+        `patient`, it raises `BarrierTimeout` when some are not here within `save_wait_s`.
         """
         info = self._save(patient=patient, may_skip=not wait)
         if wait and info is not None:

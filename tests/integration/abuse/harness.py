@@ -296,6 +296,7 @@ async def attacked(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     out, _nothing = await ended
+    assert process.returncode == 0, f"the attacker of {attack} ended with {process.returncode}: {out!r}"
     return Report(said=json.loads(out), peak_bytes=peak_bytes, peak_descriptors=peak_descriptors)
 
 

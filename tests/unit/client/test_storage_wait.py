@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from strata.checkpoint.probe import refusal
-from strata.client.storage_wait import MOST_S, SAY_S, in_thread, wait_for_storage
+from strata.client.storage_wait import ANSWER_S, MOST_S, SAY_S, in_thread, wait_for_storage
 from strata.errors import CheckpointNotFound, NotFound, StrataError, Unavailable
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointResponse
@@ -49,6 +49,17 @@ class Disk:
     async def refuses(self, uri: str) -> str:
         self.tried.append((asyncio.get_running_loop().time(), uri))
         return self.why
+
+
+class SilentDisk:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+
+    async def __call__(self, uri: str) -> str:
+        await self.answer.wait()
+        return ""
 
 
 class Words:
@@ -176,3 +187,34 @@ async def test_a_storage_that_does_not_answer_keeps_nobody_from_leaving(
         await probing
     monkeypatch.undo()
     fifo.open("wb").close()
+
+
+@in_virtual_time()
+async def test_a_storage_that_does_not_answer_is_said_to_be_waited_for() -> None:
+    disk, words = SilentDisk(), Words()
+    waiting = asyncio.create_task(
+        wait_for_storage(
+            Coordinators(),
+            job="job",
+            taken_up=False,
+            say=words.said.append,
+            over=words.over.append,
+            refuses=disk,
+        )
+    )
+    await asyncio.sleep(ANSWER_S + 1)
+    assert ["storage does not answer" in said for said in words.said] == [True]
+    disk.answer.set()
+    await waiting
+    assert len(words.over) == 1
+
+
+async def test_a_look_that_fails_is_an_error_and_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(uri: str, *, nonce: Callable[[], str]) -> str:
+        raise RuntimeError(f"a bug, at {uri}")
+
+    monkeypatch.setattr("strata.checkpoint.probe.refusal", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(in_thread(tmp_path.as_uri()), 10)
