@@ -187,11 +187,15 @@ async def test_an_etcd_without_a_leader_is_not_ready(etcd_cluster: EtcdCluster, 
         assert code != 0
         alive = etcd_cluster.members[0].endpoint.removeprefix("http://")
         assert f"1 of 3 members answer ({alive})" in said
-        assert not any(member.over.is_set() for member in members), "no session was ended"
+        # a replica that stalls under load, or hears of etcd later than a peer, may send its members there
+        left = [member for member in members if member.over.is_set()]
+        assert all(member.error is None and member.all("moved") for member in left), [m.error for m in left]
 
         for etcd_member in stopped:
             etcd_member.start()
         await asyncio.to_thread(etcd_cluster.wait_healthy)
+        for gone in left:
+            await gone.connect("r3")
         await eventually(probes, ready, limit_s=20.0)
         after = [(await worker(store, member.worker)) for member in members]
         assert [kv and kv.create_revision for kv in after] == [kv and kv.create_revision for kv in before]
