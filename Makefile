@@ -15,7 +15,7 @@ PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reo
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
 SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
 
-.PHONY: help test test-all soak check demo bench chaos proto fmt clean distclean ready etcd \
+.PHONY: help test test-all abuse soak check demo bench chaos proto fmt clean distclean ready etcd \
   format lint types floors generated house durations
 
 help: ## show this list
@@ -30,8 +30,11 @@ etcd: ## put etcd into .tools (likewise)
 test: ready etcd ## run the quick tests: for every change (ARGS="-n 0 -k name" for some of them, in one process)
 	@$(PYTEST) -m "$(QUICK)" $(ARGS)
 
-test-all: ready etcd ## run all tests but campaigns, as CI does
-	@$(PYTEST) -m "not campaign" $(ARGS)
+test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
+	@$(PYTEST) -m "not campaign and not abuse" $(ARGS)
+
+abuse: ready etcd ## attack a replica while others use it: one attack at a time, for it measures what the others notice
+	@$(PY) -m pytest -n 0 -m abuse $(ARGS)
 
 soak: ready etcd ## seeds, schedules, crashes and chaos until the time is over (ARGS="--hours 2")
 	@$(PY) -m tests.soak $(ARGS)
