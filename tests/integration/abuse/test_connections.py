@@ -1,0 +1,87 @@
+"""A stranger without credentials takes connections, handshakes and streams; the others do not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from strata.launch.etcd_binary import EtcdBinary
+from tests.integration.abuse.harness import Victim, assert_bounded, attacked, legitimate, victim
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 12.0
+MANY = 1_500
+
+
+@pytest.fixture(scope="module")
+def secured(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with victim(tmp_path_factory.mktemp("secured"), etcd_binary, tls=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plain(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with victim(tmp_path_factory.mktemp("plain"), etcd_binary, tls=False) as made:
+        yield made
+
+
+def grpc_port(of: Victim) -> int:
+    return of.grpc_port
+
+
+def http_port(of: Victim) -> int:
+    return of.http_port
+
+
+@pytest.mark.parametrize(
+    ("attack", "port", "connections", "tls"),
+    [
+        ("record", grpc_port, MANY, False),
+        ("record", http_port, MANY, False),
+        ("silent", grpc_port, MANY, False),
+        ("idle", grpc_port, 400, True),
+    ],
+    ids=["handshakes", "handshakes over HTTP", "silence", "idle strangers"],
+)
+async def test_connections_that_ask_for_nothing_take_nothing_from_others(
+    secured: Victim,
+    attack: str,
+    port: Callable[[Victim], int],
+    connections: int,
+    tls: bool,
+    record_property: Callable[[str, object], None],
+) -> None:
+    async with legitimate(secured) as load:
+        report = await attacked(
+            secured, attack, port=port(secured), connections=connections, seconds=SECONDS, tls=tls
+        )
+    record_property("shown", f"{attack} x {connections}: {load}; {report}")
+    load.assert_served()
+    assert_bounded(report)
+
+
+async def test_prefaces_and_silence_take_nothing_from_others(
+    plain: Victim, record_property: Callable[[str, object], None]
+) -> None:
+    async with legitimate(plain) as load:
+        report = await attacked(plain, "preface", port=plain.grpc_port, connections=MANY, seconds=SECONDS)
+    record_property("shown", f"preface x {MANY}: {load}; {report}")
+    load.assert_served()
+    assert_bounded(report)
+
+
+@pytest.mark.parametrize(("connections", "times"), [(1, 1), (12, 3)])
+async def test_streams_that_are_reset_take_nothing_from_others(
+    plain: Victim, connections: int, times: int, record_property: Callable[[str, object], None]
+) -> None:
+    async with legitimate(plain) as load:
+        reports = [
+            await attacked(plain, "reset", port=plain.grpc_port, connections=connections, seconds=SECONDS)
+            for _ in range(times)
+        ]
+    record_property("shown", f"reset x {connections}: {load}; {'; '.join(map(str, reports))}")
+    load.assert_served()
+    assert_bounded(*reports)
