@@ -89,7 +89,7 @@ class Chores:
             try:
                 self._first()
                 while True:
-                    answer = self._ask(ListChoresRequest(job=self._job, host=self._host))
+                    answer = whole(self._ask, ListChoresRequest(job=self._job, host=self._host))
                     for chore in answer.chores:
                         name = chore.SerializeToString()
                         if name not in done:

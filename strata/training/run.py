@@ -34,6 +34,7 @@ from strata.training.peers import Peers
 from strata.training.state import Position, Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
+from strata.wire.pages import whole
 
 SAVE: Final = "save"
 BETWEEN: Final = "between"
@@ -191,7 +192,7 @@ class Run:
         `Refused` for a training without coordinators.
         """
         request = RecoveryRequest(job=self.peers.job, worker_id=self.peers.worker_id)
-        response: RecoveryResponse = self.peers.call(request)
+        response: RecoveryResponse = whole(self.peers.call, request)
         return response
 
     # -- the loop
