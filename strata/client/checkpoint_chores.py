@@ -41,6 +41,7 @@ from strata.v1.checkpoints_pb2 import (
     ListChoresRequest,
     ReportDamageRequest,
 )
+from strata.wire.pages import whole
 
 LOOK_S: Final = 0.05
 """How often whoever waits for the leader's marks looks whether they are there."""

@@ -131,6 +131,11 @@ class CoordinatorConfig:
         doc="how many jobs the cluster may have; a new one beyond is refused",
         env="STRATA_MAX_JOBS",
     )
+    review_s: float = setting(
+        "auth.review_s",
+        default=20.0,
+        doc="how often open sessions, links and watches are judged again by the credential they were admitted by",
+    )
     credentials: Credentials = field(default_factory=Credentials)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -153,6 +158,8 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         if self.max_jobs < 1:
             raise ConfigError("coordinator.max_jobs must be at least 1")
+        if not 0.1 <= self.review_s <= 60:
+            raise ConfigError("auth.review_s must be 0.1 to 60 seconds")
         host, _port = split_address("coordinator.listen", self.listen)
         if self.advertise:
             _advertised, port = split_address("coordinator.advertise", self.advertise)

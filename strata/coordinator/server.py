@@ -33,6 +33,7 @@ from strata.coordinator.servicers.checkpoints import CheckpointsServicer
 from strata.coordinator.servicers.datasets import DatasetsServicer
 from strata.coordinator.servicers.decoding import Decoding
 from strata.coordinator.servicers.members import MembersServicer
+from strata.coordinator.servicers.owing import Ledger
 from strata.coordinator.servicers.recovery import RecoveryServicer
 from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer, WatchServicer
 from strata.coordinator.servicers.worlds import WorldsServicer
@@ -80,7 +81,9 @@ class Server:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
-        self._gate = Gate(context.config, now=_now)
+        self._gate = Gate(context.config, now=_now, measures=context.measures)
+        self._ledger = Ledger(measures=context.measures)
+        self._port = 0
         self._service = Service(context, Dialer(context.config, context.timing))
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -93,7 +96,7 @@ class Server:
         _host, port = split_address("coordinator.listen", config.listen)
         bound = bind(server, config)
         await server.start()
-        self._server = server
+        self._server, self._port = server, bound
         for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if config.advertise:
@@ -104,9 +107,13 @@ class Server:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
+                reviewing = tasks.create_task(self._gate.review(), name="review of open streams")
+                collecting = tasks.create_task(self._ledger.collect(self._port), name="unread answers")
                 await self._service.run()
             finally:
                 self._tasks = None  # nothing is begun while this ends
+                reviewing.cancel()
+                collecting.cancel()
 
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()
@@ -122,11 +129,11 @@ class Server:
         return self._tasks.create_task(logic)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        service, gate = self._service, self._gate
-        calls = Desk(calls=service.calls, gate=gate)
-        session.add_SessionsServicer_to_server(SessionsServicer(service, gate, self._spawn), server)
+        service, gate, ledger = self._service, self._gate, self._ledger
+        calls = Desk(calls=service.calls, gate=gate, ledger=ledger)
+        session.add_SessionsServicer_to_server(SessionsServicer(service, gate, ledger, self._spawn), server)
         peers.add_PeersServicer_to_server(PeersServicer(service, gate, self._spawn), server)
-        watch.add_WatchServicer_to_server(WatchServicer(service, gate), server)
+        watch.add_WatchServicer_to_server(WatchServicer(service, gate, ledger), server)
         members.add_MembersServicer_to_server(MembersServicer(calls), server)
         worlds.add_WorldsServicer_to_server(WorldsServicer(calls), server)
         barriers.add_BarriersServicer_to_server(BarriersServicer(calls), server)
@@ -135,7 +142,7 @@ class Server:
         recovery.add_RecoveryServicer_to_server(RecoveryServicer(calls), server)
         status = AdminServicer(
             self._context,
-            gate,
+            calls,
             peer_ready=lambda instance: instance in service.peers.ready(),
             sessions=service.keeper.sessions,
         )

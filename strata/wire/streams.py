@@ -69,6 +69,11 @@ class _Outbox(Generic[M]):
         self._rouse()
         return True
 
+    def drop(self) -> None:
+        """Forget what the other side did not take."""
+        self._queue.clear()
+        self._bytes = 0
+
     def close(self) -> None:
         """Let the writer end once it has emptied the queue."""
         self.closed = True
@@ -120,6 +125,10 @@ class _End(Generic[Out]):
             self.error = error
             self._outbox.close()
             self.ending.set()
+
+    def drop(self) -> None:
+        """Forget what was not written, after the end."""
+        self._outbox.drop()
 
     async def pump(self) -> None:
         """Write what is sent until the stream ends."""
@@ -197,6 +206,7 @@ async def serve_stream(
     await link.ending.wait()
     await asyncio.wait([writer], timeout=FLUSH_S)
     writer.cancel()
+    link.drop()  # the status below may wait for as long as the other side reads nothing
     if link.error is not None:
         await status.abort(context, link.error)
 

@@ -123,7 +123,9 @@ class BarrierCalls:
     async def list(self, request: pb.ListBarriersRequest) -> pb.ListBarriersResponse:
         now_ms = asyncio.get_running_loop().time() * 1000
         job = await existing_job(self._context, request.job)
-        open_rounds = [(_name(round_.key, ended=False), round_) for round_ in self._barriers.open(request.job)]
+        open_rounds = [
+            (_name(round_.key, ended=False), round_) for round_ in self._barriers.open(request.job)
+        ]
         ended = [(_name(key, ended=True), (key, outcome)) for key, outcome in _outcomes(job)]
 
         def part(one: tuple[str, Any]) -> pb.ListBarriersResponse:

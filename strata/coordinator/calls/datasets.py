@@ -16,7 +16,6 @@ from strata.errors import InvalidArgument, NotFound
 from strata.v1 import datasets_pb2 as pb
 from strata.wire import datasets as wire
 
-
 PIECE_SHARDS: Final = 32_768
 """Shards of one worker that a page has at most: their numbers take up to three bytes each."""
 

@@ -76,5 +76,7 @@ def of_state(state: int, token: str, what: str) -> str:
     """
     prefix = f"{state:020d}/"
     if token and not token.startswith(prefix):
-        raise StaleGeneration(f"{what} was replaced between two pages", hint="begin again, without page_token")
+        raise StaleGeneration(
+            f"{what} was replaced between two pages", hint="begin again, without page_token"
+        )
     return prefix
