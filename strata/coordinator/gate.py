@@ -119,7 +119,7 @@ class Gate:
             self.meter.close(identity, kind)
 
     def reviewed(self, context: Context, identity: Identity | None, kind: str) -> Reviewed:
-        """Return what has a stream judged again and again while a block runs: `with reviewed(end):`.
+        """Return the block in which a stream is judged again and again, to be given what ends it.
 
         `end` is called once the stream would not be admitted any more.
         """
