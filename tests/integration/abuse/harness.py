@@ -110,7 +110,10 @@ def victim(folder: Path, binary: EtcdBinary, *, tls: bool, options: tuple[str, .
         own = _token(folder, Role.COORDINATOR, name, tls=tls)
         made = [f"--token-file={own.token_file}", f"--accepted-tokens-file={folder / 'accepted.json'}"]
         if tls:  # away from loopback, so that the page speaks TLS as well
-            made += [*flags(issued(authority, folder / name, Role.COORDINATOR, name)), f"--http=0.0.0.0:{http}"]
+            made += [
+                *flags(issued(authority, folder / name, Role.COORDINATOR, name)),
+                f"--http=0.0.0.0:{http}",
+            ]
         return [*made, "--log-format=json", *options]
 
     from strata.launch.ports import free_ports  # noqa: PLC0415
@@ -166,7 +169,9 @@ class Load:
     def assert_served(self) -> None:
         """Every call, probe and meeting succeeded, 99 of 100 within a second; no session ended."""
         for name, answers in self.answers.items():
-            assert not answers.failed, f"{name} failed {len(answers.failed)} times: {answers.failed[:3]}; {self}"
+            assert not answers.failed, (
+                f"{name} failed {len(answers.failed)} times: {answers.failed[:3]}; {self}"
+            )
             assert answers.took_s, f"no {name} was answered; {self}"
             assert answers.p99_s <= P99_S, f"p99 of {name}: {answers.p99_s:.2f} s; {self}"
 
