@@ -37,6 +37,7 @@ from strata.coordinator.servicers.owing import Ledger
 from strata.coordinator.servicers.recovery import RecoveryServicer
 from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer, WatchServicer
 from strata.coordinator.servicers.worlds import WorldsServicer
+from strata.core.debts import DebtLimits, Debts
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Unavailable
 from strata.observe import get_logger
@@ -59,6 +60,7 @@ from strata.wire.tls import ServerTls, open_channel, shown
 
 MAX_PENDING: Final = 20_000
 STOP_GRACE_S: Final = 2.0
+DEBTS: Final = DebtLimits()
 PACKAGE: Final = "strata.v1"
 SERVICES: Final = (
     "Admin",
@@ -79,10 +81,10 @@ log = get_logger()
 class Server:
     """The serving half of a replica over gRPC; a `Serving`."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, debts: DebtLimits = DEBTS) -> None:
         self._context = context
         self._gate = Gate(context.config, now=_now, measures=context.measures)
-        self._ledger = Ledger(measures=context.measures)
+        self._ledger = Ledger(measures=context.measures, debts=Debts(limits=debts))
         self._port = 0
         self._service = Service(context, Dialer(context.config, context.timing))
         self._health = health.aio.HealthServicer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from strata.coordinator.measures import Measures
@@ -36,7 +36,7 @@ class Ledger:
     """The debts of one replica."""
 
     measures: Measures
-    debts: Debts = field(default_factory=Debts)
+    debts: Debts
 
     def check(self, context: Caller, identity: Identity | None) -> None:
         """Return if more may be owed to the caller; else `QuotaExceeded`."""
