@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -53,35 +53,12 @@ class Ledger:
 
     @contextmanager
     def owing(self, context: Caller, identity: Identity | None, size_bytes: int) -> Iterator[None]:
-        """Count one message of a stream for as long as the block, which writes it, runs."""
+        """Count one message of a stream for as long as the block, which has it written, runs."""
         debt = self._owe(context, identity, size_bytes)
         try:
             yield
         finally:
             self.debts.paid(debt)
-
-    def ending(self, context: Context, identity: Identity | None) -> AbstractContextManager[None]:
-        """Count a stream from when the block is left until its call has ended: what it still holds must not stay."""
-        debtor, connection = _debtor(context, identity), context.peer()  # which an ended call cannot tell
-        over: list[bool] = []
-        debts: list[Debt] = []
-
-        def ended(_context: Any) -> None:
-            over.append(True)
-            for debt in debts:
-                self.debts.paid(debt)
-
-        context.add_done_callback(ended)
-
-        @contextmanager
-        def block() -> Iterator[None]:
-            try:
-                yield
-            finally:
-                if not over:
-                    debts.append(self.debts.owe(debtor, connection, 0, asyncio.get_running_loop().time()))
-
-        return block()
 
     async def collect(self, port: int) -> None:
         """Close connections to our `port` that have been owed for too long, or too much, until cancelled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from strata.coordinator.gate import Gate
@@ -37,15 +38,15 @@ class SessionsServicer(SessionsBase):
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
         identity = await _admitted(self._gate, context, "Sessions.Session")
         reviewed = self._gate.reviewed(context, identity, "sessions")
-        ending = self._ledger.ending(context, identity)
+        unread = partial(self._ledger.owing, context, identity, 0)
 
         async def serve(link: Link[Up, Down]) -> None:
-            with ending, reviewed(link.close):
+            with reviewed(link.close):
                 await self._service.serve_member(link, identity)
 
         try:
             with self._gate.holding(identity, "sessions"):
-                await serve_stream(context, serve, self._spawn)
+                await serve_stream(context, serve, self._spawn, unread=unread)
         except StrataError as error:
             await abort(context, error)
 

@@ -17,7 +17,7 @@ from strata.config import CoordinatorConfig, Credentials
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.replica import Replica
 from strata.coordinator.server import DEBTS, Server
-from strata.core.debts import DebtLimits
+from strata.core.debts import DebtLimits, Debts
 from strata.core.txn import Put, Txn
 from strata.security.tls import read_pem
 from strata.session.link import Link
@@ -43,6 +43,7 @@ class Served:
     context: ReplicaContext
     store: MemoryStore
     port: int
+    debts: Debts
 
     @property
     def address(self) -> str:
@@ -73,9 +74,11 @@ class Served:
 async def served(config: CoordinatorConfig, debts: DebtLimits = DEBTS) -> AsyncIterator[Served]:
     """Run a replica that leads; `config` listens at a free port."""
     loop, store, addresses = asyncio.get_running_loop(), MemoryStore(), list[str]()
+    owed = list[Debts]()
 
     class Listening(Server):
         async def start(self) -> str:
+            owed.append(self._ledger.debts)
             addresses.append(await super().start())
             return addresses[0]
 
@@ -98,7 +101,9 @@ async def served(config: CoordinatorConfig, debts: DebtLimits = DEBTS) -> AsyncI
                 if running.done():
                     running.result()
                 await asyncio.sleep(0.01)
-        yield Served(context=replica.context, store=store, port=int(addresses[0].rpartition(":")[2]))
+        yield Served(
+            context=replica.context, store=store, port=int(addresses[0].rpartition(":")[2]), debts=owed[0]
+        )
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
