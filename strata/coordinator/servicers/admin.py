@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import grpc
-
 from strata.coordinator.context import EtcdMember, ReplicaContext
 from strata.coordinator.observed import UNHEARD
 from strata.coordinator.permission import check
@@ -39,7 +37,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     async def GetStatus(  # noqa: N802  # the name is the RPC's
         self,
         _request: admin_pb2.GetStatusRequest,
-        call: grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse],
+        call: Any,
     ) -> admin_pb2.GetStatusResponse:
         response: admin_pb2.GetStatusResponse = await answered(self._desk, "get_status", call, self._status)
         return response
