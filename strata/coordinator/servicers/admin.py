@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from strata.coordinator.context import EtcdMember, ReplicaContext
 from strata.coordinator.observed import UNHEARD

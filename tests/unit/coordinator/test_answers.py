@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -251,7 +252,7 @@ async def test_every_unary_answer_is_bounded_and_its_pages_are_the_whole() -> No
                 if name not in PAGED:
                     await ask(name, request(name))
                     continue
-                answer = await whole_async(lambda page, name=name: ask(name, page), request(name))
+                answer = await whole_async(partial(ask, name), request(name))
             except StrataError as error:
                 refused[name] = error
                 continue
@@ -291,7 +292,7 @@ async def test_pages_of_a_world_that_was_replaced_are_no_list() -> None:
         for name in sorted(FITS):
             small = request(name)
             small.page_size = 150 if name == "list_generations" else 900
-            answer = await whole_async(lambda page, name=name: calls.answer(name, page, None), small)
+            answer = await whole_async(partial(calls.answer, name, caller=None), small)
             assert {each: counts(answer)[each] for each in WHOLE[name]} == WHOLE[name]
         for wrong in ({"page_size": -1}, {"page_token": "x" * 600}):
             with pytest.raises(InvalidArgument):
