@@ -138,6 +138,7 @@ def test_a_run_with_a_token_and_no_secret_in_any_log(local: LocalCluster, folder
         assert entry.digest not in logs
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_while_its_token_is_replaced(
     local: LocalCluster, folder: Path, nodes: Nodes, tmp_path: Path
 ) -> None:
