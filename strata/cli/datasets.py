@@ -74,7 +74,7 @@ def _show_all(client: CoordinatorClient, *, as_json: bool) -> None:
 def _show_one(client: CoordinatorClient, dataset: str, *, as_json: bool) -> None:
     from strata.v1.datasets_pb2 import GetAssignmentRequest  # noqa: PLC0415  # see above
 
-    answer = client.call(GetAssignmentRequest(job=client.job, dataset=dataset))
+    answer = client.call_whole(GetAssignmentRequest(job=client.job, dataset=dataset))
     if as_json:
         print_json(answer)
         return

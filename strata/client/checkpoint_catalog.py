@@ -34,6 +34,7 @@ from strata.v1.checkpoints_pb2 import (
 )
 from strata.v1.common_pb2 import Author
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, from_wire
+from strata.wire.pages import whole
 
 SYNC_BARRIER: Final = "strata.checkpoint.sync"
 ASK_AGAIN_S: Final = 2.0
@@ -219,14 +220,8 @@ class CoordinatedCatalog:
     # -- reading
 
     def all(self) -> list[CheckpointMetadata]:
-        request = ListCheckpointsRequest(job=self._port.job)
-        found: list[CheckpointMetadata] = []
-        while True:
-            answer = self._ask(request)
-            found += (metadata_of(checkpoint) for checkpoint in answer.checkpoints)
-            if not answer.next_page_token:
-                return sorted(found, key=lambda c: c.order)
-            request.page_token = answer.next_page_token
+        answer = whole(self._ask, ListCheckpointsRequest(job=self._port.job))
+        return sorted(map(metadata_of, answer.checkpoints), key=lambda c: c.order)
 
     def latest(self) -> CheckpointMetadata | None:
         try:

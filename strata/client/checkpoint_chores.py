@@ -41,6 +41,7 @@ from strata.v1.checkpoints_pb2 import (
     ListChoresRequest,
     ReportDamageRequest,
 )
+from strata.wire.pages import whole
 
 LOOK_S: Final = 0.05
 """How often whoever waits for the leader's marks looks whether they are there."""
@@ -89,7 +90,7 @@ class Chores:
             try:
                 self._first()
                 while True:
-                    answer = self._ask(ListChoresRequest(job=self._job, host=self._host))
+                    answer = whole(self._ask, ListChoresRequest(job=self._job, host=self._host))
                     for chore in answer.chores:
                         name = chore.SerializeToString()
                         if name not in done:

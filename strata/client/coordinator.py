@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from google.protobuf.message import Message
@@ -53,6 +53,7 @@ from strata.v1.worlds_pb2 import (
     StopNotice,
     World,
 )
+from strata.wire.pages import whole, whole_async
 from strata.wire.worlds import spec_message
 
 POLL_S: Final = 0.1
@@ -132,32 +133,37 @@ class CoordinatorClient:
         attempt_s = arguments.seconds(attempt_s, what="attempt_s")
         return self._loop.call(self._call(request, within_s, attempt_s))
 
+    def call_whole(self, request: Message) -> Any:
+        """Return the response to a request for a list with all of its pages."""
+        return whole(self.call, request)
+
     def call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
-        """Ask again until `accept` takes the answer; after the client's time return the last one."""
+        """Ask again until `accept` takes the answer; after the client's time return the last one.
+
+        Of a list it is the answer with all of its pages.
+        """
         return self._loop.call(self._call_until(request, accept))
 
     async def _call_until(self, request: Message, accept: Callable[[Any], bool]) -> Any:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.timeout_s
         while True:
-            answer = await self._call(request, self.timeout_s, ATTEMPT_S)
+            answer = await self._call_whole(request)
             if accept(answer) or clock() >= deadline:
                 return answer
             await asyncio.sleep(POLL_S)
+
+    async def _call_whole(self, request: Message) -> Any:
+        def ask(page: Message) -> Awaitable[Any]:
+            return self._call(page, self.timeout_s, ATTEMPT_S)
+
+        paged = "page_token" in request.DESCRIPTOR.fields_by_name
+        return await (whole_async(ask, request) if paged else ask(request))
 
     async def _call(self, request: Message, timeout_s: float, attempt_s: float) -> Any:
         if self._unary is None:
             self._unary = UnaryClient(self.endpoints, random.Random(), self.credentials)
         return await self._unary.call(request, timeout_s=timeout_s, attempt_s=attempt_s)
-
-    def _pages(self, request: Any) -> Iterator[Any]:
-        """Yield the answers to a request for a list, page by page."""
-        while True:
-            answer = self.call(request)
-            yield answer
-            if not answer.next_page_token:
-                return
-            request.page_token = answer.next_page_token
 
     # -- reading
 
@@ -168,7 +174,7 @@ class CoordinatorClient:
 
     def jobs(self) -> list[Job]:
         """Return every job of the cluster."""
-        return [job for answer in self._pages(ListJobsRequest()) for job in answer.jobs]
+        return list(self.call_whole(ListJobsRequest()).jobs)
 
     def job_status(self) -> Job:
         """Return this client's job; `NotFound` when it does not exist."""
@@ -177,28 +183,25 @@ class CoordinatorClient:
 
     def world(self) -> GetWorldResponse:
         """Return the job's current world and its members."""
-        answer: GetWorldResponse = self.call(GetWorldRequest(job=self.job))
+        answer: GetWorldResponse = self.call_whole(GetWorldRequest(job=self.job))
         return answer
 
     def members(self) -> list[Member]:
         """Return the job's members, standbys included, and how far their ranks are."""
-        answers = self._pages(ListMembersRequest(job=self.job))
-        return [member for answer in answers for member in answer.members]
+        return list(self.call_whole(ListMembersRequest(job=self.job)).members)
 
     def datasets(self) -> list[Dataset]:
         """Return the job's datasets."""
-        answers = self._pages(ListDatasetsRequest(job=self.job))
-        return [dataset for answer in answers for dataset in answer.datasets]
+        return list(self.call_whole(ListDatasetsRequest(job=self.job)).datasets)
 
     def barriers(self) -> ListBarriersResponse:
         """Return the job's open barriers, and those that ended last."""
-        answer: ListBarriersResponse = self.call(ListBarriersRequest(job=self.job))
+        answer: ListBarriersResponse = self.call_whole(ListBarriersRequest(job=self.job))
         return answer
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return every checkpoint in the job's catalog."""
-        answers = self._pages(ListCheckpointsRequest(job=self.job))
-        return [checkpoint for answer in answers for checkpoint in answer.checkpoints]
+        return list(self.call_whole(ListCheckpointsRequest(job=self.job)).checkpoints)
 
     def latest_checkpoint(self) -> Checkpoint:
         """Return the newest committed checkpoint; `CheckpointNotFound` before the first."""
@@ -208,7 +211,7 @@ class CoordinatorClient:
     def recovery(self, *, worker_id: str) -> RecoveryResponse:
         """Return where a worker goes on from: world, ranks, checkpoint and shards."""
         worker_id = checked_id("worker", worker_id)
-        answer: RecoveryResponse = self.call(RecoveryRequest(job=self.job, worker_id=worker_id))
+        answer: RecoveryResponse = self.call_whole(RecoveryRequest(job=self.job, worker_id=worker_id))
         return answer
 
     # -- operating a job
@@ -216,7 +219,7 @@ class CoordinatorClient:
     def generations(self, *, limit: int = 0) -> list[Generation]:
         """Return why each generation began, the newest first; 0: all that are kept."""
         limit = arguments.integer("limit", limit, below=2**31)
-        answer = self.call(ListGenerationsRequest(job=self.job, limit=limit))
+        answer = self.call_whole(ListGenerationsRequest(job=self.job, limit=limit))
         return list(answer.generations)
 
     def scale(self, *, min_workers: int = 0, max_workers: int = 0) -> Job:

@@ -148,6 +148,11 @@ class CoordinatorConfig:
         doc="how many of them one address may have",
         env="STRATA_MAX_CONNECTIONS_PER_ADDRESS",
     )
+    review_s: float = setting(
+        "auth.review_s",
+        default=20.0,
+        doc="how often open sessions, links and watches are judged again by the credential they were admitted by",
+    )
     credentials: Credentials = field(default_factory=Credentials)
     etcd: EtcdConfig = field(default_factory=EtcdConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -168,11 +173,11 @@ class CoordinatorConfig:
         return self.serves_tls or self.accepted_tokens_file is not None
 
     def __post_init__(self) -> None:
-        if self.max_jobs < 1:
-            raise ConfigError("coordinator.max_jobs must be at least 1")
-        for name in ("max_connections", "max_connections_per_address"):
-            if getattr(self, name) < 16:
-                raise ConfigError(f"coordinator.{name} must be at least 16")
+        for name, least in (("max_jobs", 1), ("max_connections", 16), ("max_connections_per_address", 16)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"coordinator.{name} must be at least {least}")
+        if not 0.1 <= self.review_s <= 60:
+            raise ConfigError("auth.review_s must be 0.1 to 60 seconds")
         host, _port = split_address("coordinator.listen", self.listen)
         if self.advertise:
             _advertised, port = split_address("coordinator.advertise", self.advertise)

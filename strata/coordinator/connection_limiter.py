@@ -91,6 +91,7 @@ class ConnectionLimiter:
         self._by_peer: dict[Peer, Accepted] = {}
         self._report = report
         self._admitted = admitted
+        self._looking = asyncio.Lock()
 
     async def run(self) -> None:
         """Look, and close, until cancelled."""
@@ -101,6 +102,18 @@ class ConnectionLimiter:
 
     async def look(self) -> None:
         """Close what is above the limits now."""
+        async with self._looking:
+            await self._look()
+
+    async def end(self, peer: str) -> bool:
+        """Close the connection of `peer`, as the context of a call names it; False if it has ended already."""
+        await self.look()
+        connection = self._by_peer.get(peer_of(peer))
+        if connection is not None:
+            shut(connection)
+        return connection is not None
+
+    async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         admitted = self._admitted()  # before the look: whoever is in it has a descriptor still, or is gone
         seen = await asyncio.to_thread(self._descriptors.look)

@@ -74,9 +74,26 @@ class Measures:
             "strata_sessions_moved_total", "Sessions that this replica sent to another one."
         )
 
+        self.oversized: Family[Counter] = counters(
+            "strata_answers_too_large_total",
+            "Unary answers not sent for being above the limit; each is a bug.",
+        )
+        self.unread: Family[Counter] = counters(
+            "strata_unread_answers_total",
+            "Calls refused, and connections closed, because callers do not read what they are owed.",
+            "outcome",
+        )
+        self.revoked: Family[Counter] = counters(
+            "strata_streams_revoked_total",
+            "Open streams ended because their caller would not be admitted any more.",
+            "kind",
+        )
+
         for family, values in (
             (self.removals, ("transport_failed", "left")),
             (self.fenced_writes, ("written", "outdated", "fenced_off")),
+            (self.unread, ("refused", "closed")),
+            (self.revoked, ("sessions", "watches", "links")),
         ):
             for value in values:
                 family.child(value)  # there from the start, so that the first one is an increase

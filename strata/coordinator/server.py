@@ -34,9 +34,11 @@ from strata.coordinator.servicers.checkpoints import CheckpointsServicer
 from strata.coordinator.servicers.datasets import DatasetsServicer
 from strata.coordinator.servicers.decoding import Decoding
 from strata.coordinator.servicers.members import MembersServicer
+from strata.coordinator.servicers.owing import Ledger
 from strata.coordinator.servicers.recovery import RecoveryServicer
 from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer, WatchServicer
 from strata.coordinator.servicers.worlds import WorldsServicer
+from strata.core.debts import DebtLimits, Debts
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Unavailable
 from strata.observe import get_logger
@@ -66,6 +68,7 @@ IDLE_S: Final = 60.0
 MAX_STREAMS: Final = 64
 """At once on one connection; a client lets more calls wait. A supervisor has one stream for all its ranks, and
 streams that are reset cost memory and time by this number: see ADR 0047."""
+DEBTS: Final = DebtLimits()
 PACKAGE: Final = "strata.v1"
 SERVICES: Final = (
     "Admin",
@@ -86,9 +89,10 @@ log = get_logger()
 class Server:
     """The serving half of a replica over gRPC; a `Serving`."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, debts: DebtLimits = DEBTS) -> None:
         self._context = context
-        self._gate = Gate(context.config, now=_now)
+        self._gate = Gate(context.config, now=_now, measures=context.measures)
+        self._ledger = Ledger(measures=context.measures, debts=Debts(limits=debts))
         self._service = Service(context, Dialer(context.config, context.timing))
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -116,12 +120,17 @@ class Server:
         assert self._limiter is not None, "start comes before run"
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            limiting = tasks.create_task(self._limiter.run(), name="connections")
+            beside = [
+                tasks.create_task(self._limiter.run(), name="connections"),
+                tasks.create_task(self._gate.review(), name="review of open streams"),
+                tasks.create_task(self._ledger.collect(self._limiter.end), name="unread answers"),
+            ]
             try:
                 await self._service.run()
             finally:
                 self._tasks = None  # nothing is begun while this ends
-                limiting.cancel()
+                for task in beside:
+                    task.cancel()
 
     async def stop(self) -> None:
         await self._health.enter_graceful_shutdown()
@@ -137,11 +146,11 @@ class Server:
         return self._tasks.create_task(logic)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        service, gate = self._service, self._gate
-        calls = Desk(calls=service.calls, gate=gate)
-        session.add_SessionsServicer_to_server(SessionsServicer(service, gate, self._spawn), server)
+        service, gate, ledger = self._service, self._gate, self._ledger
+        calls = Desk(calls=service.calls, gate=gate, ledger=ledger)
+        session.add_SessionsServicer_to_server(SessionsServicer(service, gate, ledger, self._spawn), server)
         peers.add_PeersServicer_to_server(PeersServicer(service, gate, self._spawn), server)
-        watch.add_WatchServicer_to_server(WatchServicer(service, gate), server)
+        watch.add_WatchServicer_to_server(WatchServicer(service, gate, ledger), server)
         members.add_MembersServicer_to_server(MembersServicer(calls), server)
         worlds.add_WorldsServicer_to_server(WorldsServicer(calls), server)
         barriers.add_BarriersServicer_to_server(BarriersServicer(calls), server)
@@ -150,7 +159,7 @@ class Server:
         recovery.add_RecoveryServicer_to_server(RecoveryServicer(calls), server)
         status = AdminServicer(
             self._context,
-            gate,
+            calls,
             peer_ready=lambda instance: instance in service.peers.ready(),
             sessions=service.keeper.sessions,
         )

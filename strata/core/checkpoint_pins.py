@@ -17,7 +17,10 @@ from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Pin, encode
 from strata.core.txn import Decision, Delete, Operation, Put, Txn, absent, unchanged
 from strata.core.view import Entry
-from strata.errors import CheckpointNotFound, Conflict, Refused, StrataError
+from strata.errors import CheckpointNotFound, Conflict, QuotaExceeded, Refused, StrataError
+
+MAX_TAGS = 256
+"""Tags of one checkpoint: every message about it has them all."""
 
 _KEPT = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT})
 _READ = frozenset({CheckpointState.COMMITTED, CheckpointState.CORRUPT, CheckpointState.PREPARED})
@@ -88,6 +91,9 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
     if record.state not in _KEPT:
         return refuse(Refused(f"step {step} is {record.state.value} and cannot be tagged"))
     before = job.view.entry(key, Tag)
+    if len(tags := tags_of(job, record)) >= MAX_TAGS and tag not in tags:
+        why = f"step {step} has {len(tags)} tags, the limit"
+        return refuse(QuotaExceeded(why, hint="take one away: strata checkpoints untag"))
     wanted = Tag(step=step, generation=record.generation, attempt=record.attempt, who=who)
     if before is not None and _same(before.record, wanted):
         return Decision(reason=f"{tag} names step {step}")

@@ -10,6 +10,7 @@ from strata.errors import StrataError
 from strata.training.cadence import PRIOR_S, time_between_failures
 from strata.training.peers import Peers
 from strata.v1.worlds_pb2 import ListGenerationsRequest
+from strata.wire.pages import whole
 
 ASK_S: Final = 5.0
 
@@ -27,7 +28,7 @@ class Past:
 def past_of(peers: Peers, *, now_unix_s: float) -> Past:
     """Return what the coordinators know; without an answer, that nothing has failed."""
     try:
-        answer = peers.call(ListGenerationsRequest(job=peers.job), timeout_s=ASK_S)
+        answer = whole(lambda page: peers.call(page, timeout_s=ASK_S), ListGenerationsRequest(job=peers.job))
     except StrataError as error:
         log.info("the job's history is not known: %s", error.message)
         return Past(began_unix_s=now_unix_s)

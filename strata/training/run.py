@@ -42,6 +42,7 @@ from strata.training.saves import SAVE
 from strata.training.state import Position, Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
 from strata.v1.recovery_pb2 import RecoveryRequest, RecoveryResponse
+from strata.wire.pages import whole
 
 BETWEEN: Final = "between"
 """The phase of a rank that waits for the others before a save, or copies its state."""
@@ -198,7 +199,7 @@ class Run:
         `Refused` for a training without coordinators.
         """
         request = RecoveryRequest(job=self.peers.job, worker_id=self.peers.worker_id)
-        response: RecoveryResponse = self.peers.call(request)
+        response: RecoveryResponse = whole(self.peers.call, request)
         return response
 
     # -- the loop

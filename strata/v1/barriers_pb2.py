@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18strata/v1/barriers.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\xb2\x01\n\x07\x41rrival\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\r\n\x05ranks\x18\x05 \x03(\x05\x12\x10\n\x08payloads\x18\x06 \x03(\x0c\x12\x14\n\x0cparticipants\x18\x07 \x03(\x05\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x12\n\ntimeout_ms\x18\t \x01(\x03\x12\x0e\n\x06phases\x18\n \x03(\t\"\x97\x02\n\x0e\x42\x61rrierOutcome\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12(\n\x06result\x18\x05 \x01(\x0e\x32\x18.strata.v1.BarrierResult\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07missing\x18\x07 \x03(\x05\x12\x39\n\x08payloads\x18\x08 \x03(\x0b\x32\'.strata.v1.BarrierOutcome.PayloadsEntry\x12\x10\n\x08revision\x18\t \x01(\x03\x1a/\n\rPayloadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x82\x01\n\x12WaitBarrierRequest\x12#\n\x07\x61rrival\x18\x01 \x01(\x0b\x32\x12.strata.v1.Arrival\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"b\n\x13WaitBarrierResponse\x12*\n\x07outcome\x18\x01 \x01(\x0b\x32\x19.strata.v1.BarrierOutcome\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x82\x01\n\x0bOpenBarrier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x0f\n\x07\x61rrived\x18\x04 \x01(\x05\x12\x10\n\x08\x65xpected\x18\x05 \x01(\x05\x12\x0f\n\x07missing\x18\x06 \x03(\x05\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x03\"C\n\x13ListBarriersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x88\x01\n\x14ListBarriersResponse\x12$\n\x04open\x18\x01 \x03(\x0b\x32\x16.strata.v1.OpenBarrier\x12)\n\x06recent\x18\x02 \x03(\x0b\x32\x19.strata.v1.BarrierOutcome\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token*\x85\x01\n\rBarrierResult\x12\x1e\n\x1a\x42\x41RRIER_RESULT_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41RRIER_RESULT_RELEASED\x10\x01\x12\x1c\n\x18\x42\x41RRIER_RESULT_TIMED_OUT\x10\x02\x12\x19\n\x15\x42\x41RRIER_RESULT_BROKEN\x10\x03\x32\xa9\x01\n\x08\x42\x61rriers\x12L\n\x0bWaitBarrier\x12\x1d.strata.v1.WaitBarrierRequest\x1a\x1e.strata.v1.WaitBarrierResponse\x12O\n\x0cListBarriers\x12\x1e.strata.v1.ListBarriersRequest\x1a\x1f.strata.v1.ListBarriersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18strata/v1/barriers.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\xb2\x01\n\x07\x41rrival\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\r\n\x05ranks\x18\x05 \x03(\x05\x12\x10\n\x08payloads\x18\x06 \x03(\x0c\x12\x14\n\x0cparticipants\x18\x07 \x03(\x05\x12\x0e\n\x06\x61ge_ms\x18\x08 \x01(\x03\x12\x12\n\ntimeout_ms\x18\t \x01(\x03\x12\x0e\n\x06phases\x18\n \x03(\t\"\x97\x02\n\x0e\x42\x61rrierOutcome\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12(\n\x06result\x18\x05 \x01(\x0e\x32\x18.strata.v1.BarrierResult\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07missing\x18\x07 \x03(\x05\x12\x39\n\x08payloads\x18\x08 \x03(\x0b\x32\'.strata.v1.BarrierOutcome.PayloadsEntry\x12\x10\n\x08revision\x18\t \x01(\x03\x1a/\n\rPayloadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x96\x01\n\x12WaitBarrierRequest\x12#\n\x07\x61rrival\x18\x01 \x01(\x0b\x32\x12.strata.v1.Arrival\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x12\x12\n\npage_token\x18\x05 \x01(\t\"{\n\x13WaitBarrierResponse\x12*\n\x07outcome\x18\x01 \x01(\x0b\x32\x19.strata.v1.BarrierOutcome\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\x82\x01\n\x0bOpenBarrier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x0f\n\x07\x61rrived\x18\x04 \x01(\x05\x12\x10\n\x08\x65xpected\x18\x05 \x01(\x05\x12\x0f\n\x07missing\x18\x06 \x03(\x05\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x03\"j\n\x13ListBarriersRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"\xa1\x01\n\x14ListBarriersResponse\x12$\n\x04open\x18\x01 \x03(\x0b\x32\x16.strata.v1.OpenBarrier\x12)\n\x06recent\x18\x02 \x03(\x0b\x32\x19.strata.v1.BarrierOutcome\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t*\x85\x01\n\rBarrierResult\x12\x1e\n\x1a\x42\x41RRIER_RESULT_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42\x41RRIER_RESULT_RELEASED\x10\x01\x12\x1c\n\x18\x42\x41RRIER_RESULT_TIMED_OUT\x10\x02\x12\x19\n\x15\x42\x41RRIER_RESULT_BROKEN\x10\x03\x32\xa9\x01\n\x08\x42\x61rriers\x12L\n\x0bWaitBarrier\x12\x1d.strata.v1.WaitBarrierRequest\x1a\x1e.strata.v1.WaitBarrierResponse\x12O\n\x0cListBarriers\x12\x1e.strata.v1.ListBarriersRequest\x1a\x1f.strata.v1.ListBarriersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BARRIEROUTCOME_PAYLOADSENTRY']._loaded_options = None
   _globals['_BARRIEROUTCOME_PAYLOADSENTRY']._serialized_options = b'8\001'
-  _globals['_BARRIERRESULT']._serialized_start=1101
-  _globals['_BARRIERRESULT']._serialized_end=1234
+  _globals['_BARRIERRESULT']._serialized_start=1210
+  _globals['_BARRIERRESULT']._serialized_end=1343
   _globals['_ARRIVAL']._serialized_start=64
   _globals['_ARRIVAL']._serialized_end=242
   _globals['_BARRIEROUTCOME']._serialized_start=245
@@ -43,15 +43,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BARRIEROUTCOME_PAYLOADSENTRY']._serialized_start=477
   _globals['_BARRIEROUTCOME_PAYLOADSENTRY']._serialized_end=524
   _globals['_WAITBARRIERREQUEST']._serialized_start=527
-  _globals['_WAITBARRIERREQUEST']._serialized_end=657
-  _globals['_WAITBARRIERRESPONSE']._serialized_start=659
-  _globals['_WAITBARRIERRESPONSE']._serialized_end=757
-  _globals['_OPENBARRIER']._serialized_start=760
-  _globals['_OPENBARRIER']._serialized_end=890
-  _globals['_LISTBARRIERSREQUEST']._serialized_start=892
-  _globals['_LISTBARRIERSREQUEST']._serialized_end=959
-  _globals['_LISTBARRIERSRESPONSE']._serialized_start=962
-  _globals['_LISTBARRIERSRESPONSE']._serialized_end=1098
-  _globals['_BARRIERS']._serialized_start=1237
-  _globals['_BARRIERS']._serialized_end=1406
+  _globals['_WAITBARRIERREQUEST']._serialized_end=677
+  _globals['_WAITBARRIERRESPONSE']._serialized_start=679
+  _globals['_WAITBARRIERRESPONSE']._serialized_end=802
+  _globals['_OPENBARRIER']._serialized_start=805
+  _globals['_OPENBARRIER']._serialized_end=935
+  _globals['_LISTBARRIERSREQUEST']._serialized_start=937
+  _globals['_LISTBARRIERSREQUEST']._serialized_end=1043
+  _globals['_LISTBARRIERSRESPONSE']._serialized_start=1046
+  _globals['_LISTBARRIERSRESPONSE']._serialized_end=1207
+  _globals['_BARRIERS']._serialized_start=1346
+  _globals['_BARRIERS']._serialized_end=1515
 # @@protoc_insertion_point(module_scope)

@@ -174,8 +174,11 @@ class WaitBarrierRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
+    page_token: _builtins.str
+    """next_page_token of the answer before, for the same round; empty for the first."""
     @_builtins.property
     def arrival(self) -> Global___Arrival: ...
     @_builtins.property
@@ -187,10 +190,11 @@ class WaitBarrierRequest(_message.Message):
         worker_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "incarnation", b"incarnation", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival", b"arrival", "incarnation", b"incarnation", "page_token", b"page_token", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,8 +206,13 @@ class WaitBarrierResponse(_message.Message):
 
     OUTCOME_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty when all payloads have come."""
     @_builtins.property
-    def outcome(self) -> Global___BarrierOutcome: ...
+    def outcome(self) -> Global___BarrierOutcome:
+        """A later page has only what identifies the round, and further payloads."""
+
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -211,10 +220,11 @@ class WaitBarrierResponse(_message.Message):
         *,
         outcome: Global___BarrierOutcome | None = ...,
         token: _common_pb2.Token | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "outcome", b"outcome", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,7 +274,13 @@ class ListBarriersRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    page_size: _builtins.int
+    """At most so many; 0 means as many as fit into a page."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -272,10 +288,12 @@ class ListBarriersRequest(_message.Message):
         *,
         job: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "page_size", b"page_size", "page_token", b"page_token", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,11 +306,14 @@ class ListBarriersResponse(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     RECENT_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty when there are no more."""
     @_builtins.property
     def open(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenBarrier]: ...
     @_builtins.property
     def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___BarrierOutcome]:
-        """The rounds that ended last, as many as fit into a message, and the payloads of as many."""
+        """The rounds that ended last, by name. Payloads of more than half a page are left out."""
 
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
@@ -302,10 +323,11 @@ class ListBarriersResponse(_message.Message):
         open: _abc.Iterable[Global___OpenBarrier] | None = ...,
         recent: _abc.Iterable[Global___BarrierOutcome] | None = ...,
         token: _common_pb2.Token | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "recent", b"recent", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "open", b"open", "recent", b"recent", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

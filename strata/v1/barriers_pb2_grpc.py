@@ -55,7 +55,8 @@ class BarriersServicer(object):
         """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
         timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
         missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-        with the same round, at any replica. The arrival stands also when the call is given up.
+        with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+        that do not fit into one answer come in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,8 @@ class BarriersStub:
     """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
     timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
     missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-    with the same round, at any replica. The arrival stands also when the call is given up.
+    with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+    that do not fit into one answer come in pages.
     """
     ListBarriers: _grpc.UnaryUnaryMultiCallable[_barriers_pb2.ListBarriersRequest, _barriers_pb2.ListBarriersResponse]
 
@@ -50,7 +51,8 @@ class BarriersAsyncStub(BarriersStub):
     """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
     timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
     missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-    with the same round, at any replica. The arrival stands also when the call is given up.
+    with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+    that do not fit into one answer come in pages.
     """
     ListBarriers: _aio.UnaryUnaryMultiCallable[_barriers_pb2.ListBarriersRequest, _barriers_pb2.ListBarriersResponse]  # type: ignore[assignment]
 
@@ -66,7 +68,8 @@ class BarriersServicer(metaclass=_abc_1.ABCMeta):
         """Arrives, and returns once all others have: the outcome with everybody's payloads. A round that
         timed out or broke is an error with the status ABORTED and a strata.v1.Error that names the
         missing. UNAVAILABLE, after at most half a minute, says that there is no outcome yet: call again
-        with the same round, at any replica. The arrival stands also when the call is given up.
+        with the same round, at any replica. The arrival stands also when the call is given up. Payloads
+        that do not fit into one answer come in pages.
         """
 
     @_abc_1.abstractmethod

@@ -234,7 +234,7 @@ class Checkpoint(_message.Message):
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The attempts, or jobs, that use its bytes, and who is reading it."""
+        """The attempts, or jobs, that use its bytes, and who is reading it: the first hundred of each."""
 
     @_builtins.property
     def readers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -729,7 +729,7 @@ class ListCheckpointsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     page_size: _builtins.int
-    """At most so many; 0 means as many as fit into a message."""
+    """At most so many; 0 means as many as fit into a page."""
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     @_builtins.property
@@ -1392,9 +1392,15 @@ class ListChoresRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     host: _builtins.str
     """Chores for this host: what lies on its own disk, and what all can reach."""
+    page_size: _builtins.int
+    """At most so many; 0 means as many as fit into a page."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -1403,10 +1409,12 @@ class ListChoresRequest(_message.Message):
         job: _builtins.str = ...,
         host: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "job", b"job", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "job", b"job", "page_size", b"page_size", "page_token", b"page_token", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1419,8 +1427,11 @@ class ListChoresResponse(_message.Message):
     CHORES_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     pending: _builtins.int
     """So many more checkpoints are to go as soon as the leader has marked them."""
+    next_page_token: _builtins.str
+    """Empty when there are no more."""
     @_builtins.property
     def chores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chore]: ...
     @_builtins.property
@@ -1431,10 +1442,11 @@ class ListChoresResponse(_message.Message):
         chores: _abc.Iterable[Global___Chore] | None = ...,
         pending: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chores", b"chores", "pending", b"pending", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chores", b"chores", "next_page_token", b"next_page_token", "pending", b"pending", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18strata/v1/datasets.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\x99\x01\n\x07\x44\x61taset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x01(\x05\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .strata.v1.Dataset.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"k\n\x16RegisterDatasetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12#\n\x07\x64\x61taset\x18\x02 \x01(\x0b\x32\x12.strata.v1.Dataset\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"_\n\x17RegisterDatasetResponse\x12#\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x12.strata.v1.Dataset\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x17\n\x06Shards\x12\r\n\x05index\x18\x01 \x03(\x05\"h\n\x14GetAssignmentRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\"\xa6\x02\n\x15GetAssignmentResponse\x12#\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x12.strata.v1.Dataset\x12\x14\n\x0c\x61ssign_epoch\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04ring\x18\x04 \x01(\t\x12\x0f\n\x07workers\x18\x05 \x03(\t\x12<\n\x06owners\x18\x06 \x03(\x0b\x32,.strata.v1.GetAssignmentResponse.OwnersEntry\x12\x1f\n\x05token\x18\x07 \x01(\x0b\x32\x10.strata.v1.Token\x1a@\n\x0bOwnersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.strata.v1.Shards:\x02\x38\x01\"j\n\x13ListDatasetsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"v\n\x14ListDatasetsResponse\x12$\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x12.strata.v1.Dataset\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t2\x89\x02\n\x08\x44\x61tasets\x12X\n\x0fRegisterDataset\x12!.strata.v1.RegisterDatasetRequest\x1a\".strata.v1.RegisterDatasetResponse\x12R\n\rGetAssignment\x12\x1f.strata.v1.GetAssignmentRequest\x1a .strata.v1.GetAssignmentResponse\x12O\n\x0cListDatasets\x12\x1e.strata.v1.ListDatasetsRequest\x1a\x1f.strata.v1.ListDatasetsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18strata/v1/datasets.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\x99\x01\n\x07\x44\x61taset\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x01(\x05\x12\x0b\n\x03uri\x18\x03 \x01(\t\x12\x32\n\x08metadata\x18\x04 \x03(\x0b\x32 .strata.v1.Dataset.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"k\n\x16RegisterDatasetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12#\n\x07\x64\x61taset\x18\x02 \x01(\x0b\x32\x12.strata.v1.Dataset\x12\x1f\n\x05token\x18\x03 \x01(\x0b\x32\x10.strata.v1.Token\"_\n\x17RegisterDatasetResponse\x12#\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x12.strata.v1.Dataset\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"\x17\n\x06Shards\x12\r\n\x05index\x18\x01 \x03(\x05\"\x8f\x01\n\x14GetAssignmentRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x61taset\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x1f\n\x05token\x18\x04 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"\xbf\x02\n\x15GetAssignmentResponse\x12#\n\x07\x64\x61taset\x18\x01 \x01(\x0b\x32\x12.strata.v1.Dataset\x12\x14\n\x0c\x61ssign_epoch\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04ring\x18\x04 \x01(\t\x12\x0f\n\x07workers\x18\x05 \x03(\t\x12<\n\x06owners\x18\x06 \x03(\x0b\x32,.strata.v1.GetAssignmentResponse.OwnersEntry\x12\x1f\n\x05token\x18\x07 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x08 \x01(\t\x1a@\n\x0bOwnersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.strata.v1.Shards:\x02\x38\x01\"j\n\x13ListDatasetsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"v\n\x14ListDatasetsResponse\x12$\n\x08\x64\x61tasets\x18\x01 \x03(\x0b\x32\x12.strata.v1.Dataset\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t2\x89\x02\n\x08\x44\x61tasets\x12X\n\x0fRegisterDataset\x12!.strata.v1.RegisterDatasetRequest\x1a\".strata.v1.RegisterDatasetResponse\x12R\n\rGetAssignment\x12\x1f.strata.v1.GetAssignmentRequest\x1a .strata.v1.GetAssignmentResponse\x12O\n\x0cListDatasets\x12\x1e.strata.v1.ListDatasetsRequest\x1a\x1f.strata.v1.ListDatasetsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,16 +46,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERDATASETRESPONSE']._serialized_end=423
   _globals['_SHARDS']._serialized_start=425
   _globals['_SHARDS']._serialized_end=448
-  _globals['_GETASSIGNMENTREQUEST']._serialized_start=450
-  _globals['_GETASSIGNMENTREQUEST']._serialized_end=554
-  _globals['_GETASSIGNMENTRESPONSE']._serialized_start=557
-  _globals['_GETASSIGNMENTRESPONSE']._serialized_end=851
-  _globals['_GETASSIGNMENTRESPONSE_OWNERSENTRY']._serialized_start=787
-  _globals['_GETASSIGNMENTRESPONSE_OWNERSENTRY']._serialized_end=851
-  _globals['_LISTDATASETSREQUEST']._serialized_start=853
-  _globals['_LISTDATASETSREQUEST']._serialized_end=959
-  _globals['_LISTDATASETSRESPONSE']._serialized_start=961
-  _globals['_LISTDATASETSRESPONSE']._serialized_end=1079
-  _globals['_DATASETS']._serialized_start=1082
-  _globals['_DATASETS']._serialized_end=1347
+  _globals['_GETASSIGNMENTREQUEST']._serialized_start=451
+  _globals['_GETASSIGNMENTREQUEST']._serialized_end=594
+  _globals['_GETASSIGNMENTRESPONSE']._serialized_start=597
+  _globals['_GETASSIGNMENTRESPONSE']._serialized_end=916
+  _globals['_GETASSIGNMENTRESPONSE_OWNERSENTRY']._serialized_start=852
+  _globals['_GETASSIGNMENTRESPONSE_OWNERSENTRY']._serialized_end=916
+  _globals['_LISTDATASETSREQUEST']._serialized_start=918
+  _globals['_LISTDATASETSREQUEST']._serialized_end=1024
+  _globals['_LISTDATASETSRESPONSE']._serialized_start=1026
+  _globals['_LISTDATASETSRESPONSE']._serialized_end=1144
+  _globals['_DATASETS']._serialized_start=1147
+  _globals['_DATASETS']._serialized_end=1412
 # @@protoc_insertion_point(module_scope)

@@ -148,11 +148,17 @@ class GetAssignmentRequest(_message.Message):
     DATASET_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     dataset: _builtins.str
     """Empty: the job's only dataset."""
     worker_id: _builtins.str
     """Empty: the shards of every worker."""
+    page_size: _builtins.int
+    """Of so many workers at most; 0 means as many as fit into a page."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -162,10 +168,12 @@ class GetAssignmentRequest(_message.Message):
         dataset: _builtins.str = ...,
         worker_id: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "job", b"job", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "job", b"job", "page_size", b"page_size", "page_token", b"page_token", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,10 +211,15 @@ class GetAssignmentResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     OWNERS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     assign_epoch: _builtins.int
     generation: _builtins.int
     ring: _builtins.str
-    """The published ring that the owners were computed with, and its members."""
+    """The published ring that the owners were computed with, and its members, in pages. A worker of
+    very many shards may be in two of them.
+    """
+    next_page_token: _builtins.str
+    """Empty when there are no more. ABORTED for a page of an assignment that was replaced: begin again."""
     @_builtins.property
     def dataset(self) -> Global___Dataset: ...
     @_builtins.property
@@ -225,10 +238,11 @@ class GetAssignmentResponse(_message.Message):
         workers: _abc.Iterable[_builtins.str] | None = ...,
         owners: _abc.Mapping[_builtins.str, Global___Shards] | None = ...,
         token: _common_pb2.Token | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_epoch", b"assign_epoch", "dataset", b"dataset", "generation", b"generation", "owners", b"owners", "ring", b"ring", "token", b"token", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assign_epoch", b"assign_epoch", "dataset", b"dataset", "generation", b"generation", "next_page_token", b"next_page_token", "owners", b"owners", "ring", b"ring", "token", b"token", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -244,7 +258,7 @@ class ListDatasetsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     page_size: _builtins.int
-    """At most so many; 0 means as many as fit into a message."""
+    """At most so many; 0 means as many as fit into a page."""
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     @_builtins.property

@@ -665,7 +665,7 @@ class ListMembersRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     page_size: _builtins.int
-    """At most so many; 0 means as many as fit into a message."""
+    """At most so many; 0 means as many as fit into a page."""
     page_token: _builtins.str
     """next_page_token of the page before; empty for the first."""
     @_builtins.property

@@ -28,8 +28,14 @@ class RecoveryRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     worker_id: _builtins.str
+    page_size: _builtins.int
+    """Of so many ranks and datasets at most; 0 means as many as fit into a page."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -38,10 +44,12 @@ class RecoveryRequest(_message.Message):
         job: _builtins.str = ...,
         worker_id: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "page_size", b"page_size", "page_token", b"page_token", "token", b"token", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -72,6 +80,8 @@ Global___DatasetShards: _TypeAlias = DatasetShards  # noqa: Y015
 
 @_typing.final
 class RecoveryResponse(_message.Message):
+    """What is not shards or rank_recoveries comes with the first page only."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORLD_FIELD_NUMBER: _builtins.int
@@ -82,8 +92,11 @@ class RecoveryResponse(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     RANK_RECOVERIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     epoch: _builtins.int
+    next_page_token: _builtins.str
+    """Empty when there are no more. ABORTED for a page of a world that was replaced: begin again."""
     @_builtins.property
     def world(self) -> _worlds_pb2.World: ...
     @_builtins.property
@@ -95,7 +108,9 @@ class RecoveryResponse(_message.Message):
         """The ranks that the worker runs in this generation."""
 
     @_builtins.property
-    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetShards]: ...
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetShards]:
+        """A dataset of which the worker has very many shards is in it more than once."""
+
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
@@ -113,10 +128,11 @@ class RecoveryResponse(_message.Message):
         shards: _abc.Iterable[Global___DatasetShards] | None = ...,
         token: _common_pb2.Token | None = ...,
         rank_recoveries: _abc.Iterable[Global___RankRecovery] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "token", b"token", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "rank_recoveries", b"rank_recoveries", "ranks", b"ranks", "shards", b"shards", "step", b"step", "token", b"token", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "next_page_token", b"next_page_token", "rank_recoveries", b"rank_recoveries", "ranks", b"ranks", "shards", b"shards", "step", b"step", "token", b"token", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

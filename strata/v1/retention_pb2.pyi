@@ -185,7 +185,13 @@ class GetRetentionRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    page_size: _builtins.int
+    """Of so many checkpoints at most; 0 means as many as fit into a page."""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -193,10 +199,12 @@ class GetRetentionRequest(_message.Message):
         *,
         job: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "page_size", b"page_size", "page_token", b"page_token", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,11 +239,14 @@ class GetRetentionResponse(_message.Message):
     GOING_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """When the policy was set, 0: never; for SetRetention's if_revision."""
+    next_page_token: _builtins.str
+    """Empty when there are no more."""
     @_builtins.property
     def retention(self) -> Global___Retention:
-        """Absent when nobody has set it: everything stays."""
+        """Absent when nobody has set it: everything stays. With the first page only, as revision is."""
 
     @_builtins.property
     def kept(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -253,10 +264,11 @@ class GetRetentionResponse(_message.Message):
         going: _abc.Iterable[_builtins.str] | None = ...,
         token: _common_pb2.Token | None = ...,
         revision: _builtins.int | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "retention", b"retention", "revision", b"revision", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "going", b"going", "kept", b"kept", "retention", b"retention", "revision", b"revision", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "going", b"going", "kept", b"kept", "next_page_token", b"next_page_token", "retention", b"retention", "revision", b"revision", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015

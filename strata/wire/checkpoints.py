@@ -19,6 +19,8 @@ from strata.core.view import Entry
 from strata.v1 import checkpoints_pb2, common_pb2, retention_pb2
 from strata.wire.enums import CHECKPOINT_STATES, CHECKPOINT_TYPES, CHORES, TIER_STATES, from_wire
 
+SHOWN: Final = 100
+"""How many users, and readers, of a checkpoint are told; there may be any number."""
 DOUBTS: Final = 16
 DOUBT_CHARS: Final = 200
 """What is told of the words that hosts have of a suspected copy: so many, each so long."""
@@ -53,8 +55,8 @@ def checkpoint_message(job: JobView, entry: Entry[CheckpointRecord]) -> checkpoi
         mod_revision=entry.mod_revision,
         tiers=tier_messages(record),
         tags=tags_of(job, record),
-        references=job.view.names(job.keys.refs(*where)),
-        readers=job.view.names(job.keys.readers(*where)),
+        references=job.view.names(job.keys.refs(*where))[:SHOWN],
+        readers=job.view.names(job.keys.readers(*where))[:SHOWN],
         suspected=suspected_tiers(job, record),
         origin_job=record.origin.job if record.origin is not None else "",
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from strata.core.records import Assignment, DatasetSpec
 from strata.v1 import datasets_pb2
 
@@ -17,17 +15,12 @@ def dataset_spec(message: datasets_pb2.Dataset) -> DatasetSpec:
 
 
 def assignment_message(
-    name: str,
-    spec: DatasetSpec,
-    assignment: Assignment,
-    owners: Mapping[str, Sequence[int]],
+    name: str, spec: DatasetSpec, assignment: Assignment
 ) -> datasets_pb2.GetAssignmentResponse:
-    """Return an assignment with the shards of those workers that `owners` lists."""
+    """Return an assignment without its workers and their shards."""
     return datasets_pb2.GetAssignmentResponse(
         dataset=dataset_message(name, spec),
         assign_epoch=assignment.assign_epoch,
         generation=assignment.generation,
         ring=assignment.ring,
-        workers=assignment.workers,
-        owners={worker: datasets_pb2.Shards(index=shards) for worker, shards in owners.items()},
     )

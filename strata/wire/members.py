@@ -43,10 +43,9 @@ def member_message(
     *,
     standby: bool,
     leaving: bool,
-    ranks: Iterable[members_pb2.RankProgress],
     devices: Iterable[members_pb2.DeviceStatus],
 ) -> members_pb2.Member:
-    """Return a worker key for display, with what its ranks last said and its devices were like."""
+    """Return a worker key for display, with what its devices were last like."""
     record = entry.record
     return members_pb2.Member(
         worker_id=entry.name,
@@ -58,7 +57,6 @@ def member_message(
         served_by=record.served_by,
         standby=standby,
         leaving=leaving,
-        ranks=ranks,
         device_status=devices,
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -40,6 +40,8 @@ OUTBOX_FREE: Final = 64
 FLUSH_S: Final = 1.0
 """How long an ending stream waits for a silent other side to take what was sent."""
 
+Unread = Callable[[], AbstractContextManager[Any]]
+"""Takes note of an ending stream whose last message is not read, for as long as that is so."""
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Starts a task that outlives the caller: `TaskGroup.create_task` of whoever owns it."""
 
@@ -68,6 +70,11 @@ class _Outbox(Generic[M]):
         self._queue.append((message, size))
         self._rouse()
         return True
+
+    def drop(self) -> None:
+        """Forget what the other side did not take."""
+        self._queue.clear()
+        self._bytes = 0
 
     def close(self) -> None:
         """Let the writer end once it has emptied the queue."""
@@ -121,6 +128,10 @@ class _End(Generic[Out]):
             self._outbox.close()
             self.ending.set()
 
+    def drop(self) -> None:
+        """Forget what was not written, after the end."""
+        self._outbox.drop()
+
     async def pump(self) -> None:
         """Write what is sent until the stream ends."""
         try:
@@ -169,13 +180,20 @@ class ServerStream(_End[Out], Generic[In, Out]):
 
 
 async def serve_stream(
-    context: ServerContext, serve: Callable[[ServerStream[In, Out]], Coroutine[Any, Any, None]], spawn: Spawn
+    context: ServerContext,
+    serve: Callable[[ServerStream[In, Out]], Coroutine[Any, Any, None]],
+    spawn: Spawn,
+    *,
+    unread: Unread = nullcontext,
 ) -> None:
     """Run `serve` on the stream of `context`; return when the stream has ended.
 
     A servicer's method is this call. `serve` runs in a task of `spawn`, so that a vanished client
     ends its `recv` instead of cancelling it in the middle of a write; it owns the stream and
     closes it by returning.
+
+    gRPC takes no status while a message waits for a window. If the other side opens none, this waits as well, in
+    the block of `unread`, until it does or the connection ends: the call would stay otherwise.
     """
     link: ServerStream[In, Out] = ServerStream(context)
 
@@ -195,8 +213,14 @@ async def serve_stream(
     except StrataError as error:
         await status.abort(context, error)
     await link.ending.wait()
-    await asyncio.wait([writer], timeout=FLUSH_S)
-    writer.cancel()
+    try:
+        await asyncio.wait([writer], timeout=FLUSH_S)
+        link.drop()
+        if not writer.done():
+            with unread():
+                await asyncio.wait([writer])
+    finally:
+        writer.cancel()
     if link.error is not None:
         await status.abort(context, link.error)
 

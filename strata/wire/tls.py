@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import grpc
@@ -106,10 +107,24 @@ class Context(Protocol):
         ...
 
 
-def certified(context: Context) -> Identity:
-    """Return the identity in the caller's certificate; `Unauthenticated` if it names none."""
-    uris = [uri.decode("utf-8", errors="replace") for uri in context.auth_context().get("peer_uri", ())]
-    return parse_identity(uris)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certified:
+    """What the transport knows of a certificate that its owner has proven: its URIs, and itself in PEM form."""
+
+    uris: tuple[str, ...]
+    chain: bytes
+
+    def identity(self) -> Identity:
+        """Return the identity that it names; `Unauthenticated` if it names none."""
+        return parse_identity(list(self.uris))
+
+
+def certified(context: Context) -> Certified:
+    """Return what the caller's certificate says; all of it is empty where it showed none."""
+    known = context.auth_context()
+    uris = tuple(uri.decode("utf-8", errors="replace") for uri in known.get("peer_uri", ()))
+    parts = dict.fromkeys((*known.get("x509_pem_cert", ()), *known.get("x509_pem_cert_chain", ())))
+    return Certified(uris=uris, chain=b"\n".join(parts))
 
 
 def address_of(context: Context) -> str:

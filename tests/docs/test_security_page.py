@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from strata.coordinator.calls.pages import PAGE_BYTES
+from strata.config import CoordinatorConfig
+from strata.config.loading import settings
+from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.view.watches import QUEUE_EVENTS
 from strata.core.authority import RULES, Role
+from strata.core.debts import DebtLimits
 from strata.core.rates import Holdings, Rate
 from strata.session.link import MAX_MESSAGE_BYTES
 from strata.session.served import Limits
@@ -32,7 +35,12 @@ def test_the_table_of_roles_is_that_of_the_code() -> None:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    assert f"{MAX_MESSAGE_BYTES >> 20} MiB; lists come in pages of at most {PAGE_BYTES >> 20} MiB" in PAGE
+    assert f"{MAX_MESSAGE_BYTES >> 20} MiB; the answer to a unary call {ANSWER_BYTES >> 10} KiB" in PAGE
+    debts = DebtLimits()
+    assert f"{debts.each_bytes >> 20} MiB; then `RESOURCE_EXHAUSTED`" in PAGE
+    assert f"{debts.longest_s:.0f} s, {debts.all_bytes >> 20} MiB of all callers" in PAGE
+    review_s = next(each.default for each in settings(CoordinatorConfig) if each.toml == "auth.review_s")
+    assert f"every {review_s:.0f} s (`auth.review_s`)" in PAGE
     assert f"{Rate().per_s:.0f} a second, {Rate().burst:,.0f} at once" in PAGE
     assert f"| sessions of one identity at a replica | {Holdings().sessions} |" in PAGE
     assert f"| watches of one identity at a replica | {Holdings().watches} |" in PAGE

@@ -44,7 +44,8 @@ def local(etcd_binary: EtcdBinary, folder: Path) -> Iterator[LocalCluster]:
         mine = issued(authority, folder / name, Role.COORDINATOR, name)
         shown = token(folder, Role.COORDINATOR, name)
         tokens = (f"--token-file={shown.token_file}", f"--accepted-tokens-file={folder / ACCEPTED}")
-        return [*flags(mine), *tokens, "--log-format=json"]
+        (folder / "strata.toml").write_text("[auth]\nreview_s = 0.5\n")
+        return [*flags(mine), *tokens, f"--config={folder / 'strata.toml'}", "--log-format=json"]
 
     running = LocalCluster.start(
         folder / "data",
@@ -135,3 +136,31 @@ def test_a_run_with_a_token_and_no_secret_in_any_log(local: LocalCluster, folder
     assert "Bearer" not in logs
     for entry in TokenFile(folder / ACCEPTED).entries():
         assert entry.digest not in logs
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_while_its_token_is_replaced(
+    local: LocalCluster, folder: Path, nodes: Nodes, tmp_path: Path
+) -> None:
+    mine, stop = token(folder, Role.MEMBER, "node-1"), tmp_path / "stop"
+    held = mine.token_file
+    assert held is not None
+    node = nodes.run(local.endpoints, "steps", "--until", str(stop), options=flags(mine))
+    steps = 5
+    nodes.record.until("steps", lambda _events: nodes.record.of("step", step=steps), limit_s=LIMIT_S)
+    newer = token(folder, Role.MEMBER, "node-1").token_file
+    assert newer is not None
+    old = held.stem
+    newer.replace(held)
+    TokenFile(folder / ACCEPTED).revoke(old)
+
+    def revoked(_events: object) -> bool:
+        logs = "".join(path.read_text() for path in local.logs.rglob("*.log"))
+        return any("stream_revoked" in line and "member node-1" in line for line in logs.splitlines())
+
+    nodes.record.until("the end of its session", revoked, limit_s=LIMIT_S)
+    steps = len(nodes.record.of("step")) + 20
+    nodes.record.until("more steps", lambda _events: nodes.record.of("step", step=steps), limit_s=LIMIT_S)
+    stop.touch()
+    assert node.join(LIMIT_S) == 0, nodes.record.events
+    assert len(nodes.record.of("start")) == 1, "no rank was started anew: it is one generation"

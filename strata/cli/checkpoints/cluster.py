@@ -147,7 +147,7 @@ class ClusterShelf:
 
     def rules(self) -> GetRetentionResponse:
         """Return the job's policy, and what stays and goes by it."""
-        answer: GetRetentionResponse = self.client.call(GetRetentionRequest(job=self.client.job))
+        answer: GetRetentionResponse = self.client.call_whole(GetRetentionRequest(job=self.client.job))
         return answer
 
     def keep(self, keep: Keep, *, tier: str, who: str) -> None:
@@ -222,7 +222,7 @@ class ClusterShelf:
 
     def _chores(self) -> list[Chore]:
         request = ListChoresRequest(job=self.client.job, host=socket.gethostname())
-        return list(self.client.call(request).chores)
+        return list(self.client.call_whole(request).chores)
 
     def _do(self, chore: Chore) -> None:
         """Remove a copy's objects and say so; a save that was given up must not be marked in storage."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
-from strata.coordinator.calls.pages import PAGE_BYTES
+from strata.coordinator.calls.pages import PAGE_BYTES, fill, page
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.ranks import RankIndexes
 from strata.core.barriers import Arrival, BarrierKey
@@ -82,7 +82,7 @@ class BarrierCalls:
             del self._waiting[call]
             self._barriers.forget(call, arrival.job)
         wire.check_released(outcome)
-        return pb.WaitBarrierResponse(outcome=outcome)
+        return _released(outcome, request.page_token)
 
     async def _check(self, request: pb.WaitBarrierRequest, arrival: Arrival) -> None:
         """Return if the caller may arrive for these ranks; a refusal comes from a fresh view (2.2)."""
@@ -123,31 +123,59 @@ class BarrierCalls:
     async def list(self, request: pb.ListBarriersRequest) -> pb.ListBarriersResponse:
         now_ms = asyncio.get_running_loop().time() * 1000
         job = await existing_job(self._context, request.job)
-        return pb.ListBarriersResponse(
-            open=[wire.open_message(open_round, now_ms) for open_round in self._barriers.open(request.job)],
-            recent=_recent(job),
-        )
+        open_rounds = [
+            (_name(round_.key, ended=False), round_) for round_ in self._barriers.open(request.job)
+        ]
+        ended = [(_name(key, ended=True), (key, outcome)) for key, outcome in _outcomes(job)]
+
+        def part(one: tuple[str, Any]) -> pb.ListBarriersResponse:
+            if isinstance(one[1], tuple):
+                return pb.ListBarriersResponse(recent=[_ended(job, *one[1])])
+            return pb.ListBarriersResponse(open=[wire.open_message(one[1], now_ms)])
+
+        answer = pb.ListBarriersResponse()
+        fill(answer, [*open_rounds, *ended], key=lambda one: one[0], part=part, request=request)
+        return answer
 
 
 _AGAIN: Final = "call again with the same round, at any replica"
 
 
-def _recent(job: JobView) -> list[pb.BarrierOutcome]:
-    """Return the outcomes that are still kept, by name, in one message: the newest, if not all fit.
+def _name(key: BarrierKey, *, ended: bool) -> str:
+    """Return what rounds are listed by: the open ones first."""
+    return f"{int(ended)}/{key.name}/{key.generation:020d}/{key.round:020d}"
 
-    Payloads can be half a megabyte a round, so they are the first to be left out.
-    """
-    newest = sorted(_outcomes(job), key=lambda one: one[1].mod_revision, reverse=True)
-    found, left, room = [], PAGE_BYTES, PAGE_BYTES
-    for key, outcome in newest:
-        message = wire.outcome_message(job, key, outcome)
-        if message.payloads and (room := room - message.ByteSize()) < 0:
-            message.ClearField("payloads")
-        bare = message.ByteSize() - sum(map(len, message.payloads.values()))
-        if (left := left - bare) < 0:
-            break
-        found.append(message)
-    return sorted(found, key=lambda one: (one.name, one.generation, one.round))
+
+def _ended(job: JobView, key: BarrierKey, outcome: Entry[BarrierOutcome]) -> pb.BarrierOutcome:
+    """Return an outcome for a list; payloads, which can be half a megabyte a round, only if they leave room."""
+    message = wire.outcome_message(job, key, outcome)
+    if message.ByteSize() > PAGE_BYTES // 2:
+        message.ClearField("payloads")
+    return message
+
+
+def _released(outcome: pb.BarrierOutcome, token: str) -> pb.WaitBarrierResponse:
+    """Return the outcome of a released round, or its payloads after `token`."""
+    if not token and outcome.ByteSize() <= PAGE_BYTES:
+        return pb.WaitBarrierResponse(outcome=outcome)
+    answer = pb.WaitBarrierResponse()
+    head = answer.outcome
+    if not token:
+        head.MergeFrom(outcome)
+        head.ClearField("payloads")
+    head.job, head.name, head.result = outcome.job, outcome.name, outcome.result
+    head.generation, head.round = outcome.generation, outcome.round
+    payloads, answer.next_page_token = page(
+        outcome.payloads.items(),
+        key=lambda one: f"{one[0]:010d}",
+        make=lambda one: pb.BarrierOutcome(payloads=dict([one])),
+        size=0,
+        token=token,
+        page_bytes=PAGE_BYTES - head.ByteSize(),
+    )
+    for each in payloads:
+        head.MergeFrom(each)
+    return answer
 
 
 def _outcomes(job: JobView) -> Iterator[tuple[BarrierKey, Entry[BarrierOutcome]]]:

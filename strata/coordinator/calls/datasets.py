@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
-from strata.coordinator.calls.pages import page
+from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.context import ReplicaContext
 from strata.core import datasets as core
 from strata.core.job import JobView
@@ -14,6 +15,9 @@ from strata.core.records import Assignment, DatasetSpec
 from strata.errors import InvalidArgument, NotFound
 from strata.v1 import datasets_pb2 as pb
 from strata.wire import datasets as wire
+
+PIECE_SHARDS: Final = 32_768
+"""Shards of one worker that a page has at most: their numbers take up to three bytes each."""
 
 
 class DatasetCalls:
@@ -50,10 +54,28 @@ class DatasetCalls:
         assignment = job.view.record(job.keys.assignment(name), Assignment)
         if assignment is None:
             return pb.GetAssignmentResponse(dataset=wire.dataset_message(name, spec))
+        prefix = of_state(assignment.assign_epoch, request.page_token, f"the assignment of {name}")
+        answer = pb.GetAssignmentResponse()
+        if not request.page_token:
+            answer = wire.assignment_message(name, spec, assignment)
         owners = core.shards_of(assignment)
         if request.worker_id:
             owners = {request.worker_id: owners.get(request.worker_id, [])}
-        return wire.assignment_message(name, spec, assignment, owners)
+        named = [(f"{prefix}0/{worker}", worker, None) for worker in assignment.workers]
+        owned = [
+            (f"{prefix}1/{worker}/{number:06d}", worker, piece)
+            for worker, shards in owners.items()
+            for number, piece in enumerate(pieces(shards))
+        ]
+
+        def part(one: tuple[str, str, Sequence[int] | None]) -> pb.GetAssignmentResponse:
+            _key, worker, shards = one
+            if shards is None:
+                return pb.GetAssignmentResponse(workers=[worker])
+            return pb.GetAssignmentResponse(owners={worker: pb.Shards(index=shards)})
+
+        fill(answer, [*named, *owned], key=lambda one: one[0], part=part, request=request)
+        return answer
 
     async def list(self, request: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
         job = await existing_job(self._context, request.job)
@@ -65,6 +87,12 @@ class DatasetCalls:
             token=request.page_token,
         )
         return pb.ListDatasetsResponse(datasets=found, next_page_token=after)
+
+
+def pieces(shards: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the shards of one worker in pieces of bounded size, one at least."""
+    for start in range(0, max(1, len(shards)), PIECE_SHARDS):
+        yield shards[start : start + PIECE_SHARDS]
 
 
 def shards_of(job: JobView, worker: str) -> Iterator[tuple[str, list[int]]]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
+from strata.coordinator.calls.pages import fill
 from strata.coordinator.context import ReplicaContext
 from strata.core import retention_plan
 from strata.core.checkpoint_chores import chores, decide_adopt
@@ -162,10 +163,17 @@ class KeepingCalls:
 
     async def list_chores(self, request: pb.ListChoresRequest) -> pb.ListChoresResponse:
         job = await existing_job(self._context, request.job)
-        return pb.ListChoresResponse(
-            chores=map(wire.chore_message, chores(job, request.host)),
-            pending=retention_plan.pending(job, now_unix_ms=self._now_unix_ms()),
+        answer = pb.ListChoresResponse(pending=retention_plan.pending(job, now_unix_ms=self._now_unix_ms()))
+        fill(
+            answer,
+            chores(job, request.host),
+            key=lambda one: (
+                f"{one.step:020d}/{one.generation:020d}/{one.attempt}/{one.tier}/{one.kind.value}"
+            ),
+            part=lambda one: pb.ListChoresResponse(chores=[wire.chore_message(one)]),
+            request=request,
         )
+        return answer
 
     async def adopt(self, request: pb.AdoptCheckpointRequest) -> pb.AdoptCheckpointResponse:
         wanted = wire.adopt_request(request)
@@ -199,16 +207,26 @@ class KeepingCalls:
     ) -> retention_pb.GetRetentionResponse:
         job = await existing_job(self._context, request.job)
         held, now = retention_plan.retention(job), self._now_unix_ms()
-        answer = retention_pb.GetRetentionResponse(
-            retention=None if held is None else wire.retention_message(held.record),
-            revision=0 if held is None else held.mod_revision,
-            going=[_name(each.entry.record) for each in retention_plan.going(job, now_unix_ms=now)],
-        )
-        names = {entry.key: _name(entry.record) for entry in job.checkpoints()}
+        answer = retention_pb.GetRetentionResponse()
+        if not request.page_token:
+            answer = retention_pb.GetRetentionResponse(
+                retention=None if held is None else wire.retention_message(held.record),
+                revision=0 if held is None else held.mod_revision,
+            )
+        going = {each.entry.key for each in retention_plan.going(job, now_unix_ms=now)}
+        kept: dict[str, list[str]] = {}
         for tier, stays in retention_plan.reasons(job, now_unix_ms=now).items():
             for key, why in stays.items():
-                before = answer.kept[names[key]]
-                answer.kept[names[key]] = f"{before}; {tier}: {why}" if before else f"{tier}: {why}"
+                kept.setdefault(key, []).append(f"{tier}: {why}")
+
+        def part(entry: Entry[CheckpointRecord]) -> retention_pb.GetRetentionResponse:
+            name = _name(entry.record)
+            return retention_pb.GetRetentionResponse(
+                kept={name: "; ".join(kept[entry.key])} if entry.key in kept else {},
+                going=[name] if entry.key in going else [],
+            )
+
+        fill(answer, job.checkpoints(), key=lambda entry: entry.key, part=part, request=request)
         return answer
 
     # -- beginning elsewhere

@@ -1,4 +1,4 @@
-"""Lists in pages: an answer fits into one message, however long the list is.
+"""Lists in pages: an answer fits into one message of bounded size, however long the list is.
 
 A page's token is the key of its last item, so any replica can go on, and what comes or goes
 meanwhile moves nothing else: each item that is there all the time is told exactly once.
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, StaleGeneration
+from strata.wire.pages import merge
 
 T = TypeVar("T")
 
-PAGE_BYTES: Final = 1 << 20
-"""A quarter of what a message may have."""
-MAX_TOKEN: Final = 300
+ANSWER_BYTES: Final = 256 << 10
+"""What the answer to a unary call may have; `servicers.answering` holds all of them to it."""
+PAGE_BYTES: Final = ANSWER_BYTES - (2 << 10)
+"""What a page's items may have: both tokens need room as well."""
+MAX_TOKEN: Final = 512
 
 
 def page(
@@ -45,3 +48,35 @@ def page(
         found.append(message)
         last = key(item)
     return found, ""
+
+
+def fill(
+    answer: Any, items: Iterable[T], *, key: Callable[[T], str], part: Callable[[T], Any], request: Any
+) -> None:
+    """Merge into `answer`, which has what is no list, the items of the page that `request` asks for.
+
+    `part` returns an answer with that item alone.
+    """
+    parts, answer.next_page_token = page(
+        items,
+        key=key,
+        make=part,
+        size=request.page_size,
+        token=request.page_token,
+        page_bytes=PAGE_BYTES - answer.ByteSize(),
+    )
+    for each in parts:
+        merge(answer, each)
+
+
+def of_state(state: int, token: str, what: str) -> str:
+    """Return the beginning of the keys of a list that is replaced as a whole, with the number that it has now.
+
+    `StaleGeneration` for a token of another one: pages of two of them are no list.
+    """
+    prefix = f"{state:020d}/"
+    if token and not token.startswith(prefix):
+        raise StaleGeneration(
+            f"{what} was replaced between two pages", hint="begin again, without page_token"
+        )
+    return prefix

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from strata.checkpoint.manifest import rank_manifest_name
-from strata.coordinator.calls.datasets import shards_of
+from strata.coordinator.calls.datasets import pieces, shards_of
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
+from strata.coordinator.calls.pages import fill, of_state
 from strata.coordinator.context import ReplicaContext
 from strata.core.ids import checked_id
 from strata.core.recovery import ranks_of, recovery_point
@@ -33,25 +34,38 @@ class RecoveryCalls:
         world = job.world()
         if world is None:
             return response
-        response.world.CopyFrom(wire.world_message(job, world.head))
-        response.ranks.extend(ranks_of(world, request.worker_id))
-        response.shards.extend(
-            pb.DatasetShards(dataset=name, shards=shards)
-            for name, shards in shards_of(job, request.worker_id)
-        )
+        prefix = of_state(world.head.generation, request.page_token, f"the world of {request.job}")
         point = recovery_point(job, request.worker_id)
-        if world.head.restore is not None:
-            response.step = world.head.restore.step
-        if point is not None:
-            record = point.entry.record
-            response.epoch = record.epoch
-            response.checkpoint.CopyFrom(checkpoint_wire.checkpoint_message(job, point.entry))
-            response.rank_recoveries.extend(
+        if not request.page_token:
+            response.world.CopyFrom(wire.world_message(job, world.head))
+            response.ranks.extend(ranks_of(world, request.worker_id))
+            if world.head.restore is not None:
+                response.step = world.head.restore.step
+            if point is not None:
+                response.epoch = point.entry.record.epoch
+                response.checkpoint.CopyFrom(checkpoint_wire.checkpoint_message(job, point.entry))
+        path = "" if point is None else point.entry.record.path
+        items: list[tuple[str, pb.RankRecovery | pb.DatasetShards]] = [
+            (
+                f"{prefix}0/{part.rank:010d}",
                 pb.RankRecovery(
                     rank=part.rank,
-                    manifest=f"{record.path}/{rank_manifest_name(part.rank)}" if part.digest else "",
+                    manifest=f"{path}/{rank_manifest_name(part.rank)}" if part.digest else "",
                     manifest_digest=part.digest,
-                )
-                for part in point.parts
+                ),
             )
+            for part in (() if point is None else point.parts)
+        ]
+        items += [
+            (f"{prefix}1/{name}/{number:06d}", pb.DatasetShards(dataset=name, shards=piece))
+            for name, shards in shards_of(job, request.worker_id)
+            for number, piece in enumerate(pieces(shards))
+        ]
+
+        def alone(one: tuple[str, pb.RankRecovery | pb.DatasetShards]) -> pb.RecoveryResponse:
+            if isinstance(one[1], pb.RankRecovery):
+                return pb.RecoveryResponse(rank_recoveries=[one[1]])
+            return pb.RecoveryResponse(shards=[one[1]])
+
+        fill(response, items, key=lambda one: one[0], part=alone, request=request)
         return response

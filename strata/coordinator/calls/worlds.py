@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from strata.coordinator.ailments import job_trouble
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
-from strata.coordinator.calls.pages import page
+from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.context import ReplicaContext
 from strata.core.job import JobView, World, job_names
 from strata.core.job_requests import decide_delete, decide_resume, decide_scale
@@ -26,8 +26,8 @@ class WorldCalls:
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
-        self._answers: WeakKeyDictionary[World, worlds_pb2.GetWorldResponse] = WeakKeyDictionary()
-        """What is said of the members of a world, made once for each: thousands may ask."""
+        self._answers: WeakKeyDictionary[World, dict[str, worlds_pb2.GetWorldResponse]] = WeakKeyDictionary()
+        """What is said of the members of a world, each page made once: thousands may ask."""
 
     def table(self) -> Mapping[str, Answer]:
         return {
@@ -47,14 +47,33 @@ class WorldCalls:
         world = job.world()
         if world is None:
             return worlds_pb2.GetWorldResponse()
-        answer = self._answers.get(world)
+        made, token = self._answers.setdefault(world, {}), request.page_token
+        answer = made.get(token) if not request.page_size else None
         if answer is None:
-            answer = worlds_pb2.GetWorldResponse(members=map(wire.place_message, world.members))
-            self._answers[world] = answer
+            answer = self._members(job, world, request)
+            if not request.page_size and token in {"", *(page.next_page_token for page in made.values())}:
+                made[token] = answer  # one that no answer had is somebody's invention
         response = worlds_pb2.GetWorldResponse()
         response.CopyFrom(answer)
-        response.world.CopyFrom(wire.world_message(job, world.head))
+        if not request.page_token:
+            response.world.CopyFrom(wire.world_message(job, world.head))
         return response
+
+    def _members(
+        self, job: JobView, world: World, request: worlds_pb2.GetWorldRequest
+    ) -> worlds_pb2.GetWorldResponse:
+        """Return the members of one page; the head, which is beside them, is counted."""
+        prefix = of_state(world.head.generation, request.page_token, f"the world of {request.job}")
+        answer = worlds_pb2.GetWorldResponse(world=wire.world_message(job, world.head))
+        fill(
+            answer,
+            world.members,
+            key=lambda member: f"{prefix}{member.group_rank:010d}",
+            part=lambda member: worlds_pb2.GetWorldResponse(members=[wire.place_message(member)]),
+            request=request,
+        )
+        answer.ClearField("world")
+        return answer
 
     async def list_jobs(self, request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
         jobs, after = page(
@@ -86,9 +105,14 @@ class WorldCalls:
             raise InvalidArgument(f"a limit of {request.limit}", hint="0 asks for all that are kept")
         job = await existing_job(self._context, request.job)
         newest_first = job.history()[::-1][: request.limit or None]
-        return worlds_pb2.ListGenerationsResponse(
-            generations=[wire.generation_message(job, entry) for entry in newest_first]
+        generations, after = page(
+            newest_first,
+            key=lambda entry: f"{2**63 - int(entry.name):020d}",
+            make=lambda entry: wire.generation_message(job, entry),
+            size=request.page_size,
+            token=request.page_token,
         )
+        return worlds_pb2.ListGenerationsResponse(generations=generations, next_page_token=after)
 
     async def scale_job(self, request: worlds_pb2.ScaleJobRequest) -> worlds_pb2.ScaleJobResponse:
         job = await self._decided(

@@ -17,12 +17,12 @@ registers its worker; the worker's name is all that identifies the process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
-from strata.coordinator.calls.pages import page
+from strata.coordinator.calls.pages import PAGE_BYTES, page
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.progress import ProgressBoard
@@ -208,7 +208,9 @@ class UnaryMembers:
             said = self._board.ranks(request.job, generation, ranks)
             devices = self._board.devices_of(request.job, entry.name, entry.create_revision)
             leaving = asked_notice(asked, entry.name, entry.create_revision) is not None
-            return wire.member_message(entry, standby=not ranks, leaving=leaving, ranks=said, devices=devices)
+            message = wire.member_message(entry, standby=not ranks, leaving=leaving, devices=devices)
+            message.ranks.extend(_as_fit(said, PAGE_BYTES - message.ByteSize()))
+            return message
 
         members, after = page(
             job.workers(),
@@ -306,6 +308,18 @@ class UnaryMembers:
         view = job_view(self._context, job)
         head = view.head()
         return None if head is None else world_wire.world_message(view, head.record)
+
+
+def _as_fit(said: Iterable[pb.RankProgress], left_bytes: int) -> Iterator[pb.RankProgress]:
+    """Yield what ranks said, for as long as there is room, without stacks and files where those do not fit."""
+    for one in said:
+        if one.ByteSize() > left_bytes // 4:
+            one.ClearField("stack")
+            one.ClearField("trace_file")
+        left_bytes -= one.ByteSize() + 8  # its tag and length
+        if left_bytes < 0:
+            return
+        yield one
 
 
 def _registration(entry: Entry[Worker]) -> Registration:

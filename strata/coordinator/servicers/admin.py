@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import grpc
+from typing import Any
 
 from strata.coordinator.context import EtcdMember, ReplicaContext
-from strata.coordinator.gate import Gate
 from strata.coordinator.observed import UNHEARD
+from strata.coordinator.permission import check
+from strata.coordinator.servicers.answering import Desk, answered
 from strata.core import records
+from strata.core.authority import Identity, refusal
 from strata.core.ids import InstanceId
 from strata.core.job import job_names
 from strata.core.leadership import leader_of
 from strata.core.view import Entry
-from strata.errors import StrataError
 from strata.v1 import admin_pb2, admin_pb2_grpc
-from strata.wire.status import abort
 from strata.wire.tokens import token
 
 
@@ -26,26 +25,27 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
     def __init__(
         self,
         context: ReplicaContext,
-        gate: Gate,
+        desk: Desk,
         *,
         peer_ready: Callable[[InstanceId], bool],
         sessions: Callable[[], int],
     ) -> None:
         self._context = context
-        self._gate = gate
+        self._desk = desk
         self._peer_ready = peer_ready
         self._sessions = sessions
 
     async def GetStatus(  # noqa: N802  # the name is the RPC's
         self,
         _request: admin_pb2.GetStatusRequest,
-        call: grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse],
+        call: Any,
     ) -> admin_pb2.GetStatusResponse:
-        try:
-            self._gate.admit(call, "Admin.GetStatus")
-        except StrataError as error:
-            await abort(call, error)
+        response: admin_pb2.GetStatusResponse = await answered(self._desk, "get_status", call, self._status)
+        return response
+
+    async def _status(self, identity: Identity | None) -> admin_pb2.GetStatusResponse:
         context, view = self._context, self._context.mirror.view
+        check(refusal(identity, "Admin.GetStatus", cluster=context.keys.cluster))
         etcd = await context.etcd_members()
         leader = leader_of(view, context.keys)
         instance = leader.record.instance if leader is not None else ""

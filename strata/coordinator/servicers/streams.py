@@ -9,11 +9,15 @@ from typing import Any
 
 from strata.coordinator.gate import Gate
 from strata.coordinator.service import Service
+from strata.coordinator.servicers.owing import Ledger
 from strata.core.authority import Identity
 from strata.errors import StrataError
 from strata.observe import get_logger
+from strata.session.link import Link
 from strata.v1 import watch_pb2
+from strata.v1.peers_pb2 import PeerDown, PeerUp
 from strata.v1.peers_pb2_grpc import PeersServicer as PeersBase
+from strata.v1.session_pb2 import Down, Up
 from strata.v1.session_pb2_grpc import SessionsServicer as SessionsBase
 from strata.v1.watch_pb2_grpc import WatchServicer as WatchBase
 from strata.wire.status import abort
@@ -25,17 +29,24 @@ log = get_logger()
 
 
 class SessionsServicer(SessionsBase):
-    def __init__(self, service: Service, gate: Gate, spawn: Spawn) -> None:
+    def __init__(self, service: Service, gate: Gate, ledger: Ledger, spawn: Spawn) -> None:
         self._service = service
         self._gate = gate
+        self._ledger = ledger
         self._spawn = spawn
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
         identity = await _admitted(self._gate, context, "Sessions.Session")
-        serve = partial(self._service.serve_member, identity=identity)
+        reviewed = self._gate.reviewed(context, identity, "sessions")
+        unread = partial(self._ledger.owing, context, identity, 0)
+
+        async def serve(link: Link[Up, Down]) -> None:
+            with reviewed(link.close):
+                await self._service.serve_member(link, identity)
+
         try:
             with self._gate.holding(identity, "sessions"):
-                await serve_stream(context, serve, self._spawn)
+                await serve_stream(context, serve, self._spawn, unread=unread)
         except StrataError as error:
             await abort(context, error)
 
@@ -48,22 +59,35 @@ class PeersServicer(PeersBase):
 
     async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
         identity = await _admitted(self._gate, context, "Peers.Link")
-        await serve_stream(context, partial(self._service.serve_peer, identity=identity), self._spawn)
+        reviewed = self._gate.reviewed(context, identity, "links")
+
+        async def serve(link: Link[PeerUp, PeerDown]) -> None:
+            with reviewed(link.close):
+                await self._service.serve_peer(link, identity)
+
+        await serve_stream(context, serve, self._spawn)
 
 
 class WatchServicer(WatchBase):
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Gate, ledger: Ledger) -> None:
         self._service = service
         self._gate = gate
+        self._ledger = ledger
 
     async def Watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
         identity = await _admitted(self._gate, context, "Watch.Watch", job=request.job)
+        revoked: list[StrataError] = []
         try:
-            with self._gate.holding(identity, "watches"):
+            self._ledger.check(context, identity)
+            reviewed = self._gate.reviewed(context, identity, "watches")
+            with self._gate.holding(identity, "watches"), reviewed(revoked.append):
                 async for response in self._service.watches.watch(request):
-                    yield response
+                    if revoked:  # looked at with each message, one of which comes every few seconds
+                        raise revoked[0]
+                    with self._ledger.owing(context, identity, response.ByteSize()):
+                        yield response
         except StrataError as error:
             await abort(context, error)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.view import floors
 from strata.coordinator.view.history import History
+from strata.core.ids import Uid
 from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.errors import Unavailable
 from strata.v1 import watch_pb2 as pb
@@ -22,7 +23,7 @@ from strata.wire import tokens
 
 QUEUE_EVENTS: Final = 2_000
 """How many events a slow watcher may owe; then it is resynced."""
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 256 << 10
 """Of values in one message: a resync of a large job comes in several, the first with the flag."""
 PROGRESS_S: Final = 5.0
 """How often a quiet watch says how far it is."""
@@ -86,20 +87,27 @@ class Watches:
         """Return the state at `revision` as messages; only the last carries the token.
 
         A client that loses the stream in between has no token of the new state and lists again.
+        The keys are taken at once. A message is made when it is asked for: of a slow reader's there is one.
         """
         mirror = self._context.mirror
-        response = pb.WatchResponse(resync=True)
-        responses, size = [response], 0
-        for kv in mirror.view.walk(watcher.prefix.rpartition("/")[0]):
-            if not kv.key.startswith(watcher.prefix):
-                continue
-            size += len(kv.value) + len(kv.key)
-            if size > CHUNK_BYTES:
-                response, size = pb.WatchResponse(), 0
-                responses.append(response)
-            response.events.append(_event(watcher.root, kv, deleted=False))
-        response.token.CopyFrom(tokens.token(mirror.uid, revision))
-        return responses
+        walked = mirror.view.walk(watcher.prefix.rpartition("/")[0])
+        return _chunks(
+            watcher, [kv for kv in walked if kv.key.startswith(watcher.prefix)], mirror.uid, revision
+        )
+
+
+def _chunks(
+    watcher: _Watcher, state: Iterable[KeyValue], uid: Uid, revision: int
+) -> Iterator[pb.WatchResponse]:
+    response, size = pb.WatchResponse(resync=True), 0
+    for kv in state:
+        size += len(kv.value) + len(kv.key)
+        if size > CHUNK_BYTES and response.events:
+            yield response
+            response, size = pb.WatchResponse(), len(kv.value) + len(kv.key)
+        response.events.append(_event(watcher.root, kv, deleted=False))
+    response.token.CopyFrom(tokens.token(uid, revision))
+    yield response
 
 
 class _Watcher:

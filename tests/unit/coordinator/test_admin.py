@@ -15,6 +15,9 @@ from strata.coordinator.controllers.loop import drive
 from strata.coordinator.gate import Gate
 from strata.coordinator.observed import UNHEARD
 from strata.coordinator.servicers.admin import AdminServicer
+from strata.coordinator.servicers.answering import Desk
+from strata.coordinator.servicers.owing import Ledger
+from strata.core.debts import Debts
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetStatusRequest
 from tests.unit.coordinator.fleet import fleet
@@ -27,8 +30,12 @@ class Call:
     def peer(self) -> str:
         return "ipv4:10.0.0.7:40312"
 
+    def add_done_callback(self, callback: Any) -> None:
+        pass
+
 
 CALL: Any = Call()
+NO_CALLS: Any = None
 
 
 @in_virtual_time()
@@ -40,7 +47,11 @@ async def test_the_status_names_replicas_leader_and_who_answers() -> None:
         heard = leader.context.instance
         servicer = AdminServicer(
             node.context,
-            Gate(node.context.config, now=lambda: dt.datetime.now(dt.UTC)),
+            Desk(
+                calls=NO_CALLS,
+                gate=Gate(node.context.config, now=lambda: dt.datetime.now(dt.UTC)),
+                ledger=Ledger(measures=node.context.measures, debts=Debts()),
+            ),
             peer_ready=lambda instance: instance == heard,
             sessions=lambda: 7,
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.coordinator.calls.pages import page
+from strata.coordinator.calls.pages import MAX_TOKEN, page
 from strata.errors import InvalidArgument
 from strata.v1.worlds_pb2 import Job
 
@@ -46,7 +46,7 @@ def test_what_comes_and_goes_moves_nothing_else() -> None:
     assert (first, second, token) == (["b", "d"], ["f", "h"], "")
 
 
-@pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x" * 301)])
+@pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x" * (MAX_TOKEN + 1))])
 def test_what_is_no_page_is_refused(size: int, token: str) -> None:
     with pytest.raises(InvalidArgument):
         page("ab", key=str, make=lambda name: Job(name=name), size=size, token=token)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from strata.core.checkpoint_pins import (
+    MAX_TAGS,
     decide_close_reader,
     decide_open,
     decide_tag,
@@ -12,7 +13,7 @@ from strata.core.checkpoint_pins import (
     tags_of,
 )
 from strata.core.checkpoints import decide_delete
-from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from strata.errors import CheckpointNotFound, InvalidArgument, QuotaExceeded, Refused
 from tests.unit.core.keeping_job import KeptJob
 
 
@@ -44,6 +45,17 @@ def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
         job.store.settle(lambda v: decide_untag(v, tag="paper"))
     assert tagged(job.store.job(), "paper") is None
     entomb(job, 40)
+
+
+def test_a_checkpoint_has_so_many_tags_and_no_more(job: KeptJob) -> None:
+    for number in range(MAX_TAGS):
+        job.tag(f"t{number}", 20)
+    job.tag("t0", 20)
+    with pytest.raises(QuotaExceeded, match="256 tags, the limit"):
+        job.tag("one-more", 20)
+    job.tag("one-more", 40)
+    job.store.settle(lambda v: decide_untag(v, tag="t0"))
+    job.tag("one-more", 20)
 
 
 def test_two_who_tag_at_once_leave_one_that_is_named(job: KeptJob) -> None:

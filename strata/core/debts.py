@@ -1,0 +1,93 @@
+"""What callers are owed: answers that were given to the transport and are not on their way yet.
+
+A client that keeps its HTTP/2 window closed and answers pings is alive to the transport, which keeps every answer
+for it. So each answer is a debt to whoever asked, from the moment it is made until the transport reports its
+call as ended, which is after its last byte was sent. Three rules bound the debts:
+
+1. A debtor, an identity or a connection where nobody is asked who they are, has at most `each_bytes`. Beyond it
+   nothing is answered.
+2. A debt lasts at most `longest_s`. Then its connection is closed, which ends its calls and frees their memory.
+3. All debts together have at most `all_bytes`. Beyond it the connections of the oldest are closed before their time,
+   except debts younger than `least_s`, which answers to readers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from strata.errors import QuotaExceeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebtLimits:
+    each_bytes: int = 8 << 20
+    all_bytes: int = 64 << 20
+    longest_s: float = 60.0
+    least_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Debt:
+    """One answer that is not sent yet, to `debtor`, on `connection`."""
+
+    debtor: str
+    connection: str
+    size_bytes: int
+    since_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Debts:
+    """The debts of one replica; times are of any clock that only goes forward."""
+
+    limits: DebtLimits = field(default_factory=DebtLimits)
+    total_bytes: int = 0
+    _by_debtor: dict[str, int] = field(default_factory=dict)
+    _oldest_first: dict[Debt, None] = field(default_factory=dict)
+
+    def check(self, debtor: str) -> None:
+        """Raise `QuotaExceeded` if nothing is to be answered to `debtor` until it has read more."""
+        owed = self._by_debtor.get(debtor, 0)
+        if owed >= self.limits.each_bytes:
+            raise QuotaExceeded(
+                f"{owed} bytes of answers are waiting for {debtor} to read them, the limit",
+                hint="read the answers to the calls under way before you make more",
+            )
+
+    def owe(self, debtor: str, connection: str, size_bytes: int, now_s: float) -> Debt:
+        """Return the debt of an answer."""
+        debt = Debt(debtor=debtor, connection=connection, size_bytes=size_bytes, since_s=now_s)
+        self._oldest_first[debt] = None
+        self._by_debtor[debtor] = self._by_debtor.get(debtor, 0) + size_bytes
+        self.total_bytes += size_bytes
+        return debt
+
+    def paid(self, debt: Debt) -> None:
+        """Take note that the call of a debt has ended, however it did."""
+        if debt not in self._oldest_first:
+            return
+        del self._oldest_first[debt]
+        self.total_bytes -= debt.size_bytes
+        left = self._by_debtor.get(debt.debtor, 0) - debt.size_bytes
+        if left:
+            self._by_debtor[debt.debtor] = left
+        else:
+            self._by_debtor.pop(debt.debtor, None)
+
+    def written_off(self, connection: str) -> None:
+        """Forget what was owed on a connection that does not exist any more."""
+        for debt in [each for each in self._oldest_first if each.connection == connection]:
+            self.paid(debt)
+
+    def overdue(self, now_s: float) -> Iterator[str]:
+        """Yield each connection that is to be closed, once, the one that has been owed longest first."""
+        limits, left, found = self.limits, self.total_bytes, set[str]()
+        for debt in self._oldest_first:
+            age_s = now_s - debt.since_s
+            if age_s < limits.longest_s and (left <= limits.all_bytes or age_s < limits.least_s):
+                return
+            left -= debt.size_bytes
+            if debt.connection not in found:
+                found.add(debt.connection)
+                yield debt.connection

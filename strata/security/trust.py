@@ -1,0 +1,100 @@
+"""Whether a certificate that was shown at a handshake would be accepted at one now.
+
+The transport proves once, at the handshake, that the other side has the key and that an authority of ours
+signed the certificate. Time goes on: it expires, or the file of authorities is replaced. Both are looked at here
+again, by the files and the clock of now. That is no verification of a stranger's certificate: who shows it has proven
+it already.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+from strata.errors import Unauthenticated
+from strata.security.tls import Stamp, stamp
+
+MAX_KNOWN: Final = 10_000
+"""Of how many certificates the result is remembered."""
+MAX_DEPTH: Final = 8
+"""Certificates between one and its authority."""
+
+
+class Authorities:
+    """The authorities in a file, read again when it was replaced; one that cannot be read leaves the old ones."""
+
+    def __init__(self, path: Path, *, now: Callable[[], dt.datetime]) -> None:
+        self._path = path
+        self._now = now
+        self._stamp: Stamp = ()
+        self._trusted: list[x509.Certificate] = []
+        self._until: dict[bytes, dt.datetime] = {}
+        """By chain: until when it counts, as long as the authorities stay."""
+
+    def check(self, chain: bytes) -> None:
+        """Return if the first certificate in `chain`, in PEM form, counts now; else `Unauthenticated`."""
+        self._reload()
+        until = self._until.get(chain)
+        if until is None:
+            until = self._judge(chain)
+            if len(self._until) >= MAX_KNOWN:
+                self._until.clear()
+            self._until[chain] = until
+        if self._now() > until:
+            raise Unauthenticated(
+                f"the certificate expired on {until:%Y-%m-%d %H:%M:%SZ}",
+                hint="renew it: strata certs renew; new connections take it",
+            )
+
+    def _reload(self) -> None:
+        now = stamp(self._path)
+        if now == self._stamp:
+            return
+        try:
+            found = x509.load_pem_x509_certificates(self._path.read_bytes())
+        except (OSError, ValueError):
+            return  # the transport goes on with the old ones, too
+        self._stamp, self._trusted = now, found
+        self._until.clear()
+
+    def _judge(self, chain: bytes) -> dt.datetime:
+        """Return until when a certificate counts: its own end, or an earlier one of what vouches for it."""
+        shown = x509.load_pem_x509_certificates(chain)
+        until = _vouched(shown[0], shown[1:], self._trusted, MAX_DEPTH)
+        if until is None:
+            raise Unauthenticated(
+                "the certificate is of an authority that this cluster does not accept any more",
+                hint="issue one of the new authority: strata certs renew",
+            )
+        return until
+
+
+def _vouched(
+    one: x509.Certificate,
+    between: Iterable[x509.Certificate],
+    trusted: Iterable[x509.Certificate],
+    depth: int,
+) -> dt.datetime | None:
+    """Return until when the best chain from `one` to a trusted certificate counts; None if there is none."""
+    ends = [each.not_valid_after_utc for each in trusted if each == one or _issued(one, each)]
+    if depth and not ends:
+        for each in between:
+            if each != one and _issued(one, each):
+                end = _vouched(each, between, trusted, depth - 1)
+                ends += [] if end is None else [end]
+    return min(one.not_valid_after_utc, max(ends)) if ends else None
+
+
+def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        one.verify_directly_issued_by(by)
+    except (ValueError, InvalidSignature):
+        return False
+    except (TypeError, UnsupportedAlgorithm):
+        return True  # of that name, with a key of a kind that only the transport's library can check
+    return True
