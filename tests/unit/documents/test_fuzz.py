@@ -20,7 +20,6 @@ SECONDS = float(os.environ.get("STRATA_FUZZ_S", "20")) / len(TARGETS)
 FIRST_SEED = os.environ.get("STRATA_FUZZ_SEED", "0")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 170)
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_hostile_documents_raise_our_errors_in_bounded_time_and_memory(
