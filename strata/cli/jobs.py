@@ -108,7 +108,7 @@ def show_job(
 
 
 def _goodput(latest: Checkpoint) -> str:
-    from strata.training.goodput import GOODPUT_KEY, told_goodput  # noqa: PLC0415  # as above
+    from strata.core.goodput import GOODPUT_KEY, told_goodput  # noqa: PLC0415  # as above
 
     return told_goodput(latest.metadata.get(GOODPUT_KEY, ""))
 

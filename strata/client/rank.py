@@ -29,7 +29,7 @@ from strata.errors import JobFailed, Preempted, Refused, StaleGeneration, Strata
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Author
-from strata.v1.members_pb2 import RankProgress
+from strata.v1.members_pb2 import RankProgress, TrainingReport
 from strata.v1.session_pb2 import RankPlace as PlaceMessage
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
@@ -187,12 +187,20 @@ class RankClient:
         self._seat.rounds.delivered(name, outcome)
         return payloads_of(outcome)
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self,
+        step: int,
+        phase: str = "",
+        *,
+        own_s: float | None = None,
+        training: TrainingReport | None = None,
+    ) -> None:
         """Say which step this rank is at, and what it does; sent soon, without waiting.
 
         Shown to people, and named when others wait for this rank. Of `phase` 200 characters count,
         and control characters become "?". `own_s` is how long this rank's own part of its last step
         took, if it knows that: it tells a slow rank from those that wait for it in every step.
+        `training` is how the training goes as a whole; that of rank 0 is shown.
         """
         step = arguments.integer("step", step, below=2**63)
         phase = arguments.phase(phase)
@@ -200,7 +208,12 @@ class RankClient:
         self._check_current()
         self._seat.phase = phase
         said = RankProgress(
-            rank=self.rank, step=step, phase=phase, heeds_notices=self._seat.heeds_notices, step_us=own_us
+            rank=self.rank,
+            step=step,
+            phase=phase,
+            heeds_notices=self._seat.heeds_notices,
+            step_us=own_us,
+            training=training,
         )
         self._loop.soon(lambda: self._tell(said))
 

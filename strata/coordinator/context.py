@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from strata.config import CoordinatorConfig
+from strata.coordinator.charts import Charts
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
@@ -82,6 +83,7 @@ class ReplicaContext:
     etcd_members: EtcdMembers
     unix_now: Callable[[], float]
     rng: random.Random
+    charts: Charts
     measures: Measures = field(default_factory=Measures)
     soft: SoftPlace = field(default_factory=SoftPlace)
     connections: ConnectionReport = field(default_factory=ConnectionReport)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember, ReplicaContext
@@ -121,6 +122,10 @@ class Observed:
         return self.context.connections
 
     @property
+    def charts(self) -> Charts:
+        return self.context.charts
+
+    @property
     def soft(self) -> SoftState | None:
         """The serving half, once there is one."""
         return self.context.soft.state
@@ -216,10 +221,12 @@ class Observed:
             await self.context.mirror.started()
             self.chronicle.begin()
             leave = self.context.mirror.subscribe(self.chronicle.take)
+            leave_charts = self.context.mirror.subscribe(self.context.charts.commits)
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
                 leave()
+                leave_charts()
 
     async def _ask_etcd(self) -> None:
         while True:

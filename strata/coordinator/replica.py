@@ -20,6 +20,7 @@ from typing import Any, Final
 import structlog
 
 from strata.config import CoordinatorConfig
+from strata.coordinator.charts import Charts
 from strata.coordinator.context import (
     EtcdMember,
     EtcdMembers,
@@ -148,6 +149,7 @@ class Replica:
             etcd_members=etcd_members,
             unix_now=unix_now,
             rng=rng,
+            charts=Charts(mirror.view, keys, unix_now),
             measures=measures,
         )
         self.observed = Observed(self.context, measured, version=version)

@@ -97,7 +97,11 @@ class Service:
         context.soft.state = self
         self.watches = Watches(context)
         self._peer_handler = PeerHandler(
-            context, arrivals=self._forwarded, progress=self._told, heartbeat=unary.heard
+            context,
+            arrivals=self._forwarded,
+            progress=self._told,
+            heartbeat=unary.heard,
+            history=context.charts.learn,
         )
         self._leave = context.mirror.subscribe(
             Fanout(
@@ -119,6 +123,7 @@ class Service:
                 tasks.create_task(self.barriers.run(), name="barriers")
                 tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._tell_progress(), name="progress")
+                tasks.create_task(self._context.charts.run(self._board), name="charts")
                 tasks.create_task(self._send_away(), name="self-diagnosis")
         finally:
             self._leave()

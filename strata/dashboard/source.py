@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
@@ -35,6 +36,8 @@ class Source(Protocol):
     def measures(self) -> Measures: ...
     @property
     def connections(self) -> ConnectionReport: ...
+    @property
+    def charts(self) -> Charts: ...
     @property
     def soft(self) -> SoftState | None: ...
 

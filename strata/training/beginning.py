@@ -10,13 +10,13 @@ from typing import Any, Final
 from strata.checkpoint.state import join
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
+from strata.core.goodput import GOODPUT_KEY, START, Ledger
 from strata.training.alike import Lengths, Sampling, Wanted
 from strata.training.cadence import Rule
 from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY, CursorBook
 from strata.training.ddp_buckets import BUCKETS_KEY, Buckets
 from strata.training.feeds import Feeding
-from strata.training.goodput import GOODPUT_KEY, START, Ledger
 from strata.training.group import JOIN, ensure_group
 from strata.training.history import Past, past_of
 from strata.training.peers import Alone, Peers

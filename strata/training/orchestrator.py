@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
+from strata.core.goodput import Ledger
 from strata.errors import BarrierBroken, Refused, StaleGeneration
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
@@ -34,10 +35,10 @@ from strata.training.ending import (
     told_where_refused,
 )
 from strata.training.feeds import Loader
-from strata.training.goodput import Ledger
 from strata.training.group import end_group
 from strata.training.peers import Alone, Peers
 from strata.training.preempting import PREEMPT_SIGNALS, Preemption
+from strata.training.reporting import TrainingReporter
 from strata.training.run import Run
 from strata.training.state import on_optimizer_steps, state_of
 from strata.training.world import enter_place
@@ -117,6 +118,7 @@ class TrainingOrchestrator:
         uneven: bool = True,
         seed: int = 0,
         replicated: Collection[str] | bool | None = None,
+        total_steps: int | None = None,
     ) -> Run:
         """Join the world, initialise torch's process group if there is none, restore, return the run.
 
@@ -130,6 +132,9 @@ class TrainingOrchestrator:
         each rank its share; any other each rank saves for itself. What stands under the paths in `replicated`
         ("model", "optim.state"; True: everything) must be equal, else the save fails. With False nothing is
         compared, and each rank saves all it has.
+
+        `total_steps` is the step that the training ends with, if that is known: it is shown how far it is, and how
+        long the rest takes.
 
         A member of its own whose job was done before ends its program here, with exit code 0, or with 4 where
         that was another run's (STRATA_RUN_ID, SLURM_JOB_ID). With 0 does one
@@ -153,6 +158,7 @@ class TrainingOrchestrator:
                 sampling=Sampling(global_batch=global_batch, uneven=uneven, seed=seed),
                 ledger=ledger,
                 replicated=replicated,
+                total_steps=total_steps,
             )
 
         with nothing_to_do_where_done(lone=peers.is_lone):
@@ -215,6 +221,7 @@ class TrainingOrchestrator:
         sampling: Sampling,
         ledger: Ledger,
         replicated: Collection[str] | bool | None,
+        total_steps: int | None,
     ) -> Run:
         checkpoints = CheckpointManager(
             self.config.storage,
@@ -270,6 +277,7 @@ class TrainingOrchestrator:
             ending=ending,
             clock=self._clock,
             data=data,
+            reporter=TrainingReporter(total_steps=total_steps),
         )
         if isinstance(ending, InProcessEnding):
             on_optimizer_steps(state, before=ending.check)

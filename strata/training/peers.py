@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from strata.errors import ConfigError, Refused
+from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 
 
@@ -54,10 +55,17 @@ class Peers(Protocol):
         """Return once every rank is here, with what each brought."""
         ...
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self,
+        step: int,
+        phase: str = "",
+        *,
+        own_s: float | None = None,
+        training: TrainingReport | None = None,
+    ) -> None:
         """Say how far this rank is; raises once its generation or session has ended.
 
-        `own_s` is how long its own part of the last step took.
+        `own_s` is how long its own part of the last step took, `training` how the training goes as a whole.
         """
         ...
 
@@ -119,7 +127,14 @@ class Alone:
     ) -> dict[int, bytes]:
         return {0: payload} if payload else {}
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self,
+        step: int,
+        phase: str = "",
+        *,
+        own_s: float | None = None,
+        training: TrainingReport | None = None,
+    ) -> None:
         pass  # nobody listens
 
     def heed_notices(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, Final, NoReturn, Self
 
@@ -19,6 +19,7 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.client.arguments import integer
 from strata.client.checkpoints import CheckpointManager
 from strata.core.exit_codes import is_success
+from strata.core.goodput import START, STEP, Goodput
 from strata.errors import (
     InvalidArgument,
     JobDone,
@@ -33,11 +34,11 @@ from strata.training.clock import Clock
 from strata.training.cursors import Cursors
 from strata.training.ending import Ending, nothing_to_do_where_done
 from strata.training.feeds import Feed, Loader
-from strata.training.goodput import START, STEP, Goodput
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
 from strata.training.own_part import OwnPart
 from strata.training.peers import Peers
+from strata.training.reporting import TrainingReporter
 from strata.training.saves import SAVE
 from strata.training.state import Position, Remembered, on_optimizer_steps
 from strata.training.world import TrainingWorld, world_of
@@ -68,6 +69,7 @@ class Run:
         ending: Ending,
         clock: Clock,
         data: Loader | None,
+        reporter: TrainingReporter,
     ) -> None:
         """`beginning` restores `state`; it is called again if another world is adopted before the first step.
 
@@ -83,14 +85,14 @@ class Run:
         self._clock = clock
         self._own = OwnPart(clock)
         self._data = data
+        self._reporter = reporter
         self._owns_group = False
         self._at_end: list[Callable[[], None]] = []
         self._weight, self._last = 1.0, True
         self._optimizer_steps = 0
         on_optimizer_steps(state, after=self._optimizer_stepped)
         self._epochs_called = 0
-        self._passed_over = False
-        self._closed = self._over = False
+        self._passed_over = self._closed = self._over = False
         self._phase = START
         self._go_to_the_beginning()
 
@@ -262,7 +264,7 @@ class Run:
                 yield fed.batch
             except GeneratorExit:  # the loop was left; its body may have come as far as optim.step()
                 if fed.last and self._optimizer_steps > stepped:
-                    self._count(fed.samples, batches=fed.batches)
+                    self.position = self.position.next(fed.samples, batches=fed.batches)
                 raise
             if fed.last:
                 with self._within_generation():
@@ -297,18 +299,8 @@ class Run:
         if self._phase != STEP:
             self._tell(STEP)
 
-    def _count(self, samples: int, *, batches: int) -> None:
-        before = self.position
-        self.position = Position(
-            step=before.step + 1,
-            epoch=before.epoch,
-            epoch_samples=before.epoch_samples + samples,
-            epoch_batches=before.epoch_batches + batches,
-            samples=before.samples + samples,
-        )
-
     def _complete(self, samples: int, *, batches: int) -> None:
-        self._count(samples, batches=batches)
+        self.position = self.position.next(samples, batches=batches)
         self._own.completed()
         self._tell(STEP)
         for hook in self.hooks:
@@ -318,6 +310,13 @@ class Run:
 
     def _optimizer_stepped(self) -> None:
         self._optimizer_steps += 1
+
+    def report(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Show rank 0's numbers, with the next step: `run.report(loss=loss.item())`, or a dict for "train/loss".
+
+        `InvalidArgument` for more than 64 names in all, or for what is no number.
+        """
+        self._reporter.report({**(values or {}), **named})
 
     # -- phases
 
@@ -338,7 +337,8 @@ class Run:
     def _tell(self, phase: str) -> None:
         self._phase = phase
         self._ledger.enter(phase, self._clock.monotonic_s())
-        self.peers.progress(self.position.step, phase, own_s=self._own.last_s)
+        training = self._reporter.message(self.peers.rank, self.position, self._ledger.so_far())
+        self.peers.progress(self.position.step, phase, own_s=self._own.last_s, training=training)
 
     # -- saving
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
 from strata.core.arrivals import payload_limit
+from strata.core.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.core.records import CheckpointType
 from strata.errors import BarrierTimeout, CheckpointAborted, Unavailable
 from strata.training.bounded import within
@@ -24,7 +25,6 @@ from strata.training.cadence import PRIOR_S, Pace, Plan, Rule, agreed, next_save
 from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY
 from strata.training.ddp_buckets import BUCKETS_KEY
-from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Peers
 from strata.training.state import LOADER_KEY, OWN_KEY, PACE_KEY, Position, saved_position
 

@@ -34,6 +34,7 @@ def init(
     uneven: bool = True,
     seed: int = 0,
     replicated: Collection[str] | bool | None = None,
+    total_steps: int | None = None,
     preempt_signals: Sequence[int] = PREEMPT_SIGNALS,
     preempt: str | None = None,
     preempt_grace_s: float | None = None,
@@ -70,4 +71,5 @@ def init(
         uneven=uneven,
         seed=seed,
         replicated=replicated,
+        total_steps=total_steps,
     )

@@ -40,6 +40,16 @@ class Position:
     epoch_batches: int = 0
     samples: int = 0
 
+    def next(self, samples: int, *, batches: int) -> Position:
+        """Return the position after one more step of `samples` samples."""
+        return Position(
+            step=self.step + 1,
+            epoch=self.epoch,
+            epoch_samples=self.epoch_samples + samples,
+            epoch_batches=self.epoch_batches + batches,
+            samples=self.samples + samples,
+        )
+
 
 def position_of(saved: Mapping[str, Any]) -> Position:
     """Return the position that a checkpoint holds; `CheckpointError` when it holds none."""

@@ -412,6 +412,7 @@ class RankProgress(_message.Message):
     TRACE_BYTES_FIELD_NUMBER: _builtins.int
     HEEDS_NOTICES_FIELD_NUMBER: _builtins.int
     SAVE_HOLD_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     phase: _builtins.str
@@ -439,6 +440,10 @@ class RankProgress(_message.Message):
         it says that its saves are held no more.
         """
 
+    @_builtins.property
+    def training(self) -> Global___TrainingReport:
+        """What rank 0 knows of the training as a whole; that of other ranks is not looked at."""
+
     def __init__(
         self,
         *,
@@ -454,14 +459,96 @@ class RankProgress(_message.Message):
         trace_bytes: _builtins.int = ...,
         heeds_notices: _builtins.bool = ...,
         save_hold: Global___SaveHold | None = ...,
+        training: Global___TrainingReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["save_hold", b"save_hold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["save_hold", b"save_hold", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class TrainingReport(_message.Message):
+    """How a training goes, as its rank 0 reports it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ReportedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class GoodputSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TARGET_STEP_FIELD_NUMBER: _builtins.int
+    REPORTED_FIELD_NUMBER: _builtins.int
+    GOODPUT_S_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    samples: _builtins.int
+    """Samples that all ranks used together since the beginning."""
+    target_step: _builtins.int
+    """The last step, if the program named it; 0: unknown."""
+    @_builtins.property
+    def reported(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Newest value by name: at most 64 names of 1 to 64 characters [A-Za-z0-9._/-]."""
+
+    @_builtins.property
+    def goodput_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds by what they were spent on, over all generations, up to this message."""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        target_step: _builtins.int = ...,
+        reported: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        goodput_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "goodput_s", b"goodput_s", "reported", b"reported", "samples", b"samples", "target_step", b"target_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrainingReport: _TypeAlias = TrainingReport  # noqa: Y015
 
 @_typing.final
 class SaveHold(_message.Message):

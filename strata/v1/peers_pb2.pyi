@@ -29,6 +29,7 @@ class PeerUp(_message.Message):
     ARRIVALS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___PeerHello: ...
     @_builtins.property
@@ -37,6 +38,8 @@ class PeerUp(_message.Message):
     def progress(self) -> Global___PeerProgress: ...
     @_builtins.property
     def heartbeat(self) -> Global___PeerHeartbeat: ...
+    @_builtins.property
+    def history(self) -> Global___PeerHistory: ...
     def __init__(
         self,
         *,
@@ -44,12 +47,13 @@ class PeerUp(_message.Message):
         arrivals: Global___PeerArrivals | None = ...,
         progress: Global___PeerProgress | None = ...,
         heartbeat: Global___PeerHeartbeat | None = ...,
+        history: Global___PeerHistory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "history", b"history", "message", b"message", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "history", b"history", "message", b"message", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "arrivals", "progress", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "arrivals", "progress", "heartbeat", "history"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -175,6 +179,65 @@ class PeerHeartbeat(_message.Message):
 Global___PeerHeartbeat: _TypeAlias = PeerHeartbeat  # noqa: Y015
 
 @_typing.final
+class PeerHistory(_message.Message):
+    """Values of one job's charts from before the receiver began to record: sent when a link begins, oldest
+    first, in messages of at most 1 MiB. Values that the receiver has stay.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    INTERVAL_S_FIELD_NUMBER: _builtins.int
+    FROM_UNIX_S_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    interval_s: _builtins.int
+    from_unix_s: _builtins.int
+    """Seconds since 1970, of the first value of each series."""
+    @_builtins.property
+    def series(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistorySeries]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        interval_s: _builtins.int = ...,
+        from_unix_s: _builtins.int = ...,
+        series: _abc.Iterable[Global___HistorySeries] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_unix_s", b"from_unix_s", "interval_s", b"interval_s", "job", b"job", "series", b"series"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerHistory: _TypeAlias = PeerHistory  # noqa: Y015
+
+@_typing.final
+class HistorySeries(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """NaN where there is none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistorySeries: _TypeAlias = HistorySeries  # noqa: Y015
+
+@_typing.final
 class PeerDown(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -211,19 +274,23 @@ class PeerWelcome(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
+    HISTORY_SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     instance: _builtins.str
     uid: _builtins.str
+    history_since_unix_s: _builtins.int
+    """Since when this replica has charts, in seconds since 1970; 0: it wants none."""
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         instance: _builtins.str = ...,
         uid: _builtins.str = ...,
+        history_since_unix_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "replica", b"replica", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history_since_unix_s", b"history_since_unix_s", "instance", b"instance", "replica", b"replica", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from strata.client import CoordinatorClient
+from strata.core.goodput import GOODPUT_KEY, told_goodput
 from strata.launch.local_cluster import LocalCluster
 from strata.training.cadence import PRIOR_S
-from strata.training.goodput import GOODPUT_KEY, told_goodput
 from strata.v1.checkpoints_pb2 import CHECKPOINT_TYPE_INCREMENTAL
 from strata.v1.worlds_pb2 import GetJobRequest
 from tests.cluster_fixtures import RANKS, Nodes

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final
 
+from strata.coordinator.charts import SEND_PAUSE_S
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.permission import check_peer
 from strata.coordinator.view import floors
@@ -171,9 +172,9 @@ class Peers:
         while True:
             try:
                 async with self._dial(peer.address) as link:
-                    await self._greet(peer, link)
+                    since_s = await self._greet(peer, link)
                     peer.link, pause_s = link, FIRST_PAUSE_S
-                    with self._deposition_told(peer):
+                    with self._deposition_told(peer), self._history_told(link, since_s):
                         await self._hear(peer, link)
             except StrataError as error:
                 say = log.debug if peer.link is None else log.info  # it was up, and every end of one counts
@@ -199,7 +200,8 @@ class Peers:
         finally:
             deposition.unlinked(peer.instance, end)
 
-    async def _greet(self, peer: _Peer, link: Link[PeerDown, PeerUp]) -> None:
+    async def _greet(self, peer: _Peer, link: Link[PeerDown, PeerUp]) -> int:
+        """Greet each other; return the second before which the peer wants to be told of charts, 0 for never."""
         hello = peers_pb2.PeerHello(
             replica=self._context.replica,
             instance=self._context.instance,
@@ -209,6 +211,21 @@ class Peers:
         welcome = (await self._next(peer, link, HELLO_S)).welcome
         if welcome.instance != peer.instance or welcome.uid != self._context.mirror.uid:
             raise Refused(f"{peer.address} is {welcome.replica} ({welcome.instance}), not {peer.instance}")
+        return welcome.history_since_unix_s
+
+    @contextmanager
+    def _history_told(self, link: Link[PeerDown, PeerUp], since_s: int) -> Iterator[None]:
+        telling = asyncio.create_task(self._tell_history(link, since_s))
+        try:
+            yield
+        finally:
+            telling.cancel()
+
+    async def _tell_history(self, link: Link[PeerDown, PeerUp], since_s: int) -> None:
+        """Tell what was recorded before the peer began to; little at a time, for nobody waits for it."""
+        for history in self._context.charts.before(since_s) if since_s else ():
+            link.send(PeerUp(history=history))
+            await asyncio.sleep(SEND_PAUSE_S)
 
     async def _hear(self, peer: _Peer, link: Link[PeerDown, PeerUp]) -> None:
         while True:
@@ -278,12 +295,14 @@ class PeerHandler:
         arrivals: Callable[[Iterable[barriers_pb2.Arrival]], None],
         progress: Callable[[peers_pb2.PeerProgress], None],
         heartbeat: Callable[[peers_pb2.PeerHeartbeat], bool],
+        history: Callable[[peers_pb2.PeerHistory], None],
     ) -> None:
         """`heartbeat` tells whether the member is served here, and now counts as alive."""
         self._context = context
         self._arrivals = arrivals
         self._progress = progress
         self._heartbeat = heartbeat
+        self._history = history
         self._links: dict[Link[PeerUp, PeerDown], None] = {}
 
     def close_all(self) -> None:
@@ -322,7 +341,10 @@ class PeerHandler:
             raise Unavailable(f"no replica {first.hello.replica[:128]} of that instance is registered")
         context = self._context
         welcome = peers_pb2.PeerWelcome(
-            replica=context.replica, instance=context.instance, uid=context.mirror.uid
+            replica=context.replica,
+            instance=context.instance,
+            uid=context.mirror.uid,
+            history_since_unix_s=context.charts.wanted_since(),
         )
         context.deposition.met(found.record.instance)
         link.send(PeerDown(welcome=welcome))
@@ -337,6 +359,8 @@ class PeerHandler:
                 case "heartbeat":
                     served = self._heartbeat(up.heartbeat)
                     link.send(PeerDown(heard=peers_pb2.PeerHeard(id=up.heartbeat.id, served=served)))
+                case "history":
+                    self._history(up.history)
                 case _:
                     pass  # of a newer version
 

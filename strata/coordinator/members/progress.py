@@ -7,11 +7,14 @@ with the rank's next words, and an older message that comes round by a peer does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
+from strata.core.goodput import MAX_NAME, MAX_PARTS
+from strata.core.reported import MAX_NAMES, is_name
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.observe.words import age
 from strata.v1 import members_pb2, peers_pb2
@@ -27,7 +30,9 @@ NEWS_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True)
-class _Said:
+class Reported:
+    """The newest report of one rank."""
+
     step: int
     phase: str
     at: float
@@ -40,11 +45,13 @@ class _Said:
     trace_bytes: int = 0
     hold: members_pb2.SaveHold | None = None
     """Why the rank could not save when it said so."""
+    training: members_pb2.TrainingReport | None = None
+    """Of rank 0: how the training goes."""
 
-    def keeps_of(self, before: _Said) -> None:
+    def keeps_of(self, before: Reported) -> None:
         """Keep what was known of the same words. A hold begins and ends without a step: the newest word has it."""
         if before.at > self.at:
-            self.hold = before.hold
+            self.hold, self.training = before.hold, before.training
         self.at = max(self.at, before.at)
         self.stalled = self.stalled or before.stalled
         self.stack = self.stack or before.stack
@@ -57,7 +64,7 @@ class _Said:
 @dataclass(slots=True)
 class _Generation:
     number: int
-    said: dict[int, _Said] = field(default_factory=dict)
+    said: dict[int, Reported] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
     """The ranks that said so here, and not by way of a peer."""
     news: set[int] = field(default_factory=set)
@@ -136,6 +143,15 @@ class ProgressBoard:
         now = asyncio.get_running_loop().time()
         return {rank: _words(said, now) for rank, said in held.said.items() if said.phase}
 
+    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
+        """Return the newest generation that ranks of a job reported from, and their reports; 0 and none if none did."""
+        held = self._jobs.get(job)
+        return (held.number, held.said) if held is not None else (0, {})
+
+    def jobs(self) -> list[str]:
+        """Return the jobs whose ranks reported something."""
+        return list(self._jobs)
+
     def ranks(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
         """Return what is known of these ranks; those that said nothing are absent."""
         held = self._jobs.get(job)
@@ -189,10 +205,10 @@ class ProgressBoard:
             devices.news |= devices.own
 
 
-def _said(rank: members_pb2.RankProgress, now: float) -> _Said:
+def _said(rank: members_pb2.RankProgress, now: float) -> Reported:
     """Return what a rank said, within bounds: whoever sent it may be of any version, or mad."""
     age_ms = min(max(0, rank.age_ms), MAX_TIME_MS)
-    return _Said(
+    return Reported(
         step=rank.step,
         phase=rank.phase[:MAX_PHASE_CHARS],
         at=now - age_ms / 1000,
@@ -203,7 +219,22 @@ def _said(rank: members_pb2.RankProgress, now: float) -> _Said:
         trace_file=rank.trace_file[:MAX_PATH_CHARS],
         trace_bytes=max(0, rank.trace_bytes),
         hold=_hold(rank.save_hold) if rank.HasField("save_hold") else None,
+        training=_training(rank.training) if rank.rank == 0 and rank.HasField("training") else None,
     )
+
+
+def _training(report: members_pb2.TrainingReport) -> members_pb2.TrainingReport:
+    """Return the report within bounds."""
+    kept = members_pb2.TrainingReport(
+        epoch=report.epoch, samples=max(0, report.samples), target_step=max(0, report.target_step)
+    )
+    for name, value in itertools.islice(sorted(report.reported.items()), MAX_NAMES):
+        if is_name(name):
+            kept.reported[name] = value
+    for cause, seconds in itertools.islice(sorted(report.goodput_s.items()), MAX_PARTS + 1):
+        if 0 <= seconds < MAX_TIME_MS:
+            kept.goodput_s[cause[:MAX_NAME]] = seconds
+    return kept
 
 
 def _hold(hold: members_pb2.SaveHold) -> members_pb2.SaveHold:
@@ -232,12 +263,12 @@ def _bounded(member: members_pb2.MemberDevices) -> members_pb2.MemberDevices:
     return kept
 
 
-def _words(said: _Said, now: float) -> str:
+def _words(said: Reported, now: float) -> str:
     still = f", stalled for {age((now - said.at) * 1000)}" if said.stalled else ""
     return f"{said.phase}, step {said.step}{still}"
 
 
-def _message(rank: int, said: _Said) -> members_pb2.RankProgress:
+def _message(rank: int, said: Reported) -> members_pb2.RankProgress:
     age_ms = max(0, int((asyncio.get_running_loop().time() - said.at) * 1000))
     return members_pb2.RankProgress(
         rank=rank,
@@ -252,4 +283,5 @@ def _message(rank: int, said: _Said) -> members_pb2.RankProgress:
         trace_file=said.trace_file,
         trace_bytes=said.trace_bytes,
         save_hold=said.hold,
+        training=said.training,
     )

@@ -199,8 +199,8 @@ class Job:
     findings: tuple[Finding, ...]
     notice: Notice | None
     goodput: Goodput | None
-    reported: dict[str, float]
-    """The newest value of each name that the program reported (`run.report(loss=…)`)."""
+    reported: dict[str, float | None]
+    """The newest value of each name that the program reported (`run.report(loss=…)`); None: not a number."""
 
 
 # -- ranks

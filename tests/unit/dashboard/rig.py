@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
@@ -45,6 +46,7 @@ class Shown:
         self.view, self.keys, self.measures = View(), KEYS, Measures()
         self.connections = ConnectionReport()
         self.chronicle = Chronicle(self.view, KEYS, self.measures, lambda: 1.7e9)
+        self.charts = Charts(self.view, KEYS, lambda: 1.7e9)
         self.board, self.book = ProgressBoard(), BarrierBook()
         self.etcd: Sequence[EtcdMember] = (
             EtcdMember(endpoint="e1:2379", version="3.5.30", healthy=True, leader=True, db_size_bytes=4096),
@@ -73,6 +75,7 @@ class Shown:
         batch = WatchBatch(revision=revision, events=(Event(kv=kv),))
         self.view.apply(batch.revision, batch.events)
         self.chronicle.take(batch)
+        self.charts.commits(batch)
 
     def lead(self) -> None:
         """Register this replica and let it lead."""

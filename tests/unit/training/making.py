@@ -8,12 +8,13 @@ from typing import Any
 
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
+from strata.core.goodput import Ledger
 from strata.training.alike import Sampling
 from strata.training.beginning import begin
 from strata.training.clock import Clock
 from strata.training.ending import NeverEnds
-from strata.training.goodput import Ledger
 from strata.training.peers import Peers
+from strata.training.reporting import TrainingReporter
 from strata.training.run import Run
 
 
@@ -41,4 +42,5 @@ def make_run(
         ending=NeverEnds(),
         clock=clock,
         data=None,
+        reporter=TrainingReporter(total_steps=None),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from strata.errors import BarrierBroken, BarrierTimeout, StaleGeneration, Unavailable
+from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_RUNNING, StopAction, StopNotice, World
 
@@ -125,7 +126,14 @@ class RoomRank:
                 f"{name}: missing {missing}", missing=missing
             )
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self,
+        step: int,
+        phase: str = "",
+        *,
+        own_s: float | None = None,
+        training: TrainingReport | None = None,
+    ) -> None:
         self._check()
         self.phases.append(phase)
 

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from strata.errors import Conflict, JobDone, Refused, StaleGeneration
 from strata.training.orchestrator import TrainingOrchestrator
 from strata.training.starting import init
+from strata.v1.members_pb2 import TrainingReport
 from strata.v1.session_pb2 import RankPlace, WorldUpdate
 from strata.v1.worlds_pb2 import Generation, ListGenerationsRequest, ListGenerationsResponse, World
 from tests.unit.checkpoint.ports import Cluster, Port
@@ -34,7 +35,14 @@ class Lone(Port):
         if newest > self.generation:
             raise StaleGeneration(f"the world is generation {newest}")
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self,
+        step: int,
+        phase: str = "",
+        *,
+        own_s: float | None = None,
+        training: TrainingReport | None = None,
+    ) -> None:
         self.check()
 
     def barrier(

@@ -12,11 +12,11 @@ import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
 from strata.client.checkpoints import CheckpointManager
+from strata.core.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.core.records import CheckpointType
 from strata.errors import BarrierTimeout, Unavailable
 from strata.training.cadence import FIRST_STEPS, Pace, Rule, payload_of
 from strata.training.clock import Clock
-from strata.training.goodput import GOODPUT_KEY, STEP, Ledger
 from strata.training.peers import Alone
 from strata.training.saves import ROOM_S, Saves
 from strata.training.state import OWN_KEY, Position

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.training.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger, told_goodput
+from strata.core.goodput import LOST, MAX_PARTS, OTHER, START, STEP, Goodput, Ledger, told_goodput
 
 
 def test_time_is_booked_under_what_it_was_spent_on() -> None:

@@ -11,6 +11,7 @@ began, and from there on its own start.
     start       from the beginning of a generation to its first step, but for
     restore     reading the checkpoint
     between     from the end of an epoch to the first step of the next
+    down        no rank 0 keeps the account: the job is between generations, paused or over
     eval …      any other phase that the program names
 """
 
@@ -29,6 +30,7 @@ GOODPUT_KEY: Final = "strata.goodput"
 STEP: Final = "step"
 LOST: Final = "lost"
 START: Final = "start"
+DOWN: Final = "down"
 MAX_PARTS: Final = 12
 MAX_NAME: Final = 16
 OTHER: Final = "other"
@@ -53,6 +55,10 @@ class Goodput:
         """The share of the time that counts, from 0 to 1."""
         return self.useful_s / self.total_s if self.total_s > 0 else 0.0
 
+    def after(self, seconds: float, phase: str) -> Goodput:
+        """Return the account `seconds` later, spent in `phase`."""
+        return Goodput(spent_s={**self.spent_s, phase: self.spent_s.get(phase, 0.0) + max(0.0, seconds)})
+
     def __str__(self) -> str:
         rest = sorted(((s, what) for what, s in self.spent_s.items() if what != STEP), reverse=True)
         parts = ", ".join(f"{what} {seconds:.1f}" for seconds, what in rest if seconds >= 0.05)
@@ -75,6 +81,10 @@ class Ledger:
             name = OTHER  # a program that makes up names must not fill the checkpoint's metadata
         self.spent_s[name] = self.spent_s.get(name, 0.0) + spent
         self.since_s, self.phase = now_s, phase
+
+    def so_far(self) -> Goodput:
+        """Return the account as of the last call of `enter`."""
+        return Goodput(spent_s=self.spent_s)
 
     def goodput(self, now_s: float) -> Goodput:
         """Return the account as of now."""

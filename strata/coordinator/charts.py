@@ -1,0 +1,294 @@
+"""What charts show of each job: recorded once a second from the ranks' reports, at every replica alike.
+
+Every replica hears the reports of all ranks (`members.progress`), so each records for itself, and a replica that is
+lost takes no history with it. A replica that starts asks its peers for what was before (`PeerHistory`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from strata.coordinator.members.progress import ProgressBoard, Reported
+from strata.core.goodput import DOWN, STEP, Goodput
+from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHistory, Kind, Pace
+from strata.core.job import JobView
+from strata.core.keys import ClusterKeys
+from strata.core.records import CheckpointRecord, CheckpointState, JobPhase, Phase, PoisonRecord
+from strata.core.stalls import kind_of
+from strata.core.txn import WatchBatch
+from strata.core.view import View
+from strata.observe import get_logger
+from strata.v1.members_pb2 import TrainingReport
+from strata.v1.peers_pb2 import HistorySeries, PeerHistory
+
+log = get_logger()
+
+SAMPLE_S: Final = 1.0
+FRESH_S: Final = 5.0
+"""A rank 0 that reported nothing for longer does not keep its account going."""
+MAX_SERIES: Final = (64 << 20) // SERIES_BYTES
+"""Of all jobs together. Beyond it the job that has been idle for longest loses its history."""
+LEARN_S: Final = 60.0
+"""So long after its start a replica asks its peers for what was before."""
+MESSAGE_VALUES: Final = 200_000
+"""In one message to a peer: 0.8 MB."""
+SEND_PAUSE_S: Final = 0.05
+MAX_NAME_CHARS: Final = 96
+
+GOODPUT_PREFIX: Final = "goodput."
+REPORTED_PREFIX: Final = "reported."
+KINDS: Final[Mapping[str, Kind]] = {
+    "step": Kind.LAST,
+    "ranks": Kind.LAST,
+    "steps_per_s": Kind.MEAN,
+    "samples_per_s": Kind.MEAN,
+    "step_time_p50": Kind.MEAN,
+    "step_time_p90": Kind.MEAN,
+    "step_time_p99": Kind.MAX,
+    "save_s": Kind.SUM,
+    "commit_s": Kind.MAX,
+    "goodput": Kind.LAST,
+}
+UNITS: Final[Mapping[str, str]] = {
+    "step": "",
+    "ranks": "",
+    "steps_per_s": "1/s",
+    "samples_per_s": "1/s",
+    "goodput": "ratio",
+}
+"""Those of the other series are seconds, but for what programs report."""
+
+
+def series_kind(name: str) -> Kind:
+    """Return what becomes of several values of a series in one interval."""
+    return KINDS.get(name, Kind.LAST if name.startswith(GOODPUT_PREFIX) else Kind.MEAN)
+
+
+def series_unit(name: str) -> str:
+    """Return the unit of a series; an empty string for numbers without one."""
+    return "" if name.startswith(REPORTED_PREFIX) else UNITS.get(name, "s")
+
+
+class JobCharts:
+    """The charts of one job, and what is known of its training as a whole."""
+
+    def __init__(self) -> None:
+        self.history = JobHistory()
+        self.heat = Heat(0, 0)
+        self.steps, self.samples = Pace(), Pace()
+        self.training: TrainingReport | None = None
+        self._account: Goodput | None = None
+        self._account_s = 0.0
+        """When that was, on the loop's clock."""
+        self._phase = DOWN
+        self._saved_s: float | None = None
+        self._seen: dict[int, float] = {}
+        """When each rank's report that is in the heat map was made."""
+
+    def goodput(self, now_s: float) -> Goodput | None:
+        """Return what the wall time went to up to now; None before rank 0 reported it."""
+        if self._account is None:
+            return None
+        passed_s = now_s - self._account_s
+        return self._account.after(passed_s, self._phase if passed_s < FRESH_S else DOWN)
+
+    def take(
+        self, generation: int, size: int, reports: Mapping[int, Reported], now_s: float, second: int
+    ) -> None:
+        """Record one second of a running generation."""
+        put = self.history.put
+        low = min(report.step for report in reports.values())
+        self.steps.note(now_s, low)
+        put(second, "step", low, Kind.LAST)
+        put(second, "ranks", len(reports), Kind.LAST)
+        rate = self.steps.per_s(now_s)
+        if rate is not None:
+            put(second, "steps_per_s", rate, Kind.MEAN)
+        times = sorted(report.step_us for report in reports.values() if report.step_us > 0)
+        for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            if times:
+                put(
+                    second,
+                    f"step_time_{name}",
+                    times[int(part * (len(times) - 1))] / 1e6,
+                    KINDS[f"step_time_{name}"],
+                )
+        self._heat(generation, size, reports, second)
+        if (first := reports.get(0)) is not None and first.training is not None:
+            self._take_training(first, first.training, now_s, second)
+
+    def _heat(self, generation: int, size: int, reports: Mapping[int, Reported], second: int) -> None:
+        if (self.heat.generation, self.heat.ranks) != (generation, size):
+            self.heat, self._seen = Heat(generation, size), {}
+        for rank, report in reports.items():
+            if report.step_us > 0 and self._seen.get(rank) != report.at:
+                self._seen[rank] = report.at
+                self.heat.put(second, rank, report.step_us)
+
+    def _take_training(self, first: Reported, report: TrainingReport, now_s: float, second: int) -> None:
+        put, self.training = self.history.put, report
+        self.samples.note(now_s, report.samples)
+        rate = self.samples.per_s(now_s)
+        if rate is not None and report.samples:
+            put(second, "samples_per_s", rate, Kind.MEAN)
+        for name, value in report.reported.items():
+            put(second, f"{REPORTED_PREFIX}{name}", value, Kind.MEAN)
+        if not report.goodput_s:
+            return
+        self._account, self._account_s = Goodput(spent_s=dict(report.goodput_s)), first.at
+        self._phase = kind_of(first.phase) or STEP
+        now = self.goodput(now_s) or self._account
+        put(second, "goodput", now.ratio, Kind.LAST)
+        for cause, seconds in now.spent_s.items():
+            put(second, f"{GOODPUT_PREFIX}{cause}", seconds, Kind.LAST)
+        saved_s, before_s = now.spent_s.get("save", 0.0), self._saved_s
+        self._saved_s = saved_s
+        if before_s is not None and saved_s > before_s:
+            put(second, "save_s", saved_s - before_s, Kind.SUM)
+
+
+class Charts:
+    """The charts of all jobs. `run` records; the view's batches come through `commits`."""
+
+    def __init__(self, view: View, keys: ClusterKeys, unix_now: Callable[[], float]) -> None:
+        self._view = view
+        self._keys = keys
+        self._unix_now = unix_now
+        self._jobs: dict[str, JobCharts] = {}
+        self._opened: dict[str, float] = {}
+        self._since_s = int(unix_now()) + 1
+        """The first second that this replica recorded."""
+        self._full = False
+
+    def job(self, name: str) -> JobCharts | None:
+        """Return the charts of a job, if anything was recorded of it."""
+        return self._jobs.get(name)
+
+    async def run(self, board: ProgressBoard) -> None:
+        """Record once a second, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self.sample(board, loop.time())
+
+    def sample(self, board: ProgressBoard, now_s: float) -> None:
+        """Record the second that has just passed, of each job that is running."""
+        second = int(self._unix_now())
+        for name in board.jobs():
+            generation, reports = board.reported(name)
+            size = self._running(name, generation) if reports else 0
+            if size:
+                self._charts(name).take(generation, size, reports, now_s, second)
+        self._bound(second)
+
+    def _running(self, name: str, generation: int) -> int:
+        """Return the size of the job's generation, if that is the current one and the job runs; else 0."""
+        try:
+            job = JobView(self._view, self._keys.job(name))
+            head, phase = job.head(), self._view.record(job.keys.phase, JobPhase)
+        except PoisonRecord:
+            return 0
+        if (
+            head is None
+            or head.record.generation != generation
+            or (phase and phase.phase is not Phase.RUNNING)
+        ):
+            return 0
+        return head.record.size
+
+    def _exists(self, name: str) -> bool:
+        return JobView(self._view, self._keys.job(name)).exists
+
+    def _charts(self, name: str) -> JobCharts:
+        return self._jobs.setdefault(name, JobCharts())
+
+    def _bound(self, second: int) -> None:
+        """Forget the job that has been idle for longest, while there are too many series."""
+        for name in [name for name in self._jobs if not self._exists(name)]:
+            del self._jobs[name]
+        while sum(len(each.history) for each in self._jobs.values()) > MAX_SERIES:
+            name, idle = min(self._jobs.items(), key=lambda each: each[1].history.newest_s)
+            if idle.history.newest_s > second - 60 and not self._full:
+                self._full = True
+                log.warning("history_full", series=MAX_SERIES, hint="charts of the largest jobs begin anew")
+            del self._jobs[name]
+
+    # -- saves
+
+    def commits(self, batch: WatchBatch) -> None:
+        """Take note of how long checkpoints that were open take to be committed."""
+        now_s = asyncio.get_running_loop().time()
+        for event in batch.events:
+            key = event.kv.key
+            match self._keys.parts(key):
+                case ("jobs", job, "checkpoints", _, _):
+                    self._saw(job, key, now_s, deleted=event.deleted)
+                case _:
+                    pass
+
+    def _saw(self, job: str, key: str, now_s: float, *, deleted: bool) -> None:
+        try:
+            record = None if deleted else self._view.record(key, CheckpointRecord)
+        except PoisonRecord:
+            return
+        if record is not None and record.state in (CheckpointState.OPEN, CheckpointState.PREPARED):
+            self._opened.setdefault(key, now_s)
+            return
+        began_s = self._opened.pop(key, None)
+        if began_s is not None and record is not None and record.state is CheckpointState.COMMITTED:
+            second = int(self._unix_now())
+            self._charts(job).history.put(second, "commit_s", now_s - began_s, KINDS["commit_s"])
+
+    # -- between replicas
+
+    def wanted_since(self) -> int:
+        """Return the second before which peers are to tell what they recorded; 0 for none, once this has run a while."""
+        return self._since_s if self._unix_now() - self._since_s < LEARN_S else 0
+
+    def before(self, second: int) -> Iterator[PeerHistory]:
+        """Yield what was recorded before `second`, in messages of bounded size."""
+        for name, charts in list(self._jobs.items()):
+            for interval_s in INTERVALS:
+                yield from _messages(name, charts.history.excerpt(interval_s, 0, second))
+
+    def learn(self, told: PeerHistory) -> None:
+        """Take over what a peer recorded before this replica began to."""
+        if not self._exists(told.job) or told.interval_s not in INTERVALS:
+            return
+        series = {
+            each.name: each.values
+            for each in told.series
+            if len(each.name) <= MAX_NAME_CHARS and len(each.values) <= INTERVALS[told.interval_s]
+        }
+        excerpt = Excerpt(interval_s=told.interval_s, from_unix_s=told.from_unix_s, series=series)
+        self._charts(told.job).history.fill(
+            excerpt, {name: series_kind(name) for name in series}, before_s=self._since_s
+        )
+        self._bound(int(self._unix_now()))
+
+
+def _messages(job: str, found: Excerpt) -> Iterator[PeerHistory]:
+    series = {name: values for name, values in found.series.items() if any(map(math.isfinite, values))}
+    length = max(map(len, series.values()), default=0)
+    skipped = min(
+        (next(at for at, value in enumerate(values) if math.isfinite(value)) for values in series.values()),
+        default=0,
+    )
+    letter, size = None, 0
+    for name, values in series.items():
+        if letter is None or size + length > MESSAGE_VALUES:
+            if letter is not None:
+                yield letter
+            letter = PeerHistory(
+                job=job,
+                interval_s=found.interval_s,
+                from_unix_s=found.from_unix_s + skipped * found.interval_s,
+            )
+            size = 0
+        letter.series.append(HistorySeries(name=name, values=values[skipped:]))
+        size += length
+    if letter is not None:
+        yield letter

@@ -1,0 +1,231 @@
+"""Short history for charts: values by name and second, in rings of fixed size.
+
+A series keeps one value a second for ten minutes and one every 15 seconds for a day. A series is one of four
+kinds, which say what becomes of the values of one interval: their mean, the last one, the largest, or their sum.
+All times are whole seconds since 1970, and are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+INTERVALS: Final[Mapping[int, int]] = {1: 600, 15: 5760}
+"""Seconds of an interval, and how many of them are kept."""
+SERIES_BYTES: Final = 4 * sum(INTERVALS.values())
+"""What one series takes, nearly."""
+HEAT_S: Final = 10
+HEAT_COLUMNS: Final = 60
+
+
+class Kind(Enum):
+    """What becomes of several values in one interval."""
+
+    MEAN = "mean"
+    LAST = "last"
+    MAX = "max"
+    SUM = "sum"
+
+
+class _Ring:
+    """The values of the newest `size` intervals; NaN where there is none."""
+
+    __slots__ = ("_count", "_values", "head", "interval_s", "size")
+
+    def __init__(self, interval_s: int, size: int) -> None:
+        self.interval_s, self.size = interval_s, size
+        self.head = 0
+        """Number of the newest interval that was written, counted from 1970."""
+        self._values = array("f", [math.nan]) * size
+        self._count = 0
+
+    def put(self, second: int, value: float, kind: Kind) -> None:
+        interval = second // self.interval_s
+        if interval > self.head:
+            self._forward_to(interval)
+        elif interval < self.head:
+            self.fill(interval, value)  # the clock was set back
+            return
+        place = interval % self.size
+        before = self._values[place]
+        if math.isnan(before):
+            self._count = 0
+        self._count += 1
+        match kind:
+            case _ if self._count == 1:
+                pass
+            case Kind.MEAN:
+                value = before + (value - before) / self._count
+            case Kind.MAX:
+                value = max(before, value)
+            case Kind.SUM:
+                value += before
+        self._values[place] = value
+
+    def fill(self, interval: int, value: float) -> None:
+        """Write a value of the past, if there is none and the interval is still kept."""
+        if self.head == 0 or interval > self.head:
+            self._forward_to(interval)
+        place = interval % self.size
+        if interval > self.head - self.size and math.isnan(self._values[place]):
+            self._values[place] = value
+
+    def between(self, first: int, end: int) -> Iterator[float]:
+        """Yield the values of the intervals from `first` to before `end`."""
+        oldest = self.head - self.size + 1
+        for interval in range(first, end):
+            known = oldest <= interval <= self.head
+            yield self._values[interval % self.size] if known else math.nan
+
+    def _forward_to(self, interval: int) -> None:
+        for skipped in range(max(self.head + 1, interval - self.size + 1), interval + 1):
+            self._values[skipped % self.size] = math.nan
+        self.head = interval
+
+
+@dataclass(slots=True)
+class _Series:
+    kind: Kind
+    rings: dict[int, _Ring]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """The values of several series, all equally long, one every `interval_s`, oldest first; NaN where there is none."""
+
+    interval_s: int
+    from_unix_s: int
+    series: Mapping[str, Sequence[float]]
+
+
+class JobHistory:
+    """The series of one job."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Series] = {}
+        self.newest_s = 0
+        """The second of the newest value."""
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._series
+
+    def put(self, second: int, name: str, value: float, kind: Kind) -> None:
+        """Take note of a value; one that is not finite is left out."""
+        if not math.isfinite(value):
+            return
+        for ring in self._of(name, kind).rings.values():
+            ring.put(second, value, kind)
+        self.newest_s = max(self.newest_s, second)
+
+    def fill(self, told: Excerpt, kinds: Mapping[str, Kind], *, before_s: int) -> None:
+        """Take over what another replica recorded before `before_s`; what is known here stays."""
+        if told.interval_s not in INTERVALS:
+            return
+        first, end = told.from_unix_s // told.interval_s, before_s // told.interval_s
+        for name, values in told.series.items():
+            ring = self._of(name, kinds.get(name, Kind.MEAN)).rings[told.interval_s]
+            for interval, value in enumerate(values, first):
+                if interval < end and math.isfinite(value):
+                    ring.fill(interval, value)
+                    self.newest_s = max(self.newest_s, interval * told.interval_s)
+
+    def excerpt(
+        self, interval_s: int, since_s: int, until_s: int, names: Iterable[str] | None = None
+    ) -> Excerpt:
+        """Return what is kept of the intervals that end after `since_s` and have ended by `until_s`.
+
+        `KeyError` for an interval that is not kept.
+        """
+        size = INTERVALS[interval_s]
+        end = until_s // interval_s
+        first = max(-(-since_s // interval_s), end - size)
+        wanted = self._series if names is None else [name for name in names if name in self._series]
+        return Excerpt(
+            interval_s=interval_s,
+            from_unix_s=first * interval_s,
+            series={
+                name: list(self._series[name].rings[interval_s].between(first, max(first, end)))
+                for name in wanted
+            },
+        )
+
+    def _of(self, name: str, kind: Kind) -> _Series:
+        held = self._series.get(name)
+        if held is None:
+            rings = {interval_s: _Ring(interval_s, size) for interval_s, size in INTERVALS.items()}
+            held = self._series[name] = _Series(kind, rings)
+        return held
+
+
+class Heat:
+    """What the ranks of one generation report of their steps, by ten seconds, for ten minutes."""
+
+    def __init__(self, generation: int, ranks: int) -> None:
+        self.generation, self.ranks = generation, ranks
+        self._columns: dict[int, array[int]] = {}
+
+    def put(self, second: int, rank: int, step_us: int) -> None:
+        """Take note of a rank's step; the last one of an interval stays."""
+        number = second // HEAT_S
+        column = self._columns.get(number)
+        if column is None:
+            column = self._columns[number] = array("I", [0]) * self.ranks
+            for old in [each for each in self._columns if each <= number - HEAT_COLUMNS]:
+                del self._columns[old]
+        if 0 <= rank < self.ranks:
+            column[rank] = min(step_us, 2**32 - 1)
+
+    def columns(self, since_s: int) -> tuple[int, list[list[int | None]]]:
+        """Return the second that the first column begins at, and the columns that begin at `since_s` or later."""
+        kept = sorted(number for number in self._columns if number * HEAT_S >= since_s)
+        if not kept:
+            return since_s, []
+        empty: list[int | None] = [None] * self.ranks
+        found = [
+            [value or None for value in self._columns[number]] if number in self._columns else empty
+            for number in range(kept[0], kept[-1] + 1)
+        ]
+        return kept[0] * HEAT_S, found
+
+
+class Pace:
+    """How many steps a second, from the moments at which the count grew.
+
+    Over the last ten seconds, or the last `LEAST` steps where those took longer.
+    """
+
+    LEAST: Final = 3
+    WINDOW_S: Final = 10.0
+
+    def __init__(self) -> None:
+        self._grew: list[tuple[float, int]] = []
+
+    def note(self, now_s: float, count: int) -> None:
+        """Take note of the count; one that is smaller begins anew."""
+        if self._grew and count < self._grew[-1][1]:
+            self._grew.clear()
+        if self._grew and count == self._grew[-1][1]:
+            return
+        self._grew.append((now_s, count))
+        while len(self._grew) > self.LEAST + 1 and self._grew[1][0] < now_s - self.WINDOW_S:
+            del self._grew[0]
+
+    def per_s(self, now_s: float) -> float | None:
+        """Return the rate at `now_s`; None before it is known. It falls while nothing happens."""
+        if len(self._grew) < 2:
+            return None
+        (began_s, before), (last_s, after) = self._grew[0], self._grew[-1]
+        usual_s = (last_s - began_s) / (len(self._grew) - 1)
+        end_s = now_s if now_s - last_s > 2 * usual_s else last_s
+        return (after - before) / (end_s - began_s) if end_s > began_s else None
+
+    def since_s(self, now_s: float) -> float | None:
+        """Return how long ago the count grew last."""
+        return now_s - self._grew[-1][0] if self._grew else None

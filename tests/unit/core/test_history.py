@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.core.history import HEAT_COLUMNS, HEAT_S, INTERVALS, Excerpt, Heat, JobHistory, Kind, Pace
+
+T = 1_700_000_000 // 15 * 15
+
+
+def shown(history: JobHistory, name: str, interval_s: int, since_s: int, until_s: int) -> list[float | None]:
+    values = history.excerpt(interval_s, since_s, until_s).series[name]
+    return [None if math.isnan(value) else value for value in values]
+
+
+def test_seconds_without_a_value_are_empty_and_an_interval_that_has_not_ended_is_not_shown() -> None:
+    history = JobHistory()
+    for second in (0, 1, 3):
+        history.put(T + second, "x", second, Kind.LAST)
+    assert shown(history, "x", 1, T, T + 4) == [0, 1, None, 3]
+    assert shown(history, "x", 15, T, T + 14) == []
+    assert shown(history, "x", 15, T, T + 15) == [3]
+    with pytest.raises(KeyError):
+        history.excerpt(7, T, T + 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(Kind.MEAN, 4.0), (Kind.LAST, 3.0), (Kind.MAX, 7.0), (Kind.SUM, 12.0)]
+)
+def test_what_becomes_of_several_values(kind: Kind, expected: float) -> None:
+    history = JobHistory()
+    for second, value in enumerate((2.0, 7.0, 3.0)):
+        history.put(T + second, "x", value, kind)
+    assert shown(history, "x", 15, T, T + 15) == [expected]
+
+
+def test_what_is_older_than_the_rings_is_gone() -> None:
+    history = JobHistory()
+    history.put(T, "x", 1, Kind.LAST)
+    history.put(T + INTERVALS[1], "x", 2, Kind.LAST)
+    assert shown(history, "x", 1, 0, T + INTERVALS[1] + 1) == [*[None] * (INTERVALS[1] - 1), 2]
+    assert shown(history, "x", 15, T, T + 15) == [1]
+
+
+def test_values_that_are_no_number_are_left_out() -> None:
+    history = JobHistory()
+    for value in (math.nan, math.inf, -math.inf):
+        history.put(T, "x", value, Kind.MEAN)
+    assert "x" not in history
+
+
+def test_what_a_peer_recorded_fills_what_is_missing_and_nothing_else() -> None:
+    history = JobHistory()
+    history.put(T + 3, "x", 30, Kind.LAST)
+    told = Excerpt(interval_s=1, from_unix_s=T, series={"x": [1.0, math.nan, 3.0, 4.0, 5.0]})
+    history.fill(told, {}, before_s=T + 4)
+    assert shown(history, "x", 1, T, T + 5) == [1, None, 3, 30, None]
+    history.fill(Excerpt(interval_s=7, from_unix_s=T, series={"y": [1.0]}), {}, before_s=T + 4)
+    assert "y" not in history
+
+
+def test_a_replica_that_knows_nothing_learns_all_from_a_peer() -> None:
+    ours, theirs = JobHistory(), JobHistory()
+    for second in range(2000):
+        theirs.put(T + second, "x", second, Kind.LAST)
+    for interval_s in INTERVALS:
+        ours.fill(theirs.excerpt(interval_s, 0, T + 2000), {}, before_s=T + 2000)
+        assert ours.excerpt(interval_s, T, T + 1995) == pytest.approx(
+            theirs.excerpt(interval_s, T, T + 1995), nan_ok=True
+        ) or shown(ours, "x", interval_s, T, T + 1995) == shown(theirs, "x", interval_s, T, T + 1995)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1500), st.integers(-50, 50)), max_size=60))
+def test_the_rings_agree_with_a_table(puts: list[tuple[int, int]]) -> None:
+    history, table, newest = JobHistory(), dict[int, float](), 0
+    for second, value in sorted(puts, key=lambda each: each[0]):
+        history.put(T + second, "x", value, Kind.LAST)
+        table[second], newest = value, second
+    if table:
+        expected = [table.get(second) for second in range(max(0, newest + 1 - INTERVALS[1]), newest + 1)]
+        assert shown(history, "x", 1, T, T + newest + 1)[-len(expected) :] == expected
+
+
+def test_heat_keeps_ten_minutes_and_is_empty_where_nothing_was_reported() -> None:
+    heat = Heat(generation=2, ranks=3)
+    heat.put(T, 0, 100)
+    heat.put(T + 2, 0, 200)
+    heat.put(T + 2 * HEAT_S, 2, 2**40)
+    heat.put(T, 7, 1)
+    begun = T // HEAT_S * HEAT_S
+    assert heat.columns(0) == (begun, [[200, None, None], [None] * 3, [None, None, 2**32 - 1]])
+    assert heat.columns(begun + 1)[1] == [[None, None, 2**32 - 1]]
+    heat.put(T + (HEAT_COLUMNS + 1) * HEAT_S, 1, 5)
+    assert heat.columns(0)[0] == begun + 2 * HEAT_S
+    assert heat.columns(begun + 100 * HEAT_S) == (begun + 100 * HEAT_S, [])
+
+
+def test_a_pace_is_that_of_the_last_ten_seconds_and_falls_while_nothing_happens() -> None:
+    pace = Pace()
+    assert (pace.per_s(0.0), pace.since_s(0.0)) == (None, None)
+    for second in range(30):
+        pace.note(float(second), 5 * second)
+    assert pace.per_s(29.5) == pytest.approx(5.0)
+    assert pace.since_s(29.5) == 0.5
+    assert pace.per_s(49.0) == pytest.approx(5 * 10 / 30, rel=0.2)
+
+
+def test_a_pace_of_long_steps_is_known_from_two_of_them_and_begins_anew_with_a_generation() -> None:
+    pace = Pace()
+    pace.note(0.0, 7)
+    pace.note(60.0, 8)
+    pace.note(60.0, 8)
+    assert pace.per_s(61.0) == pytest.approx(1 / 60)
+    pace.note(100.0, 4)
+    assert pace.per_s(101.0) is None
