@@ -90,7 +90,7 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
         return None
     from strata.coordinator.connection_limiter import connection_shares  # noqa: PLC0415  # likewise
     from strata.dashboard.app import make_app  # noqa: PLC0415  # the server extra
-    from strata.dashboard.door import door_of  # noqa: PLC0415  # likewise
+    from strata.dashboard.authorizer import HttpAuthorizer  # noqa: PLC0415  # likewise
     from strata.dashboard.server import HttpServer  # noqa: PLC0415  # likewise
 
     listen = config.http_listen
@@ -103,9 +103,9 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
         assert own.cert_file is not None
         assert own.key_file is not None
         tls = server_context(own.cert_file, own.key_file, own.ca_file)
-    door = door_of(config, now=lambda: dt.datetime.now(dt.UTC))
+    authorizer = HttpAuthorizer(config, now=lambda: dt.datetime.now(dt.UTC))
     return lambda observed: HttpServer(
-        make_app(observed, listen=listen, door=door),
+        make_app(observed, listen=listen, authorizer=authorizer),
         listen,
         advertised_host=advertised,
         shares=connection_shares(config),

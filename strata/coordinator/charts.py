@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from strata.coordinator.measures import ROUND_BOUNDS_S
 from strata.coordinator.members.progress import ProgressBoard, Reported
 from strata.core.goodput import DOWN, STEP, Goodput
 from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHistory, Kind, Pace
@@ -21,6 +22,7 @@ from strata.core.stalls import kind_of
 from strata.core.txn import WatchBatch
 from strata.core.view import View
 from strata.observe import get_logger
+from strata.observe.metrics import Histogram
 from strata.v1.members_pb2 import TrainingReport
 from strata.v1.peers_pb2 import HistorySeries, PeerHistory
 
@@ -79,6 +81,7 @@ class JobCharts:
         self.history = JobHistory()
         self.heat = Heat(0, 0)
         self.steps, self.samples = Pace(), Pace()
+        self.rounds = Histogram(ROUND_BOUNDS_S)
         self.training: TrainingReport | None = None
         self._account: Goodput | None = None
         self._account_s = 0.0
@@ -153,7 +156,10 @@ class JobCharts:
 class Charts:
     """The charts of all jobs. `run` records; the view's batches come through `commits`."""
 
-    def __init__(self, view: View, keys: ClusterKeys, unix_now: Callable[[], float]) -> None:
+    def __init__(
+        self, view: View, keys: ClusterKeys, *, unix_now: Callable[[], float], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
         self._view = view
         self._keys = keys
         self._unix_now = unix_now
@@ -216,11 +222,15 @@ class Charts:
                 log.warning("history_full", series=MAX_SERIES, hint="charts of the largest jobs begin anew")
             del self._jobs[name]
 
-    # -- saves
+    # -- barriers and saves
+
+    def round_ended(self, job: str, seconds: float) -> None:
+        """Take note of how long a round of a barrier was open."""
+        self._charts(job).rounds.observe(seconds)
 
     def commits(self, batch: WatchBatch) -> None:
         """Take note of how long checkpoints that were open take to be committed."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._clock()
         for event in batch.events:
             key = event.kv.key
             match self._keys.parts(key):

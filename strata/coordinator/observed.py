@@ -7,23 +7,28 @@ this replica; only etcd's own state has to be asked for, which happens in the ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
 
 from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember, ReplicaContext
+from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.measures import Measures
+from strata.coordinator.members.progress import Reported
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
 from strata.core.arrivals import OpenRound
+from strata.core.authority import Identity
 from strata.core.ids import InstanceId, ReplicaId, Uid
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
-from strata.errors import StrataError
+from strata.errors import StrataError, Unavailable
 from strata.observe.loop_lag import LoopLag
 from strata.v1.members_pb2 import MemberDevices, RankProgress
 
@@ -43,6 +48,10 @@ class SoftState(Protocol):
         """Return how many members and clients this replica serves."""
         ...
 
+    async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
+        """Answer a unary call, as one that came over gRPC."""
+        ...
+
     def hears(self, job: str, worker: str, boot: str) -> bool:
         """Tell whether this boot of a member has a transport here, registered or not, or had one a moment ago."""
         ...
@@ -57,6 +66,10 @@ class SoftState(Protocol):
 
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
         """Return what is known of these ranks; those that said nothing are absent."""
+        ...
+
+    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
+        """Return the newest generation that ranks of a job reported from, and their reports; 0 and none if none did."""
         ...
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
@@ -86,6 +99,7 @@ class Observed:
         self.version = version
         self._store = store
         self.chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
+        self._phases = JobPhases(context.mirror.view, context.keys)
         self.lag = LoopLag()
         self._etcd: Sequence[EtcdMember] = ()
         self._etcd_at = float("-inf")
@@ -150,6 +164,10 @@ class Observed:
         """Return why nothing can be written; an empty string as long as something can."""
         return self.context.outage()
 
+    def job_phases(self) -> Mapping[str, str]:
+        """Return where each job stands, as people see it."""
+        return self._phases.phases()
+
     def leader(self) -> Entry[records.Leader] | None:
         """Return who leads; its create revision is the epoch."""
         return leader_of(self.view, self.keys)
@@ -166,6 +184,12 @@ class Observed:
     def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]:
         """Yield what happened lately, newest first; to one job if it is named."""
         return self.chronicle.happenings(job, limit=limit)
+
+    async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
+        """Answer an operator's call, by its name in session.proto; `Unavailable` while this replica does not serve."""
+        if self.soft is None:
+            raise Unavailable("this replica does not serve yet, or no longer", hint="ask another replica")
+        return await self.soft.call(name, request, identity)
 
     def epoch(self) -> int | None:
         """Return the epoch in which this replica may act as leader at this moment, or None."""
@@ -220,13 +244,14 @@ class Observed:
             tasks.create_task(self._ask_etcd(), name="etcd members")
             await self.context.mirror.started()
             self.chronicle.begin()
-            leave = self.context.mirror.subscribe(self.chronicle.take)
-            leave_charts = self.context.mirror.subscribe(self.context.charts.commits)
+            self._phases.begin()
+            takers = (self.chronicle.take, self._phases.take, self.context.charts.commits)
+            leave = [self.context.mirror.subscribe(take) for take in takers]
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
-                leave()
-                leave_charts()
+                for each in leave:
+                    each()
 
     async def _ask_etcd(self) -> None:
         while True:

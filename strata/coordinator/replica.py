@@ -149,7 +149,7 @@ class Replica:
             etcd_members=etcd_members,
             unix_now=unix_now,
             rng=rng,
-            charts=Charts(mirror.view, keys, unix_now),
+            charts=Charts(mirror.view, keys, unix_now=unix_now, clock=clock),
             measures=measures,
         )
         self.observed = Observed(self.context, measured, version=version)

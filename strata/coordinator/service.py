@@ -8,22 +8,24 @@ mirror ──▶ Fanout ───────┘
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from strata.coordinator.barriers.peers import Dial, PeerHandler, Peers
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.calls.barriers import BarrierCalls
 from strata.coordinator.calls.checkpoints import CatalogCalls
 from strata.coordinator.calls.datasets import DatasetCalls
-from strata.coordinator.calls.dispatch import Calls
+from strata.coordinator.calls.dispatch import ANYBODY, Calls
 from strata.coordinator.calls.keeping import KeepingCalls
 from strata.coordinator.calls.recovery import RecoveryCalls
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.fanout import Fanout
 from strata.coordinator.members.keeper import Keeper
-from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.members.progress import ProgressBoard, Reported
 from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.registrar import Registrar
 from strata.coordinator.members.session import House
@@ -151,6 +153,9 @@ class Service:
 
     # -- what can be looked at (a `SoftState`)
 
+    async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
+        return await self.calls.answer(name, request, ANYBODY, identity)
+
     def session_count(self) -> int:
         return self.keeper.sessions()
 
@@ -165,6 +170,9 @@ class Service:
 
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[members_pb2.RankProgress]:
         return self._board.ranks(job, generation, ranks)
+
+    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
+        return self._board.reported(job)
 
     def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
         return self._board.devices(job)

@@ -182,9 +182,9 @@ class Heat:
         if 0 <= rank < self.ranks:
             column[rank] = min(step_us, 2**32 - 1)
 
-    def columns(self, since_s: int) -> tuple[int, list[list[int | None]]]:
-        """Return the second that the first column begins at, and the columns that begin at `since_s` or later."""
-        kept = sorted(number for number in self._columns if number * HEAT_S >= since_s)
+    def columns(self, since_s: int, until_s: int) -> tuple[int, list[list[int | None]]]:
+        """Return the second that the first column begins at, and the columns within `since_s` and `until_s`."""
+        kept = sorted(n for n in self._columns if n * HEAT_S >= since_s and (n + 1) * HEAT_S <= until_s)
         if not kept:
             return since_s, []
         empty: list[int | None] = [None] * self.ranks

@@ -1,6 +1,6 @@
 """The ASGI application: which path shows what, and what every answer carries.
 
-Everything is read-only. Answers are never cached by others, and tell the browser to load nothing from
+Only actions of the API change anything. Answers are never cached by others, and tell the browser to load nothing from
 anywhere and to run no script but ours. On loopback only a Host that is an address or `localhost` is
 answered, so that a page of somebody else's cannot read this one under a name of its own.
 """
@@ -21,11 +21,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strata.config import is_loopback, split_address
 from strata.core.records import PoisonRecord
-from strata.dashboard.door import OPEN, Door
+from strata.dashboard.api.routes import ROOT, Api
+from strata.dashboard.authorizer import OPEN, HttpAuthorizer
 from strata.dashboard.exposition import Exposition
 from strata.dashboard.html import tag
 from strata.dashboard.job import JobDetail, job_detail
 from strata.dashboard.layout import POLICY
+from strata.dashboard.origins import PREFLIGHT, allowing, is_known
 from strata.dashboard.pages import cluster_page, job_page, missing_page
 from strata.dashboard.source import Source
 from strata.dashboard.status import ClusterStatus, as_json, cluster_status
@@ -55,8 +57,8 @@ HEADERS: Final = (
 )
 
 
-def make_app(source: Source, *, listen: str, door: Door | None = None) -> ASGIApp:
-    """Return the application for one replica that is served at `listen`; everybody may look without `door`."""
+def make_app(source: Source, *, listen: str, authorizer: HttpAuthorizer) -> ASGIApp:
+    """Return the application for one replica that is served at `listen`."""
     exposition = Exposition(source)
 
     async def healthz(_request: Request) -> Response:
@@ -80,9 +82,10 @@ def make_app(source: Source, *, listen: str, door: Door | None = None) -> ASGIAp
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
+        *Api(source, authorizer).routes(),
     ]
     host, _port = split_address("coordinator.http_listen", listen)
-    return _Guard(Starlette(routes=routes), door, names_only_loopback=is_loopback(host))
+    return _Guard(Starlette(routes=routes), source, authorizer, names_only_loopback=is_loopback(host))
 
 
 class _Pages:
@@ -176,37 +179,52 @@ def _number(text: str) -> int:
 class _Guard:
     """Refuses what is not for us, and adds to every answer what every answer carries."""
 
-    def __init__(self, app: ASGIApp, door: Door | None, *, names_only_loopback: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, source: Source, authorizer: HttpAuthorizer, *, names_only_loopback: bool
+    ) -> None:
         self._app = app
-        self._door = door
+        self._source = source
+        self._authorizer = authorizer
         self._names_only_loopback = names_only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+        origin, host = headers.get(b"origin", ""), headers.get(b"host", "")
+        known = bool(origin) and is_known(self._source, origin, host)
+        also = [*HEADERS, *(allowing(origin) if known else ())]
+
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
+                message["headers"] = [*message.get("headers", ()), *also]
             await send(message)
 
-        headers = dict(scope["headers"])
-        if scope["method"] not in ("GET", "HEAD"):
-            refusal = PlainTextResponse("this only shows things\n", 405, headers={"allow": "GET, HEAD"})
-            await refusal(scope, receive, sending)
-        elif self._names_only_loopback and not _is_local(headers.get(b"host", b"").decode("latin-1")):
-            refusal = PlainTextResponse("open it as localhost, or by its address\n", 421)
-            await refusal(scope, receive, sending)
-        elif (refused := self._refused(scope, headers)) is not None:
-            await refused(scope, receive, sending)
-        else:
-            await self._app(scope, receive, sending)
+        answer = self._refusal(scope, host, foreign=bool(origin) and not known)
+        if answer is None and scope["method"] == "OPTIONS":
+            also += PREFLIGHT
+            answer = Response(status_code=204)
+        await (answer or self._app)(scope, receive, sending)
 
-    def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        """Return the answer to somebody who may not look."""
-        if self._door is None or scope["path"] in OPEN:
+    def _refusal(self, scope: Scope, host: str, *, foreign: bool) -> Response | None:
+        """Return the answer to a request that is not served."""
+        method, api = scope["method"], scope["path"].startswith(f"{ROOT}/")
+        allowed = ("GET", "HEAD", "POST", "OPTIONS") if api else ("GET", "HEAD")
+        if method not in allowed:
+            return PlainTextResponse(
+                "this only shows things\n", 405, headers={"allow": ", ".join(allowed[:3] if api else allowed)}
+            )
+        if self._names_only_loopback and not _is_local(host):
+            return PlainTextResponse("open it as localhost, or by its address\n", 421)
+        if foreign and method in ("POST", "OPTIONS"):
+            return PlainTextResponse("that is not a page of this cluster\n", 403)
+        return None if api else self._page_refusal(scope)
+
+    def _page_refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to somebody who may not look at a page."""
+        if scope["path"] in OPEN:
             return None
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
         job = _JOB_PATH.match(scope["path"])
         try:
-            self._door.check(scope["state"]["uris"], authorization, job[1] if job else None)
+            self._authorizer.check_page(self._authorizer.caller(scope), job[1] if job else None)
         except Unauthenticated as error:
             asks = {"www-authenticate": 'Basic realm="Strata: the token as password"'}
             return PlainTextResponse(f"{error.message}\n", 401, headers=asks)

@@ -2,10 +2,10 @@
 
 That loop serves barriers, so whoever comes over HTTP must not be able to hold it up:
 
-- a connection lives for `CONNECTION_S` at most, whatever it does or does not send, and counts from its accept on,
-  before its TLS handshake; above the limits the oldest of the address with the most goes, so that a probe is
+- a connection lives for `CONNECTION_S` at most, whatever it does or does not send, but for the streams of the API, of
+  which there are at most `api.stream.MAX_STREAMS`. It counts from its accept on, before its TLS handshake; above the limits the oldest of the address with the most goes, so that a probe is
   answered whatever others hold (`core.connections`, the rule of the gRPC port as well);
-- a request's head is bounded, bodies are not read, and only GET and HEAD are answered (`app`);
+- a request's head is bounded, and no body is read but that of an action, which is bounded too (`api.routes`);
 - what is shown is made at most once a second for each page (`app`).
 
 uvicorn would take over the process's signals; here they belong to the replica.
@@ -224,6 +224,12 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         protocol = _Bounded(config=self.config, server_state=self.server_state, app_state={})
         end = loop.call_later(CONNECTION_S, self._end, connection)
+
+        def stays() -> None:
+            end.cancel()
+            self._speaking.admitted(connection)
+
+        protocol.stays = stays
         try:
             await loop.connect_accepted_socket(
                 lambda: protocol,
@@ -279,13 +285,16 @@ class _Bounded(H11Protocol):
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.ended = asyncio.Event()
+        self.stays: Callable[[], None] = lambda: None
+        """Lets the connection live for longer than others, and stay where strangers go."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         secured = transport.get_extra_info("ssl_object")
         shown = secured.getpeercert() if secured is not None else None
         names = (shown or {}).get("subjectAltName", ())
-        self.app_state = {"uris": [name for kind, name in names if kind == "URI"]}
+        uris = [name for kind, name in names if kind == "URI"]
+        self.app_state = {"uris": uris, "stays": lambda: self.stays()}  # noqa: PLW0108  # it is set later
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()

@@ -1,9 +1,11 @@
-"""What the dashboard asks of a replica: to look, and nothing else."""
+"""What the dashboard asks of a replica: to look, and to answer an operator's calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
 
 from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Happening
@@ -11,6 +13,7 @@ from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import ReplicaState, SoftState
+from strata.core.authority import Identity
 from strata.core.ids import InstanceId, ReplicaId, Uid
 from strata.core.keys import ClusterKeys
 from strata.core.records import Leader
@@ -18,7 +21,7 @@ from strata.core.view import Entry, View
 
 
 class Source(Protocol):
-    """One replica, read-only. Nothing here blocks but `etcd_members`, which takes a second at most."""
+    """One replica. Nothing here blocks but `etcd_members`, which takes a second at most, and `call`."""
 
     @property
     def replica(self) -> ReplicaId: ...
@@ -44,9 +47,12 @@ class Source(Protocol):
     def is_healthy(self) -> tuple[bool, str]: ...
     def is_ready(self) -> tuple[bool, str]: ...
     def outage(self) -> str: ...
+    def job_phases(self) -> Mapping[str, str]: ...
     def leader(self) -> Entry[Leader] | None: ...
     def replicas(self) -> list[ReplicaState]: ...
     def happenings(self, job: str | None = None, *, limit: int) -> Iterator[Happening]: ...
+    async def call(self, name: str, request: Message, identity: Identity | None) -> Any: ...
+
     async def etcd_members(self) -> Sequence[EtcdMember]: ...
 
     def last_etcd_members(self) -> Sequence[EtcdMember]: ...

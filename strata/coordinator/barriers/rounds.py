@@ -329,7 +329,9 @@ class Barriers:
 
     def _note_time(self, key: BarrierKey) -> None:
         if (open_round := self._book.get(key)) is not None:
-            self._round_seconds.observe(max(0.0, self._now_ms() - open_round.since_ms) / 1000)
+            seconds = max(0.0, self._now_ms() - open_round.since_ms) / 1000
+            self._round_seconds.observe(seconds)
+            self._context.charts.round_ended(key.job, seconds)
 
     def _served_of(self, open_round: OpenRound) -> int:
         """Return how many participants of a round have their session here."""

@@ -126,7 +126,7 @@ class BarrierCalls:
         open_rounds = [
             (_name(round_.key, ended=False), round_) for round_ in self._barriers.open(request.job)
         ]
-        ended = [(_name(key, ended=True), (key, outcome)) for key, outcome in _outcomes(job)]
+        ended = [(_name(key, ended=True), (key, outcome)) for key, outcome in outcomes(job)]
 
         def part(one: tuple[str, Any]) -> pb.ListBarriersResponse:
             if isinstance(one[1], tuple):
@@ -178,7 +178,7 @@ def _released(outcome: pb.BarrierOutcome, token: str) -> pb.WaitBarrierResponse:
     return answer
 
 
-def _outcomes(job: JobView) -> Iterator[tuple[BarrierKey, Entry[BarrierOutcome]]]:
+def outcomes(job: JobView) -> Iterator[tuple[BarrierKey, Entry[BarrierOutcome]]]:
     """Yield the outcomes that are still kept, of every barrier and generation."""
     for name in job.view.names(job.keys.barriers):
         for generation in job.view.names(job.keys.barrier_name(name)):

@@ -91,11 +91,14 @@ def test_heat_keeps_ten_minutes_and_is_empty_where_nothing_was_reported() -> Non
     heat.put(T + 2 * HEAT_S, 2, 2**40)
     heat.put(T, 7, 1)
     begun = T // HEAT_S * HEAT_S
-    assert heat.columns(0) == (begun, [[200, None, None], [None] * 3, [None, None, 2**32 - 1]])
-    assert heat.columns(begun + 1)[1] == [[None, None, 2**32 - 1]]
+    end = begun + 3 * HEAT_S
+    assert heat.columns(0, end) == (begun, [[200, None, None], [None] * 3, [None, None, 2**32 - 1]])
+    assert heat.columns(0, end - 1) == (begun, [[200, None, None]]), "the last column still grows"
+    assert heat.columns(begun + 1, end)[1] == [[None, None, 2**32 - 1]]
     heat.put(T + (HEAT_COLUMNS + 1) * HEAT_S, 1, 5)
-    assert heat.columns(0)[0] == begun + 2 * HEAT_S
-    assert heat.columns(begun + 100 * HEAT_S) == (begun + 100 * HEAT_S, [])
+    end = begun + 100 * HEAT_S
+    assert heat.columns(0, end)[0] == begun + 2 * HEAT_S
+    assert heat.columns(end, end) == (end, [])
 
 
 def test_a_pace_is_that_of_the_last_ten_seconds_and_falls_while_nothing_happens() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import datetime as dt
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from strata.config import CoordinatorConfig
 from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
+from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.measures import Measures
-from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.members.progress import ProgressBoard, Reported
 from strata.coordinator.observed import ReplicaState
 from strata.core import records
 from strata.core.arrivals import Arrival, BarrierBook, OpenRound
+from strata.core.authority import Identity
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, Uid, WorkerId
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
@@ -31,10 +35,16 @@ from strata.core.records import (
 )
 from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.core.view import Entry, View
+from strata.dashboard.authorizer import HttpAuthorizer
 from strata.v1.members_pb2 import MemberDevices, RankProgress
 
 KEYS = ClusterKeys("default")
 EPOCH = 3
+
+
+def anybody() -> HttpAuthorizer:
+    """Return the authorizer of a coordinator that asks nobody who they are."""
+    return HttpAuthorizer(CoordinatorConfig(), now=lambda: dt.datetime.now(dt.UTC))
 
 
 class Shown:
@@ -46,12 +56,14 @@ class Shown:
         self.view, self.keys, self.measures = View(), KEYS, Measures()
         self.connections = ConnectionReport()
         self.chronicle = Chronicle(self.view, KEYS, self.measures, lambda: 1.7e9)
-        self.charts = Charts(self.view, KEYS, lambda: 1.7e9)
+        self.charts = Charts(self.view, KEYS, unix_now=lambda: 1.7e9, clock=lambda: 0.0)
+        self._phases = JobPhases(self.view, KEYS)
         self.board, self.book = ProgressBoard(), BarrierBook()
         self.etcd: Sequence[EtcdMember] = (
             EtcdMember(endpoint="e1:2379", version="3.5.30", healthy=True, leader=True, db_size_bytes=4096),
         )
         self.ready: tuple[bool, str] = (True, "")
+        self.calls: list[tuple[str, Any, Identity | None]] = []
         self.unwritable = ""
         self.impossible: dict[str, Sequence[str]] = {}
 
@@ -76,6 +88,7 @@ class Shown:
         self.view.apply(batch.revision, batch.events)
         self.chronicle.take(batch)
         self.charts.commits(batch)
+        self._phases.take(batch)
 
     def lead(self) -> None:
         """Register this replica and let it lead."""
@@ -165,6 +178,12 @@ class Shown:
     def outage(self) -> str:
         return self.unwritable
 
+    def job_phases(self) -> Mapping[str, str]:
+        return self._phases.phases()
+
+    async def call(self, name: str, request: Any, identity: Identity | None) -> Any:
+        self.calls.append((name, request, identity))
+
     def leader(self) -> Entry[records.Leader] | None:
         return leader_of(self.view, KEYS)
 
@@ -220,6 +239,9 @@ class Shown:
 
     def progress(self, job: str, generation: int, ranks: Iterable[int]) -> list[RankProgress]:
         return self.board.ranks(job, generation, ranks)
+
+    def reported(self, job: str) -> tuple[int, Mapping[int, Reported]]:
+        return self.board.reported(job)
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
         return self.board.devices(job)

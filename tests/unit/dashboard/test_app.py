@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from strata.core.records import CheckpointState
 from strata.dashboard.app import make_app
-from tests.unit.dashboard.rig import KEYS, Shown
+from tests.unit.dashboard.rig import KEYS, Shown, anybody
 
 
 class Answer:
@@ -44,7 +44,7 @@ async def ask(shown: Shown, path: str, *, method: str = "GET", host: str = "loca
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
     }
-    await make_app(shown, listen="127.0.0.1:0")(scope, receive, send)
+    await make_app(shown, listen="127.0.0.1:0", authorizer=anybody())(scope, receive, send)
     return Answer(messages)
 
 

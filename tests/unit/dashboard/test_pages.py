@@ -34,7 +34,7 @@ from strata.dashboard.job import job_detail
 from strata.dashboard.layout import POLICY
 from strata.dashboard.pages import cluster_page, job_page
 from strata.dashboard.status import as_json, cluster_status
-from tests.unit.dashboard.rig import KEYS, Shown
+from tests.unit.dashboard.rig import KEYS, Shown, anybody
 
 HOSTILE = """<script>alert(1)</script>"'><img src=x onerror=alert(2)>&amp;\u202e\x1b[31m</title></style>"""
 
@@ -286,7 +286,7 @@ async def test_the_policy_allows_what_the_page_brings_and_no_more() -> None:
 
 
 def test_the_application_takes_any_source() -> None:
-    assert make_app(Shown(), listen="127.0.0.1:0") is not None
+    assert make_app(Shown(), listen="127.0.0.1:0", authorizer=anybody()) is not None
 
 
 async def test_a_job_that_is_asked_to_stop_says_so_and_its_history_says_how_it_got_there() -> None:

@@ -19,7 +19,7 @@ from strata.coordinator.connection_limiter import ConnectionReport
 from strata.core.authority import Role
 from strata.core.connections import shares
 from strata.dashboard.app import make_app
-from strata.dashboard.door import door_of
+from strata.dashboard.authorizer import HttpAuthorizer
 from strata.dashboard.server import HttpServer
 from strata.dashboard.tls import server_context
 from strata.errors import ConfigError
@@ -60,7 +60,7 @@ async def served(config: CoordinatorConfig) -> AsyncIterator[str]:
     shown.lead()
     shown.job("job", members=1)
     server = HttpServer(
-        make_app(shown, listen=LISTEN, door=door_of(config, now=now)),
+        make_app(shown, listen=LISTEN, authorizer=HttpAuthorizer(config, now=now)),
         LISTEN,
         advertised_host="127.0.0.1",
         shares=SHARES,
@@ -160,7 +160,7 @@ def test_on_loopback_nobody_is_asked(authority: Authority, listen: str) -> None:
     config = CoordinatorConfig(
         http_listen=listen, credentials=Credentials(ca_file=authority.ca, cert_file=cert, key_file=key)
     )
-    assert door_of(config, now=now) is None
+    assert HttpAuthorizer(config, now=now).caller({"headers": []}) is None
     assert not config.serves_https
 
 

@@ -1,0 +1,70 @@
+"""What an operator may do to a checkpoint over HTTP: the calls of gRPC, with the same checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from strata.core.authority import Identity
+from strata.core.checkpoint_order import find
+from strata.core.job import JobView
+from strata.dashboard.api import model
+from strata.dashboard.api.saves import checkpoint
+from strata.dashboard.source import Source
+from strata.errors import CheckpointNotFound, InvalidArgument, NotFound
+from strata.v1 import checkpoints_pb2 as pb
+
+MAX_BODY: Final = 16 * 1024
+HEADER: Final = b"x-strata-action"
+"""A page of another site cannot send it without asking first."""
+
+Call = Callable[[str, int, model.CheckpointAction, str], tuple[str, Any]]
+
+ACTIONS: Final[Mapping[str, Call]] = {
+    "pin": lambda job, step, action, who: (
+        "pin_checkpoint",
+        pb.PinCheckpointRequest(job=job, step=step, attempt=action.attempt, who=who, why=action.why),
+    ),
+    "unpin": lambda job, step, action, who: (
+        "unpin_checkpoint",
+        pb.UnpinCheckpointRequest(job=job, step=step, attempt=action.attempt),
+    ),
+    "tag": lambda job, step, action, who: (
+        "tag_checkpoint",
+        pb.TagCheckpointRequest(job=job, step=step, attempt=action.attempt, tag=action.tag, who=who),
+    ),
+    "untag": lambda job, step, action, who: (
+        "untag_checkpoint",
+        pb.UntagCheckpointRequest(job=job, tag=action.tag),
+    ),
+    "fork": lambda job, step, action, who: (
+        "fork_checkpoint",
+        pb.ForkCheckpointRequest(job=action.into, source_job=job, step=step, attempt=action.attempt),
+    ),
+    "delete": lambda job, step, action, who: (
+        "delete_checkpoint",
+        pb.DeleteCheckpointRequest(job=job, step=step, attempt=action.attempt),
+    ),
+}
+
+
+async def act(
+    source: Source, identity: Identity | None, job: str, step: int, name: str, body: bytes
+) -> model.Checkpoint:
+    """Do what `name` says to the checkpoint of `step`, and return it as it is then; raises the refusal."""
+    make = ACTIONS.get(name)
+    if make is None:
+        raise NotFound(f"there is no action {name[:40]}", hint=f"there are {', '.join(ACTIONS)}")
+    try:
+        action = msgspec.json.decode(body or b"{}", type=model.CheckpointAction)
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise InvalidArgument(f"the body of the action cannot be read: {error}") from None
+    who = str(identity) if identity is not None else "dashboard"
+    await source.call(*make(job, step, action, who), identity)
+    view = JobView(source.view, source.keys.job(job))
+    entry = find(view, step, action.attempt)
+    if entry is None:
+        raise CheckpointNotFound(f"step {step} of job {job} is gone")
+    return checkpoint(view, entry)

@@ -1,0 +1,154 @@
+"""One job: what is wrong with it, what its time went to, what happened to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from strata.coordinator.ailments import trouble_of
+from strata.core.goodput import STEP
+from strata.core.goodput import Goodput as Account
+from strata.core.job import JobView, World
+from strata.core.stopping import active_world
+from strata.core.trouble import Trouble
+from strata.dashboard.api import model
+from strata.dashboard.api.cluster import job_summary
+from strata.dashboard.source import Source
+
+EVENTS: Final = 200
+
+
+def job(source: Source, name: str) -> model.Job | None:
+    """Return a job, None if there is none; `PoisonRecord` if it cannot be read."""
+    view = JobView(source.view, source.keys.job(name))
+    if not view.exists:
+        return None
+    world, spec, charts = view.world(), view.spec(), source.charts.job(name)
+    account = charts.goodput(source.loop_now_ms() / 1000) if charts is not None else None
+    reported = charts.training.reported if charts is not None and charts.training is not None else {}
+    return model.Job(
+        summary=job_summary(source, name),
+        restored_step=world.head.restore.step if world is not None and world.head.restore else None,
+        failed_in_a_row=world.head.fruitless if world is not None else 0,
+        max_failed_in_a_row=spec.record.max_fruitless_generations if spec is not None else 0,
+        findings=tuple(_findings(source, view, world)),
+        notice=_notice(view),
+        goodput=_goodput(account) if account is not None else None,
+        reported={each: value if math.isfinite(value) else None for each, value in sorted(reported.items())},
+    )
+
+
+def _goodput(account: Account) -> model.Goodput:
+    wall_s = account.total_s
+    parts = sorted(account.spent_s.items(), key=lambda part: (part[0] != STEP, -part[1]))
+    return model.Goodput(
+        wall_s=wall_s,
+        ratio=account.ratio,
+        parts=tuple(
+            model.GoodputPart(cause=cause, seconds=seconds, ratio=seconds / wall_s if wall_s > 0 else 0.0)
+            for cause, seconds in parts
+        ),
+    )
+
+
+def _findings(source: Source, view: JobView, world: World | None) -> Iterator[model.Finding]:
+    if world is None or source.soft is None:
+        return
+    said = source.soft.progress(view.keys.name, world.head.generation, range(world.head.size))
+    found = trouble_of(source.soft, view, said, world)
+    yield from _stalls(found)
+    for word in found.held:
+        if word.hold is not None:
+            yield model.Finding(
+                kind="held",
+                text=f"rank {word.rank} cannot save step {word.hold.step}: {word.hold.reason} on host {word.hold.host}",
+                ranks=(word.rank,),
+                host=word.hold.host,
+                cause=word.hold.reason,
+                since_ms=int(1000 * word.hold.held_s),
+            )
+    for slow in found.slow:
+        yield model.Finding(
+            kind="slow",
+            text=f"rank {slow.rank} takes {slow.times:.1f} times the median for a step",
+            ranks=(slow.rank,),
+        )
+    for sick in found.sick:
+        yield model.Finding(
+            kind="device",
+            text=f"device {sick.index} of {sick.worker}: {sick.fault}",
+            worker_id=sick.worker,
+            device=sick.index,
+            cause=sick.fault,
+        )
+    for each in found.impossible:
+        yield model.Finding(kind="invariant", text=f"its keys hold what cannot be: {each}")
+
+
+def _stalls(found: Trouble) -> Iterator[model.Finding]:
+    for word in found.stalled:
+        if word.rank in found.suspects:
+            phase = f" ({word.phase})" if word.phase else ""
+            yield model.Finding(
+                kind="stalled",
+                text=f"rank {word.rank} stands still at step {word.step}{phase} for {word.stalled_ms / 1000:.0f} s",
+                ranks=(word.rank,),
+                cause=found.how,
+                since_ms=word.stalled_ms,
+            )
+
+
+def _notice(view: JobView) -> model.Notice | None:
+    world = active_world(view)
+    entry = None if world is None else view.notice(world.head.generation)
+    if world is None or entry is None:
+        return None
+    record = entry.record
+    return model.Notice(
+        action=record.action.value,
+        reason=record.reason,
+        workers=tuple(record.workers),
+        grace_ms=record.grace_ms,
+        stopped=len(view.stopped(world.head.generation)),
+        ranks=world.head.size,
+    )
+
+
+def generations(source: Source, name: str) -> model.Generations:
+    """Return the generations that are still kept, the newest first."""
+    view = JobView(source.view, source.keys.job(name))
+    return model.Generations(
+        generations=tuple(
+            model.Generation(
+                generation=int(entry.name),
+                began_unix_ms=entry.record.began_unix_ms,
+                members=entry.record.members,
+                ranks=entry.record.size,
+                restored_step=entry.record.restore.step if entry.record.restore is not None else None,
+                committed_step=entry.record.committed_step,
+                failure=entry.record.failure,
+                reason=entry.record.reason,
+            )
+            for entry in reversed(view.history())
+        )
+    )
+
+
+def events(
+    source: Source, name: str | None, *, after: int = 0, limited_to: Collection[str] = ()
+) -> model.Events:
+    """Return what happened after revision `after`, the newest first; to one job if it is named."""
+    return model.Events(
+        events=tuple(
+            model.Event(
+                unix_ms=int(each.unix_s * 1000),
+                revision=each.revision,
+                kind=each.kind,
+                job=each.job,
+                text=each.text,
+            )
+            for each in source.happenings(name, limit=EVENTS)
+            if each.revision > after and (not limited_to or each.job in limited_to)
+        )
+    )

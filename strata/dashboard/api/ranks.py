@@ -1,0 +1,183 @@
+"""The ranks of a job's current generation, their members and devices, and how long their steps took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from strata.coordinator.ailments import trouble_of, world_devices
+from strata.coordinator.members.progress import Reported
+from strata.core.history import HEAT_S
+from strata.core.job import JobView, World
+from strata.dashboard.api import model
+from strata.dashboard.source import Source
+from strata.v1.members_pb2 import DeviceStatus
+
+
+def ranks(source: Source, name: str) -> model.Ranks:
+    """Return all ranks of the current generation, and the job's members."""
+    job = JobView(source.view, source.keys.job(name))
+    world, now_s = job.world(), source.loop_now_ms() / 1000
+    reports = _reports(source, name, world)
+    workers, owner = _workers(job, world, reports, now_s)
+    size = world.head.size if world is not None else 0
+    said = [reports.get(rank) for rank in range(size)]
+    phases = sorted({each.phase for each in said if each is not None} | {""})
+    index = {phase: number for number, phase in enumerate(phases)}
+    return model.Ranks(
+        generation=world.head.generation if world is not None else 0,
+        size=size,
+        workers=tuple(workers),
+        worker=tuple(owner.get(rank, -1) for rank in range(size)),
+        step=tuple(None if each is None else each.step for each in said),
+        phases=tuple(phases),
+        phase=tuple(index[each.phase if each is not None else ""] for each in said),
+        heard_ms=tuple(None if each is None else _age_ms(each, now_s) for each in said),
+        stalled_ms=tuple(
+            max(1, _age_ms(each, now_s)) if each is not None and each.stalled else 0 for each in said
+        ),
+        compute_us=tuple(None if each is None else each.step_us or None for each in said),
+        median_compute_us=tuple(None if each is None else each.median_step_us or None for each in said),
+        relative_score=tuple(None for _ in said),
+        own_score=tuple(None for _ in said),
+    )
+
+
+def rank(source: Source, name: str, number: int) -> model.Rank | None:
+    """Return one rank of the current generation; None if that has no such rank."""
+    job = JobView(source.view, source.keys.job(name))
+    world, now_s = job.world(), source.loop_now_ms() / 1000
+    if world is None or not 0 <= number < world.head.size:
+        return None
+    report = _reports(source, name, world).get(number)
+    place = world.member_of(number)
+    entry = job.worker(place.worker)
+    found = ""
+    if source.soft is not None:
+        said = source.soft.progress(name, world.head.generation, range(world.head.size))
+        trouble = trouble_of(source.soft, job, said, world)
+        found = trouble.says if number in trouble.suspects or number in {s.rank for s in trouble.slow} else ""
+    return model.Rank(
+        rank=number,
+        worker_id=place.worker,
+        host=entry.record.host if entry is not None else "",
+        step=report.step if report is not None else None,
+        phase=report.phase if report is not None else "",
+        heard_ms=_age_ms(report, now_s) if report is not None else None,
+        stalled_ms=max(1, _age_ms(report, now_s)) if report is not None and report.stalled else 0,
+        compute_us=report.step_us or None if report is not None else None,
+        median_compute_us=report.median_step_us or None if report is not None else None,
+        relative_score=None,
+        own_score=None,
+        finding=found,
+        stack=report.stack if report is not None else "",
+        trace_file=report.trace_file if report is not None else "",
+        trace_bytes=report.trace_bytes if report is not None else 0,
+        log=(),
+        devices=tuple(each for each in _devices(source, name, world) if each.worker_id == place.worker),
+    )
+
+
+def devices(source: Source, name: str) -> model.Devices:
+    """Return the accelerators of the world's members, sick ones first."""
+    world = JobView(source.view, source.keys.job(name)).world()
+    found = _devices(source, name, world) if world is not None else ()
+    return model.Devices(
+        devices=tuple(sorted(found, key=lambda each: (not each.fault, each.worker_id, each.index)))
+    )
+
+
+def heatmap(source: Source, name: str, *, since_unix_ms: int = 0) -> model.Heatmap:
+    """Return how long the ranks' steps took in the last ten minutes, from `since_unix_ms` on."""
+    charts = source.charts.job(name)
+    if charts is None:
+        return model.Heatmap(generation=0, from_unix_ms=0, interval_ms=1000 * HEAT_S, ranks=0, columns=())
+    begun, columns = charts.heat.columns(-(-since_unix_ms // 1000), int(source.unix_now()))
+    return model.Heatmap(
+        generation=charts.heat.generation,
+        from_unix_ms=1000 * begun,
+        interval_ms=1000 * HEAT_S,
+        ranks=charts.heat.ranks,
+        columns=tuple(map(tuple, columns)),
+    )
+
+
+def _reports(source: Source, name: str, world: World | None) -> Mapping[int, Reported]:
+    if world is None or source.soft is None:
+        return {}
+    generation, reports = source.soft.reported(name)
+    return reports if generation == world.head.generation else {}
+
+
+def _age_ms(report: Reported, now_s: float) -> int:
+    return max(0, int(1000 * (now_s - report.at)))
+
+
+def _workers(
+    job: JobView, world: World | None, reports: Mapping[int, Reported], now_s: float
+) -> tuple[list[model.Worker], dict[int, int]]:
+    """Return the world's members in the order of their ranks, then the standbys; and whose each rank is."""
+    registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
+    workers: list[model.Worker] = []
+    owner: dict[int, int] = {}
+    for place in world.members if world is not None else ():
+        entry = registered.pop((place.worker, place.incarnation), None)
+        own = range(place.first_rank, place.first_rank + place.slots)
+        owner.update(dict.fromkeys(own, len(workers)))
+        ages = [_age_ms(reports[each], now_s) for each in own if each in reports]
+        workers.append(
+            model.Worker(
+                worker_id=place.worker,
+                incarnation=place.incarnation,
+                host=entry.record.host if entry is not None else "",
+                pid=entry.record.pid if entry is not None else 0,
+                slots=place.slots,
+                first_rank=place.first_rank,
+                standby=False,
+                lost=entry is None,
+                leaving=False,
+                heartbeat_age_ms=min(ages, default=None),
+            )
+        )
+    for (name, incarnation), entry in sorted(registered.items()):
+        workers.append(
+            model.Worker(
+                worker_id=name,
+                incarnation=incarnation,
+                host=entry.record.host,
+                pid=entry.record.pid,
+                slots=entry.record.slots,
+                first_rank=None,
+                standby=True,
+                lost=False,
+                leaving=False,
+                heartbeat_age_ms=None,
+            )
+        )
+    return workers, owner
+
+
+def _devices(source: Source, name: str, world: World) -> Iterator[model.Device]:
+    if source.soft is None:
+        return
+    for worker, device in world_devices(source.soft, name, world):
+        yield _device(worker, device)
+
+
+def _device(worker: str, device: DeviceStatus) -> model.Device:
+    def read(field: str) -> int | None:
+        return int(getattr(device, field)) if device.HasField(field) else None  # type: ignore[arg-type]  # by name
+
+    return model.Device(
+        worker_id=worker,
+        index=device.index,
+        name=device.name,
+        uuid=device.uuid,
+        utilization_percent=read("utilization_percent"),
+        memory_used_bytes=read("memory_used_bytes"),
+        memory_total_bytes=read("memory_total_bytes"),
+        temperature_c=read("temperature_c"),
+        power_mw=read("power_mw"),
+        ecc_uncorrected=read("ecc_uncorrected"),
+        xids=tuple(device.xids),
+        fault=device.fault,
+    )

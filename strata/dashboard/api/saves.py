@@ -1,0 +1,103 @@
+"""The checkpoints of a job, and its datasets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strata.core.checkpoint_damage import suspected_tiers
+from strata.core.checkpoint_pins import tags_of
+from strata.core.checkpoint_tiers import tiers_of
+from strata.core.checkpoints import acked, is_latest, newest
+from strata.core.datasets import shards_of
+from strata.core.job import JobView
+from strata.core.records import Assignment, CheckpointRecord, CheckpointState, DatasetSpec
+from strata.core.view import Entry
+from strata.dashboard.api import model
+from strata.dashboard.source import Source
+from strata.observe.words import ranks as as_runs
+
+PAGE: Final = 100
+
+
+def checkpoints(source: Source, name: str, *, page_token: str = "") -> model.Checkpoints:
+    """Return the catalog of a job, a page of it, the newest first."""
+    job = JobView(source.view, source.keys.job(name))
+    entries = sorted(job.checkpoints(), key=_order, reverse=True)
+    rest = [entry for entry in entries if not page_token or _token(entry) < page_token]
+    return model.Checkpoints(
+        checkpoints=tuple(checkpoint(job, entry) for entry in rest[:PAGE]),
+        total=len(entries),
+        next_page_token=_token(rest[PAGE - 1]) if len(rest) > PAGE else "",
+    )
+
+
+def _order(entry: Entry[CheckpointRecord]) -> tuple[int, int]:
+    return entry.record.generation, entry.record.step
+
+
+def _token(entry: Entry[CheckpointRecord]) -> str:
+    return f"{entry.record.generation:020d}/{entry.record.step:020d}"
+
+
+def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint:
+    """Return a record of the catalog, with what lies around it."""
+    record, latest = entry.record, job.latest()
+    acks = acked(job, record)
+    where = (record.step, record.generation, record.attempt)
+    is_open = record.state in (CheckpointState.OPEN, CheckpointState.PREPARED)
+    return model.Checkpoint(
+        step=record.step,
+        attempt=record.attempt,
+        generation=record.generation,
+        epoch=record.epoch,
+        type=record.type.value,
+        state=record.state.value,
+        acked=len(acks),
+        ranks=record.ranks,
+        missing_ranks=as_runs(set(range(record.ranks)) - acks) if is_open else "",
+        size_bytes=record.size_bytes,
+        created_unix_ms=record.created_unix_ms,
+        path=record.path,
+        reason=record.reason,
+        latest=is_latest(latest.record if latest is not None else None, record),
+        pinned=job.view.get(job.keys.pin(record.step, record.attempt)) is not None,
+        tags=tuple(tags_of(job, record)),
+        base_step=record.base_step,
+        copies=tuple(
+            model.Copy(tier=tier, path=copy.path, state=copy.state.value, shared=copy.shared)
+            for tier, copy in sorted(tiers_of(record).items())
+        ),
+        references=job.view.count(job.keys.refs(*where)),
+        readers=job.view.count(job.keys.readers(*where)),
+        suspected=tuple(suspected_tiers(job, record)),
+    )
+
+
+def datasets(source: Source, name: str) -> model.Datasets:
+    """Return who owns how many shards of each dataset, and how far the latest checkpoint had come."""
+    job = JobView(source.view, source.keys.job(name))
+    latest = newest(job)
+    found = []
+    for dataset in job.view.names(job.keys.datasets):
+        spec = job.view.record(job.keys.dataset_spec(dataset), DatasetSpec)
+        if spec is not None:
+            assignment = job.view.record(job.keys.assignment(dataset), Assignment)
+            found.append(_dataset(dataset, spec, assignment))
+    cursors: tuple[model.Cursor, ...] = ()
+    if latest is not None:
+        record = latest.record
+        cursors = (model.Cursor(dataset="", step=record.step, epoch=record.epoch, samples=None),)
+    return model.Datasets(datasets=tuple(found), cursors=cursors)
+
+
+def _dataset(name: str, spec: DatasetSpec, assignment: Assignment | None) -> model.Dataset:
+    owned = shards_of(assignment) if assignment is not None else {}
+    return model.Dataset(
+        name=name,
+        shards=spec.shards,
+        uri=spec.uri,
+        assignment_version=assignment.assign_epoch if assignment is not None else 0,
+        generation=assignment.generation if assignment is not None else 0,
+        owned={worker: len(shards) for worker, shards in sorted(owned.items())},
+        moved=sum(map(len, assignment.moved.values())) if assignment is not None else 0,
+    )

@@ -1,0 +1,177 @@
+"""The stream of changes: one response for all that a page shows, in server-sent events.
+
+Once a second each watched resource is looked at, and sent if it changed since it was last sent. A body is made once
+for all who watch it (`resources`). The events of a cluster or job, and the history of a job, are sent in parts: what
+is newer than the part before. The id of an event is the revision that the view was at, so a client that
+connects again, here or at another replica, gets each of the keyspace's events once.
+
+A client that does not read is cut off after `SEND_S`; one whose credential is revoked within `auth.review_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from strata.dashboard.api import model
+from strata.dashboard.api.history import DEFAULT_MS
+from strata.dashboard.api.resources import Body, Resource, Resources, problem
+from strata.dashboard.source import Source
+from strata.errors import InvalidArgument, QuotaExceeded, StrataError
+from strata.observe import get_logger
+
+log = get_logger()
+
+EVERY_S: Final = 1.0
+SEND_S: Final = 10.0
+MAX_WATCHED: Final = 32
+MAX_STREAMS: Final = 64
+"""Of the connections for HTTP (`core.connections`): half of them stay for everything else."""
+PARTS: Final[Mapping[str, str]] = {"events": "after_revision", "history": "since_unix_ms"}
+"""The resources that are sent in parts, by the last word of their path; and what says after which part."""
+NO_EVENTS: Final = msgspec.json.encode(model.Events(events=()))
+HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One watched path, and what was last sent of it."""
+
+    path: str
+    sent: bytes | None = None
+    after: int = 0
+    """Of a resource that is sent in parts: up to where it was sent."""
+
+    @property
+    def kind(self) -> str:
+        return urllib.parse.urlsplit(self.path).path.rpartition("/")[2]
+
+    def now(self) -> str:
+        """Return the path of what is to be sent next."""
+        if self.kind not in PARTS or not self.after:
+            return self.path
+        return f"{self.path}{'&' if '?' in self.path else '?'}{PARTS[self.kind]}={self.after}"
+
+    def news(self, made: Body) -> bool:
+        """Take note of a body that was made of `now`; tell whether it is to be sent."""
+        first, self.sent, before = self.sent is None, made.json, self.sent
+        match self.kind:
+            case "events":
+                self.after = max(self.after, made.revision)
+                return first or made.json != NO_EVENTS
+            case "history":
+                query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+                interval_ms = int(query.get("interval_ms", [DEFAULT_MS])[-1])
+                until, so_far = 1000 * made.unix_s // interval_ms * interval_ms, self.after
+                self.after = max(so_far, until)
+                return first or until > so_far
+            case _:
+                return made.json != before
+
+
+@dataclass(slots=True, kw_only=True)
+class Streams:
+    """The streams that are open at one replica."""
+
+    source: Source
+    resources: Resources
+    open: int = field(default=0)
+
+    def watched(self, scope: Scope) -> list[str]:
+        """Return the paths that a request watches; `InvalidArgument` if those are none, or too many."""
+        query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
+        paths = list(dict.fromkeys(query.get("watch", ())))
+        if not 1 <= len(paths) <= MAX_WATCHED:
+            raise InvalidArgument(
+                f"{len(paths)} paths are watched",
+                hint=f"?watch=/cluster&watch=/jobs/…, at most {MAX_WATCHED}",
+            )
+        return paths
+
+    async def serve(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        find: Callable[[str], Resource],
+        stays: Callable[[], None],
+        review_s: float,
+    ) -> None:
+        """Serve one stream to its end.
+
+        `find` returns what the caller may look at, or raises why not; it is asked again every `review_s`. `stays`
+        tells the server that this connection lives for longer than others.
+        """
+        paths = [_Watched(path) for path in self.watched(scope)]
+        for each in paths:
+            find(each.path)
+        if self.open >= MAX_STREAMS:
+            raise QuotaExceeded(f"{self.open} streams are open at this replica", hint="watch another replica")
+        self._resume(paths, scope)
+        gone = asyncio.create_task(_gone(receive))
+        self.open += 1
+        try:
+            stays()
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await self._send_all(paths, send, gone, find, review_s)
+        except TimeoutError:
+            log.info("stream_not_read", paths=[each.path for each in paths])
+        finally:
+            self.open -= 1
+            gone.cancel()
+
+    def _resume(self, paths: list[_Watched], scope: Scope) -> None:
+        """Begin where an earlier stream of this client ended."""
+        last = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
+        for each in paths:
+            if each.kind == "events" and last.isascii() and last.isdecimal() and len(last) < 20:
+                each.after = int(last)
+
+    async def _send_all(
+        self,
+        paths: list[_Watched],
+        send: Send,
+        gone: asyncio.Task[None],
+        find: Callable[[str], Resource],
+        review_s: float,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        reviewed_s = due_s = loop.time()
+        while not gone.done():
+            if loop.time() - reviewed_s >= review_s:
+                reviewed_s = loop.time()
+                for each in paths:
+                    find(each.path)  # raises once the caller may not look any more
+            changes = b"".join([await self._change(each, find) for each in paths])
+            async with asyncio.timeout(SEND_S):
+                await send({"type": "http.response.body", "body": changes or b":\n\n", "more_body": True})
+            due_s = max(due_s + EVERY_S, loop.time())
+            await asyncio.wait([gone], timeout=due_s - loop.time())
+
+    async def _change(self, watched: _Watched, find: Callable[[str], Resource]) -> bytes:
+        """Return the event that tells how a resource changed; nothing if it did not."""
+        revision = self.source.view.revision
+        try:
+            made = await self.resources.body(find(watched.now()))
+        except StrataError as error:  # a job that is deleted while it is watched
+            made = Body(json=problem(error)[1], revision=revision, unix_s=0)
+        if not watched.news(made):
+            return b""
+        change = msgspec.json.encode(model.Change(path=watched.path, body=msgspec.Raw(made.json)))
+        return b"id: %d\nevent: change\ndata: %s\n\n" % (made.revision, change)
+
+
+async def _gone(receive: Receive) -> None:
+    """Return once the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

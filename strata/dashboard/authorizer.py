@@ -1,0 +1,89 @@
+"""Who calls over HTTP, and what they may: the same identities and the same table as for gRPC.
+
+A caller shows a client certificate, or a token (as Bearer, or as the password that a browser asks for). Away from
+loopback, a coordinator that knows its callers asks for one. On loopback every user of the host may look; if the
+coordinator knows its callers, only those who show a credential may change something. The probes are open: they tell
+nothing of any job.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from strata.config import CoordinatorConfig, is_loopback, split_address
+from strata.core.authority import Identity, parse_identity, refusal
+from strata.errors import PermissionDenied, Unauthenticated
+from strata.security.tokens import AcceptedTokens
+
+OPEN: Final = frozenset({"/healthz", "/readyz"})
+LOOK: Final = "Worlds.GetJob"
+LOOK_AT_ALL: Final = "Admin.GetStatus"
+OPERATE: Final = "Checkpoints.PinCheckpoint"
+
+
+class HttpAuthorizer:
+    """Made once for a replica; `ConfigError` when the file of tokens cannot be used."""
+
+    def __init__(self, config: CoordinatorConfig, *, now: Callable[[], dt.datetime]) -> None:
+        host, _port = split_address("coordinator.http_listen", config.http_listen)
+        self._cluster = config.cluster
+        self._authenticates = config.authenticates
+        self._asks = config.authenticates and not is_loopback(host)
+        self.review_s = config.review_s
+        path = config.accepted_tokens_file
+        self._tokens = AcceptedTokens(path, cluster=config.cluster, now=now) if path is not None else None
+
+    def caller(self, scope: Mapping[str, Any]) -> Identity | None:
+        """Return who makes a request, None where nobody is asked; `Unauthenticated` when they cannot be known."""
+        state: Mapping[str, Any] = scope.get("state") or {}
+        uris: Sequence[str] = state.get("uris", ())
+        shown = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        if not self._authenticates or not (self._asks or uris or shown):
+            return None
+        if self._tokens is not None:
+            return self._tokens.identify(_token(shown))
+        return parse_identity(list(uris))
+
+    def check(self, identity: Identity | None, job: str | None) -> None:
+        """Return if the caller may look, at `job` if one is named; else raise why not."""
+        refused = refusal(identity, LOOK if job is not None else LOOK_AT_ALL, cluster=self._cluster, job=job)
+        if refused is not None:
+            raise refused
+
+    def check_page(self, identity: Identity | None, job: str | None) -> None:
+        """The same, of a page: without `job` it is about all of them, and not for those who are limited to some."""
+        self.check(identity, job)
+        if identity is not None and identity.jobs and job is None:
+            raise PermissionDenied(
+                f"{identity} may look at these only: {', '.join(f'/jobs/{one}' for one in sorted(identity.jobs))}"
+            )
+
+    def may_operate(self, identity: Identity | None) -> bool:
+        """Tell whether the caller may change something over HTTP."""
+        if identity is None:
+            return not self._authenticates
+        return refusal(identity, OPERATE, cluster=self._cluster) is None
+
+    def check_operates(self, identity: Identity | None) -> None:
+        """Return if the caller may change something over HTTP at all; what exactly, its call is checked for."""
+        if identity is None and self._authenticates:
+            raise Unauthenticated(
+                "whoever shows no certificate or token may only look",
+                hint="send a token of an operator as Bearer",
+            )
+
+
+def _token(authorization: str) -> str:
+    kind, _, shown = authorization.partition(" ")
+    if kind.lower() == "bearer":
+        return shown.strip()
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(shown, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            pass
+    raise Unauthenticated("a token is wanted here", hint="send it as Bearer, or as the password")

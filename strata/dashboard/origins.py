@@ -1,0 +1,43 @@
+"""Which pages may read a replica's answers: its own, and those of the cluster's other replicas.
+
+A page that lost its replica goes on at another one, whose origin is another. Everybody else's page is refused by the
+browser, as no answer allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from strata.dashboard.source import Source
+
+LONG_S: Final = 600
+
+
+def peers(source: Source) -> Iterator[str]:
+    """Yield the origins at which the cluster's replicas serve HTTP."""
+    for state in source.replicas():
+        address = state.entry.record.http_address
+        if address:
+            yield address if address.startswith("https://") else f"http://{address}"
+
+
+def is_known(source: Source, origin: str, host: str) -> bool:
+    """Tell whether a page of `origin` may read what is answered to a request for `host`."""
+    return origin.partition("://")[2] == host or origin in peers(source)
+
+
+def allowing(origin: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers that let a page of `origin` read an answer."""
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", b"x-strata-replica"),
+        (b"vary", b"origin"),
+    ]
+
+
+PREFLIGHT: Final = [
+    (b"access-control-allow-methods", b"GET, POST"),
+    (b"access-control-allow-headers", b"authorization, content-type, last-event-id, x-strata-action"),
+    (b"access-control-max-age", str(LONG_S).encode()),
+]
