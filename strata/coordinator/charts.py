@@ -283,22 +283,14 @@ class Charts:
 def _messages(job: str, found: Excerpt) -> Iterator[PeerHistory]:
     series = {name: values for name, values in found.series.items() if any(map(math.isfinite, values))}
     length = max(map(len, series.values()), default=0)
-    skipped = min(
-        (next(at for at, value in enumerate(values) if math.isfinite(value)) for values in series.values()),
-        default=0,
-    )
     letter, size = None, 0
     for name, values in series.items():
         if letter is None or size + length > MESSAGE_VALUES:
             if letter is not None:
                 yield letter
-            letter = PeerHistory(
-                job=job,
-                interval_s=found.interval_s,
-                from_unix_s=found.from_unix_s + skipped * found.interval_s,
-            )
+            letter = PeerHistory(job=job, interval_s=found.interval_s, from_unix_s=found.from_unix_s)
             size = 0
-        letter.series.append(HistorySeries(name=name, values=values[skipped:]))
+        letter.series.append(HistorySeries(name=name, values=values))
         size += length
     if letter is not None:
         yield letter

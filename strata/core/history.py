@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -107,8 +107,8 @@ class JobHistory:
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
-        self.newest_s = 0
-        """The second of the newest value."""
+        self.oldest_s = self.newest_s = 0
+        """The seconds of the oldest value that there was, and of the newest."""
 
     def __len__(self) -> int:
         return len(self._series)
@@ -122,7 +122,11 @@ class JobHistory:
             return
         for ring in self._of(name, kind).rings.values():
             ring.put(second, value, kind)
+        self._note(second)
+
+    def _note(self, second: int) -> None:
         self.newest_s = max(self.newest_s, second)
+        self.oldest_s = min(self.oldest_s or second, second)
 
     def fill(self, told: Excerpt, kinds: Mapping[str, Kind], *, before_s: int) -> None:
         """Take over what another replica recorded before `before_s`; what is known here stays."""
@@ -134,25 +138,21 @@ class JobHistory:
             for interval, value in enumerate(values, first):
                 if interval < end and math.isfinite(value):
                     ring.fill(interval, value)
-                    self.newest_s = max(self.newest_s, interval * told.interval_s)
+                    self._note(interval * told.interval_s)
 
-    def excerpt(
-        self, interval_s: int, since_s: int, until_s: int, names: Iterable[str] | None = None
-    ) -> Excerpt:
-        """Return what is kept of the intervals that end after `since_s` and have ended by `until_s`.
+    def excerpt(self, interval_s: int, since_s: int, until_s: int) -> Excerpt:
+        """Return the intervals that begin at `since_s` or later, and at the oldest value, and have ended by `until_s`.
 
         `KeyError` for an interval that is not kept.
         """
-        size = INTERVALS[interval_s]
         end = until_s // interval_s
-        first = max(-(-since_s // interval_s), end - size)
-        wanted = self._series if names is None else [name for name in names if name in self._series]
+        first = max(-(-since_s // interval_s), self.oldest_s // interval_s, end - INTERVALS[interval_s])
         return Excerpt(
             interval_s=interval_s,
             from_unix_s=first * interval_s,
             series={
-                name: list(self._series[name].rings[interval_s].between(first, max(first, end)))
-                for name in wanted
+                name: list(held.rings[interval_s].between(first, max(first, end)))
+                for name, held in self._series.items()
             },
         )
 

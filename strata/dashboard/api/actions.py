@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -61,6 +62,8 @@ async def act(
         action = msgspec.json.decode(body or b"{}", type=model.CheckpointAction)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise InvalidArgument(f"the body of the action cannot be read: {error}") from None
+    if not action.attempt and (there := find(JobView(source.view, source.keys.job(job)), step)) is not None:
+        action = dataclasses.replace(action, attempt=there.record.attempt)
     who = str(identity) if identity is not None else "dashboard"
     await source.call(*make(job, step, action, who), identity)
     view = JobView(source.view, source.keys.job(job))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from strata.config import CoordinatorConfig
@@ -20,6 +20,7 @@ from strata.core import records
 from strata.core.arrivals import Arrival, BarrierBook, OpenRound
 from strata.core.authority import Identity
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, Uid, WorkerId
+from strata.core.job import JobView, World
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
 from strata.core.records import (
@@ -36,6 +37,7 @@ from strata.core.records import (
 from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.core.view import Entry, View
 from strata.dashboard.authorizer import HttpAuthorizer
+from strata.errors import StrataError
 from strata.v1.members_pb2 import MemberDevices, RankProgress
 
 KEYS = ClusterKeys("default")
@@ -56,7 +58,10 @@ class Shown:
         self.view, self.keys, self.measures = View(), KEYS, Measures()
         self.connections = ConnectionReport()
         self.chronicle = Chronicle(self.view, KEYS, self.measures, lambda: 1.7e9)
-        self.charts = Charts(self.view, KEYS, unix_now=lambda: 1.7e9, clock=lambda: 0.0)
+        self.unix_s: Callable[[], float] = lambda: 1.7e9
+        self.refuses: StrataError | None = None
+        self.etcd_asked = 0
+        self.charts = Charts(self.view, KEYS, unix_now=lambda: self.unix_s(), clock=lambda: 0.0)  # noqa: PLW0108
         self._phases = JobPhases(self.view, KEYS)
         self.board, self.book = ProgressBoard(), BarrierBook()
         self.etcd: Sequence[EtcdMember] = (
@@ -85,10 +90,28 @@ class Shown:
             version=1,
         )
         batch = WatchBatch(revision=revision, events=(Event(kv=kv),))
+        self._take(batch)
+
+    def _take(self, batch: WatchBatch) -> None:
         self.view.apply(batch.revision, batch.events)
         self.chronicle.take(batch)
         self.charts.commits(batch)
         self._phases.take(batch)
+
+    def remove(self, key: str) -> None:
+        """Delete a key, as the watch would tell it."""
+        revision = self.view.revision + 1
+        gone = KeyValue(key=key, value=b"", create_revision=0, mod_revision=revision, version=0)
+        self._take(WatchBatch(revision=revision, events=(Event(kv=gone, deleted=True),)))
+
+    def sample(self) -> None:
+        """Record a second of charts."""
+        self.charts.sample(self.board, asyncio.get_running_loop().time())
+
+    def world(self, name: str) -> World:
+        found = JobView(self.view, KEYS.job(name)).world()
+        assert found is not None
+        return found
 
     def lead(self) -> None:
         """Register this replica and let it lead."""
@@ -182,6 +205,8 @@ class Shown:
         return self._phases.phases()
 
     async def call(self, name: str, request: Any, identity: Identity | None) -> Any:
+        if self.refuses is not None:
+            raise self.refuses
         self.calls.append((name, request, identity))
 
     def leader(self) -> Entry[records.Leader] | None:
@@ -197,6 +222,7 @@ class Shown:
         return self.chronicle.happenings(job, limit=limit)
 
     async def etcd_members(self) -> Sequence[EtcdMember]:
+        self.etcd_asked += 1
         return self.etcd
 
     def last_etcd_members(self) -> Sequence[EtcdMember]:
@@ -218,7 +244,7 @@ class Shown:
         return 0.0, 0.0
 
     def unix_now(self) -> float:
-        return 1.7e9
+        return self.unix_s()
 
     def loop_now_ms(self) -> float:
         return asyncio.get_running_loop().time() * 1000

@@ -1,0 +1,106 @@
+"""Each replica records the charts of every job, and one that starts learns what was before from its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from strata.core.history import INTERVALS, SERIES_BYTES
+from strata.testing.virtual_time import in_virtual_time
+from strata.v1.members_pb2 import RankProgress, TrainingReport
+from strata.v1.session_pb2 import Progress
+from tests.unit.coordinator.serving_rig import Cluster, Member, cluster
+
+
+def tell(members: list[Member], step: int) -> None:
+    """Let every rank report a step, and rank 0 how the training goes."""
+    for rank, member in enumerate(members):
+        said = RankProgress(rank=rank, step=step, phase="step", step_us=100_000 * (rank + 1))
+        if rank == 0:
+            said.training.CopyFrom(
+                TrainingReport(
+                    samples=8 * step,
+                    target_step=100,
+                    reported={"loss": 1 / (1 + step), "not a name": 1.0, "bad": math.nan},
+                    goodput_s={"step": 0.9 * step, "save": 0.1 * step},
+                )
+            )
+        member.send(progress=Progress(generation=1, ranks=[said]))
+
+
+async def train(members: list[Member], first: int, steps: int) -> None:
+    for step in range(first, first + steps):
+        tell(members, step)
+        await asyncio.sleep(1)
+
+
+def series(c: Cluster, replica: str, name: str, interval_s: int = 1) -> list[float]:
+    charts = c[replica].context.charts.job("job")
+    if charts is None:
+        return []
+    now_s = int(asyncio.get_running_loop().time()) + 1
+    found = charts.history.excerpt(interval_s, 0, now_s).series.get(name, ())
+    return [value for value in found if not math.isnan(value)]
+
+
+@in_virtual_time()
+async def test_every_replica_records_what_ranks_at_any_of_them_report() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        await train(members, 1, 40)
+        for name in ("r1", "r2", "r3"):
+            steps = series(c, name, "step")
+            assert len(steps) > 35, name
+            assert steps == sorted(steps)
+            assert 0.8 < series(c, name, "steps_per_s")[-1] < 1.2
+            assert 6 < series(c, name, "samples_per_s")[-1] < 10
+            assert series(c, name, "reported.loss")[-1] < 0.03
+            assert series(c, name, "reported.bad") == [] == series(c, name, "reported.not a name")
+            assert series(c, name, "step_time_p50")[-1] == pytest.approx(0.1)
+            assert abs(series(c, name, "goodput")[-1] - 0.9) < 0.05
+            assert len(series(c, name, "step", 15)) in (1, 2, 3)
+            charts = c[name].context.charts.job("job")
+            assert charts is not None
+            assert charts.training is not None
+            assert charts.training.target_step == 100
+            account = charts.goodput(asyncio.get_running_loop().time())
+            assert account is not None
+            assert abs(account.total_s - sum(account.spent_s.values())) < 1e-6
+
+
+@in_virtual_time()
+async def test_a_replica_that_starts_knows_what_the_others_recorded_before_it() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        await train(members, 1, 60)
+        before = series(c, "r1", "step")
+        c["r3"].kill()
+        await asyncio.sleep(1)
+        c.add("r3")
+        await train(members, 61, 10)
+        learned = series(c, "r3", "step")
+        assert [value for value in learned if value <= 55] == [value for value in before if value <= 55]
+        assert learned[-1] > 65
+        assert len(series(c, "r3", "step", 15)) >= 3
+
+
+@in_virtual_time()
+async def test_time_without_a_rank_0_is_down() -> None:
+    async with cluster(members=2) as c:
+        members = await c.world("r1", "r2")
+        await train(members, 1, 10)
+        charts = c["r1"].context.charts.job("job")
+        assert charts is not None
+        now_s = asyncio.get_running_loop().time()
+        lively, later = charts.goodput(now_s), charts.goodput(now_s + 100)
+        assert lively is not None
+        assert later is not None
+        assert "down" not in lively.spent_s
+        assert later.spent_s["down"] > 99
+        assert later.total_s - lively.total_s == 100
+
+
+def test_a_series_takes_what_is_said() -> None:
+    assert SERIES_BYTES == 4 * sum(INTERVALS.values()) < 26_000

@@ -1,0 +1,295 @@
+"""The HTTP API: what each path answers, to whom, and what an operator may do."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.types import ASGIApp
+
+from strata.config import CoordinatorConfig, Credentials
+from strata.core.authority import Role
+from strata.core.records import Assignment, CheckpointState, DatasetSpec, GenerationRecord
+from strata.dashboard.api import model
+from strata.dashboard.app import make_app
+from strata.dashboard.authorizer import HttpAuthorizer
+from strata.errors import Conflict
+from strata.security.tokens import TokenFile
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, TrainingReport
+from tests.unit.dashboard.http import ask
+from tests.unit.dashboard.rig import KEYS, Shown, anybody
+
+
+def now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+def app_of(shown: Shown) -> ASGIApp:
+    return make_app(shown, listen="127.0.0.1:0", authorizer=anybody())
+
+
+@pytest.fixture
+async def shown() -> Shown:
+    """A job of two members and four ranks, of which rank 3 said nothing."""
+    made = Shown()
+    made.lead()
+    made.job("gpt", members=2, slots=2)
+    keys = KEYS.job("gpt")
+    made.put(
+        keys.generation(1),
+        GenerationRecord(epoch=3, began_unix_ms=5, members=2, size=4, reason="all are here", failure=False),
+    )
+    made.put(keys.dataset_spec("pages"), DatasetSpec(shards=8, uri="s3://b/{shard}"))
+    made.put(
+        keys.assignment("pages"),
+        Assignment(assign_epoch=2, epoch=3, generation=1, shards=8, workers=("w0", "w1")),  # type: ignore[arg-type]
+    )
+    made.save("gpt", 7, CheckpointState.COMMITTED, ranks=4)
+    for rank in range(3):
+        said = RankProgress(rank=rank, step=10 + rank, phase="step", step_us=1000 * (rank + 1), age_ms=200)
+        if rank == 0:
+            said.training.CopyFrom(
+                TrainingReport(
+                    epoch=1,
+                    samples=80,
+                    target_step=100,
+                    reported={"loss": 0.5, "bad": float("nan")},
+                    goodput_s={"step": 9.0, "save": 1.0},
+                )
+            )
+        made.board.note("gpt", 1, [said], own=True)
+    made.board.note_devices(
+        "gpt",
+        MemberDevices(worker_id="w0", incarnation=made.world("gpt").members[0].incarnation, devices=[DeviceStatus(index=0, name="H100", fault="Xid 79")]),
+        own=True,
+    )  # fmt: skip
+    made.arrive("gpt", "sync", [0, 1], size=4)
+    made.sample()
+    return made
+
+
+KINDS: dict[str, type[Any]] = {
+    "me": model.Me,
+    "cluster": model.Cluster,
+    "jobs": model.Jobs,
+    "events": model.Events,
+    "jobs/gpt": model.Job,
+    "jobs/gpt/ranks": model.Ranks,
+    "jobs/gpt/ranks/1": model.Rank,
+    "jobs/gpt/devices": model.Devices,
+    "jobs/gpt/heatmap": model.Heatmap,
+    "jobs/gpt/history": model.History,
+    "jobs/gpt/history?interval_ms=15000": model.History,
+    "jobs/gpt/barriers": model.Barriers,
+    "jobs/gpt/datasets": model.Datasets,
+    "jobs/gpt/checkpoints": model.Checkpoints,
+    "jobs/gpt/generations": model.Generations,
+    "jobs/gpt/events": model.Events,
+}
+
+
+async def get(shown: Shown, path: str) -> Any:
+    """Return a resource as its class, which its JSON fits exactly."""
+    answer = await ask(app_of(shown), f"/api/v1/{path}")
+    assert answer.code == 200, answer.body
+    found = msgspec.json.decode(answer.body, type=KINDS[path])
+    assert set(answer.json) == {field.name for field in dataclasses.fields(KINDS[path])}
+    return found
+
+
+@pytest.mark.parametrize("path", KINDS)
+async def test_each_path_answers_with_its_resource(shown: Shown, path: str) -> None:
+    await get(shown, path)
+
+
+async def test_what_a_job_says(shown: Shown) -> None:
+    job = await get(shown, "jobs/gpt")
+    assert (job.summary.progress.step, job.summary.progress.step_high) == (10, 12)
+    assert (job.summary.progress.target_step, job.summary.progress.epoch) == (100, 1)
+    assert job.reported == {"loss": 0.5, "bad": None}
+    assert [part.cause for part in job.goodput.parts] == ["step", "save"]
+    assert sum(part.seconds for part in job.goodput.parts) == pytest.approx(job.goodput.wall_s)
+    assert sum(part.ratio for part in job.goodput.parts) == pytest.approx(1.0)
+    assert [finding.kind for finding in job.findings] == ["device"]
+    assert (await get(shown, "jobs")).jobs[0].progress == job.summary.progress
+
+
+async def test_what_ranks_say(shown: Shown) -> None:
+    ranks = await get(shown, "jobs/gpt/ranks")
+    assert ranks.step == (10, 11, 12, None)
+    assert ranks.compute_us == (1000, 2000, 3000, None)
+    assert ranks.worker == (0, 0, 1, 1)
+    assert [worker.worker_id for worker in ranks.workers] == ["w0", "w1"]
+    assert [ranks.phases[phase] for phase in ranks.phase] == ["step", "step", "step", ""]
+    barriers = await get(shown, "jobs/gpt/barriers")
+    (sync,) = barriers.open
+    assert (sync.arrived, sync.expected, sync.missing_ranks) == (2, 4, "2-3")
+    assert [(missing.rank, missing.worker_id, missing.step) for missing in sync.missing] == [(2, "w1", 12), (3, "w1", None)]  # fmt: skip
+    assert (await get(shown, "jobs/gpt/devices")).devices[0].fault == "Xid 79"
+    assert (await get(shown, "jobs/gpt/ranks/1")).worker_id == "w0"
+
+
+async def test_what_was_saved(shown: Shown) -> None:
+    (saved,) = (await get(shown, "jobs/gpt/checkpoints")).checkpoints
+    assert (saved.step, saved.state, saved.pinned) == (7, "committed", False)
+    (pages,) = (await get(shown, "jobs/gpt/datasets")).datasets
+    assert pages.shards == sum(pages.owned.values()) == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "says"),
+    [
+        ("jobs/nobody", 404, "no job nobody exists"),
+        ("jobs/nobody/ranks", 404, "no job nobody exists"),
+        ("jobs/gpt/nothing", 404, "there is no /jobs/gpt/nothing"),
+        ("nothing", 404, "there is no /nothing"),
+        ("jobs/gpt/ranks/4", 404, "nothing of that name"),
+        ("jobs/gpt/ranks/x", 400, "rank is 'x'"),
+        ("jobs/gpt/history?interval_ms=7", 400, "interval_ms is 7"),
+        ("jobs/gpt/history?since_unix_ms=-1", 400, "since_unix_ms"),
+        ("stream", 400, "0 paths are watched"),
+        ("stream?watch=/nothing", 404, "there is no /nothing"),
+    ],
+)
+async def test_what_cannot_be_shown_is_a_problem(shown: Shown, path: str, code: int, says: str) -> None:
+    answer = await ask(app_of(shown), f"/api/v1/{path}")
+    assert answer.code == code
+    assert says in msgspec.json.decode(answer.body, type=model.Problem).error
+
+
+async def test_jobs_come_in_pages_filtered_and_running_ones_first(shown: Shown) -> None:
+    for number in range(250):
+        shown.put(KEYS.job(f"old-{number:03}").spec, b"{}")
+    first = (await ask(app_of(shown), "/api/v1/jobs")).json
+    assert (first["total"], len(first["jobs"]), first["jobs"][0]["name"]) == (251, 200, "gpt")
+    rest = (await ask(app_of(shown), f"/api/v1/jobs?page_token={first['next_page_token']}")).json
+    assert (len(rest["jobs"]), rest["next_page_token"]) == (51, "")
+    assert not {job["name"] for job in first["jobs"]} & {job["name"] for job in rest["jobs"]}
+    assert [job["name"] for job in (await ask(app_of(shown), "/api/v1/jobs?q=GP")).json["jobs"]] == ["gpt"]
+    assert (await ask(app_of(shown), "/api/v1/jobs?phase=waiting")).json["total"] == 250
+
+
+# -- actions
+
+MARK = {"X-Strata-Action": "1"}
+
+
+async def post(
+    shown: Shown,
+    path: str,
+    body: bytes = b"{}",
+    app: ASGIApp | None = None,
+    headers: Mapping[str, str] = MARK,
+) -> Any:
+    return await ask(
+        app or app_of(shown),
+        f"/api/v1/jobs/gpt/checkpoints/{path}",
+        method="POST",
+        body=body,
+        headers=headers,
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "call", "field"),
+    [
+        ("pin", b'{"why":"best"}', "pin_checkpoint", ("why", "best")),
+        ("unpin", b"", "unpin_checkpoint", ("step", 7)),
+        ("tag", b'{"tag":"best"}', "tag_checkpoint", ("tag", "best")),
+        ("untag", b'{"tag":"best"}', "untag_checkpoint", ("tag", "best")),
+        ("delete", b"{}", "delete_checkpoint", ("step", 7)),
+        ("fork", b'{"into":"next"}', "fork_checkpoint", ("source_job", "gpt")),
+    ],
+)
+async def test_an_action_is_the_call_of_that_name(
+    shown: Shown, action: str, body: bytes, call: str, field: tuple[str, Any]
+) -> None:
+    answer = await post(shown, f"7/{action}", body)
+    assert answer.code == 200, answer.body
+    assert answer.json["step"] == 7
+    ((name, request, identity),) = shown.calls
+    assert (name, identity) == (call, None)
+    assert getattr(request, field[0]) == field[1]
+    if action != "untag":
+        assert request.attempt == "a7", "the one attempt of the step"
+
+
+async def test_an_action_that_is_not_one_is_refused(shown: Shown) -> None:
+    assert (await post(shown, "7/pin", headers={})).code == 403, "a form of another site could have sent it"
+    assert (await post(shown, "7/eat")).code == 404
+    assert (await post(shown, "7/pin", b"[")).code == 400
+    assert (await post(shown, "7/pin", b" " * 20_000)).code == 400
+    assert (await post(shown, "7/pin", headers={**MARK, "Origin": "http://evil.example"})).code == 403
+    assert (await ask(app_of(shown), "/jobs/gpt", method="POST")).code == 405
+    assert shown.calls == []
+    shown.refuses = Conflict("it is open")
+    refused = await post(shown, "7/pin")
+    assert (refused.code, refused.json["error"]) == (409, "it is open")
+
+
+# -- who may
+
+
+def authorized(tmp_path: Path, listen: str) -> tuple[HttpAuthorizer, dict[str, str]]:
+    """Return the authorizer of a coordinator that takes tokens, and the tokens by name."""
+    accepted = tmp_path / "accepted.json"
+    tokens = {
+        name: TokenFile(accepted).add(role=role, id=name, jobs=jobs, now=now(), days=None)[1]
+        for name, role, jobs in (
+            ("viewer", Role.VIEWER, ()),
+            ("operator", Role.OPERATOR, ()),
+            ("limited", Role.VIEWER, ("other",)),
+        )
+    }
+    config = CoordinatorConfig(
+        http_listen=listen, accepted_tokens_file=accepted, credentials=Credentials(token_file=accepted, insecure=True)
+    )  # fmt: skip
+    return HttpAuthorizer(config, now=now), tokens
+
+
+async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, tmp_path: Path) -> None:
+    authorizer, tokens = authorized(tmp_path, "127.0.0.1:0")
+    app = make_app(shown, listen="127.0.0.1:0", authorizer=authorizer)
+    assert (await ask(app, "/api/v1/jobs/gpt")).code == 200
+    assert (await ask(app, "/api/v1/me")).json["may_operate"] is False
+    assert (await post(shown, "7/pin", app=app)).code == 401
+    for name, may in (("viewer", False), ("operator", True)):
+        bearer = {"Authorization": f"Bearer {tokens[name]}"}
+        me = (await ask(app, "/api/v1/me", headers=bearer)).json
+        assert (me["identity"], me["role"], me["may_operate"]) == (name, name, may)
+    assert (await ask(app, "/api/v1/me", headers={"Authorization": "Bearer nonsense"})).code == 401
+    shown.refuses = None
+    assert (
+        await post(shown, "7/pin", app=app, headers={**MARK, "Authorization": f"Bearer {tokens['operator']}"})
+    ).code == 200
+    assert str(shown.calls[-1][2]) == "operator operator"
+
+
+async def test_away_from_loopback_nobody_looks_without_a_credential(shown: Shown, tmp_path: Path) -> None:
+    authorizer, tokens = authorized(tmp_path, "0.0.0.0:0")
+    app = make_app(shown, listen="0.0.0.0:0", authorizer=authorizer)
+    for path in ("me", "cluster", "jobs/gpt", "stream?watch=/jobs"):
+        assert (await ask(app, f"/api/v1/{path}")).code == 401
+    limited = {"Authorization": f"Bearer {tokens['limited']}"}
+    assert (await ask(app, "/api/v1/jobs/gpt", headers=limited)).code == 403
+    assert (await ask(app, "/api/v1/stream?watch=/jobs/gpt", headers=limited)).code == 403
+    assert (await ask(app, "/api/v1/jobs", headers=limited)).json["jobs"] == []
+    assert (await ask(app, "/api/v1/events", headers=limited)).json["events"] == []
+    viewer = {"Authorization": f"Bearer {tokens['viewer']}"}
+    assert (await ask(app, "/api/v1/jobs", headers=viewer)).json["total"] == 1
+    assert (await ask(app, "/api/v1/events", headers=viewer)).json["events"] != []
+
+
+async def test_pages_of_other_replicas_may_read_and_of_others_may_not(shown: Shown) -> None:
+    app, peer = app_of(shown), "http://h1:8080"
+    for origin, allowed in ((peer, True), ("http://localhost", True), ("http://evil.example", False)):
+        answer = await ask(app, "/api/v1/me", headers={"Origin": origin})
+        assert ("access-control-allow-origin" in answer.headers) is allowed
+        before = await ask(app, "/api/v1/me", method="OPTIONS", headers={"Origin": origin})
+        assert before.code == (204 if allowed else 403)
+        assert ("x-strata-action" in before.headers.get("access-control-allow-headers", "")) is allowed
