@@ -13,7 +13,7 @@ from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
 from strata.config import CoordinatorConfig, split_address
 
 if TYPE_CHECKING:
-    from strata.coordinator.context import PageFactory
+    from strata.coordinator.context import PageFactory, ResourceFactory
 
 
 def coordinator(
@@ -81,7 +81,14 @@ def coordinator(
         "log.format": log_format,
     }
     settings = CoordinatorConfig.load(flags=flags, env=os.environ, path=config)
-    serve(settings, page_factory(settings))
+    serve(settings, page_factory(settings), resource_factory(settings))
+
+
+def resource_factory(config: CoordinatorConfig) -> ResourceFactory:
+    """Return what makes a replica answer for resources of the HTTP API over gRPC."""
+    from strata.dashboard.api.resources import Resources  # noqa: PLC0415  # the server extra
+
+    return lambda observed: Resources(observed).reader(config.cluster)
 
 
 def page_factory(config: CoordinatorConfig) -> PageFactory | None:

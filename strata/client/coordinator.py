@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
@@ -20,7 +21,7 @@ from strata.config import Credentials
 from strata.core.ids import WorkerId, checked_id
 from strata.core.registration import DEFAULT_JOB, bare_registration
 from strata.errors import InvalidArgument, NotFound
-from strata.v1.admin_pb2 import GetStatusRequest, GetStatusResponse
+from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest, GetStatusResponse
 from strata.v1.barriers_pb2 import ListBarriersRequest, ListBarriersResponse
 from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest, ListCheckpointsRequest
 from strata.v1.datasets_pb2 import Dataset, ListDatasetsRequest
@@ -171,6 +172,13 @@ class CoordinatorClient:
         """Return the replicas, the leader and etcd's members."""
         answer: GetStatusResponse = self.call(GetStatusRequest())
         return answer
+
+    def resource(self, path: str) -> Any:
+        """Return a resource of the HTTP API, as `json.loads` gives it: `resource("/jobs/gpt/ranks")`.
+
+        `NotFound` if there is none at `path`; `QuotaExceeded` for one that does not fit into an answer.
+        """
+        return json.loads(self.call(GetResourceRequest(path=path)).json)
 
     def jobs(self) -> list[Job]:
         """Return every job of the cluster."""

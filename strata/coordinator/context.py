@@ -17,6 +17,7 @@ from strata.coordinator.measures import Measures
 from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
+from strata.core.authority import Identity
 from strata.core.ids import InstanceId, ReplicaId
 from strata.core.keys import ClusterKeys
 from strata.core.store import Store
@@ -44,6 +45,9 @@ class EtcdMember:
     """Whether it reports the alarm NOSPACE."""
 
 
+ReadResource = Callable[[str, Identity | None], Awaitable[bytes]]
+"""Returns the resource at a path of the HTTP API; raises why the caller may not have it, or that there is none."""
+
 EtcdMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
 """Asks every etcd member for its status, each with a limit of its own; raises for none of them."""
 
@@ -53,6 +57,8 @@ class SoftPlace:
     """Where the serving half puts itself for `Observed` to find; empty before and after it."""
 
     state: SoftState | None = None
+    resource: ReadResource | None = None
+    """What returns a resource of the HTTP API as JSON, to whom may look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,8 @@ class Serving(Protocol):
 
 
 ServingFactory = Callable[[ReplicaContext], Serving]
+
+ResourceFactory = Callable[["Observed"], ReadResource]
 
 PageFactory = Callable[["Observed"], Serving]
 """Makes what serves the status page, the metrics and the probes over HTTP."""

@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import Final
 
 from strata.config import CoordinatorConfig, split_address
-from strata.coordinator.context import PageFactory
+from strata.coordinator.context import PageFactory, ResourceFactory
 from strata.coordinator.descriptors import raise_limit
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
 from strata.coordinator.gate import own_identity
@@ -40,7 +40,9 @@ ARENAS: Final = 2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(config: CoordinatorConfig, page: PageFactory | None = None) -> None:
+def serve(
+    config: CoordinatorConfig, page: PageFactory | None = None, resources: ResourceFactory | None = None
+) -> None:
     """As `run_coordinator`, on the fastest event loop there is."""
     _bound_arenas()  # before there is a second thread
     faulthandler.enable()  # a watchdog's SIGABRT leaves the stacks in the log
@@ -48,11 +50,15 @@ def serve(config: CoordinatorConfig, page: PageFactory | None = None) -> None:
         # barriers arrive in bursts: fewer preemptions serve all of them sooner
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(run_coordinator(config, page))
+        runner.run(run_coordinator(config, page, resources))
 
 
-async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = None) -> None:
-    """Run one replica until SIGTERM or SIGINT, and part in good order; `page` makes its HTTP side.
+async def run_coordinator(
+    config: CoordinatorConfig, page: PageFactory | None = None, resources: ResourceFactory | None = None
+) -> None:
+    """Run one replica until SIGTERM or SIGINT, and part in good order.
+
+    `page` makes its HTTP side, `resources` what answers for resources of the HTTP API over gRPC.
 
     `ConfigError`: the port is taken, a name cannot be one, or this etcd cannot be used.
     `Unavailable`: no etcd member answered within `etcd.wait_s`. `Conflict`: another replica holds
@@ -87,6 +93,7 @@ async def run_coordinator(config: CoordinatorConfig, page: PageFactory | None = 
                     probe=tcp_probe,
                     version=metadata.version("strata-control"),
                     page=page,
+                    resources=resources,
                 )
                 gc.freeze()  # what exists now lives as long as the process
                 manager = ServiceManager.of(os.environ, pid=os.getpid())

@@ -26,6 +26,7 @@ from strata.coordinator.context import (
     EtcdMembers,
     PageFactory,
     ReplicaContext,
+    ResourceFactory,
     Serving,
     ServingFactory,
 )
@@ -88,6 +89,7 @@ class Replica:
         probe: Prober = cannot_tell,
         version: str = "",
         page: PageFactory | None = None,
+        resources: ResourceFactory | None = None,
     ) -> None:
         keys = ClusterKeys(config.cluster)
         measures = Measures()
@@ -153,6 +155,8 @@ class Replica:
             measures=measures,
         )
         self.observed = Observed(self.context, measured, version=version)
+        if resources is not None:
+            self.context.soft.resource = resources(self.observed)
         self._government = Government(self.context, heartbeat)
 
     def is_ready(self) -> tuple[bool, str]:

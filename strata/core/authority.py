@@ -138,6 +138,7 @@ _OPERATE: Final = Rule(roles=frozenset({_C, _O}))
 _PEERS: Final = Rule(roles=frozenset({_C}))
 
 RULES: Final[Mapping[str, Rule]] = {
+    "Admin.GetResource": _READ,
     "Admin.GetStatus": _READ,
     "Barriers.WaitBarrier": _OWN,
     "Barriers.ListBarriers": _READ,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from strata.v1 import common_pb2 as strata_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/admin.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\xa3\x01\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06leader\x18\x06 \x01(\x08\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x18\n\x10not_ready_reason\x18\x08 \x01(\t\"v\n\nEtcdStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x15\n\rdb_size_bytes\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"3\n\x10GetStatusRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"\x81\x02\n\x11GetStatusResponse\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x03\x12*\n\x08replicas\x18\x04 \x03(\x0b\x32\x18.strata.v1.ReplicaStatus\x12#\n\x04\x65tcd\x18\x05 \x03(\x0b\x32\x15.strata.v1.EtcdStatus\x12\x0c\n\x04jobs\x18\x06 \x01(\x05\x12\x10\n\x08sessions\x18\x07 \x01(\x05\x12\x13\n\x0b\x61nswered_by\x18\x08 \x01(\t\x12\x1f\n\x05token\x18\t \x01(\x0b\x32\x10.strata.v1.Token\x12\x0e\n\x06outage\x18\n \x01(\t2O\n\x05\x41\x64min\x12\x46\n\tGetStatus\x12\x1b.strata.v1.GetStatusRequest\x1a\x1c.strata.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15strata/v1/admin.proto\x12\tstrata.v1\x1a\x16strata/v1/common.proto\"\xa3\x01\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06leader\x18\x06 \x01(\x08\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x18\n\x10not_ready_reason\x18\x08 \x01(\t\"v\n\nEtcdStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x15\n\rdb_size_bytes\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"3\n\x10GetStatusRequest\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.strata.v1.Token\"C\n\x12GetResourceRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x10.strata.v1.Token\"#\n\x13GetResourceResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"\x81\x02\n\x11GetStatusResponse\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06leader\x18\x02 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x03\x12*\n\x08replicas\x18\x04 \x03(\x0b\x32\x18.strata.v1.ReplicaStatus\x12#\n\x04\x65tcd\x18\x05 \x03(\x0b\x32\x15.strata.v1.EtcdStatus\x12\x0c\n\x04jobs\x18\x06 \x01(\x05\x12\x10\n\x08sessions\x18\x07 \x01(\x05\x12\x13\n\x0b\x61nswered_by\x18\x08 \x01(\t\x12\x1f\n\x05token\x18\t \x01(\x0b\x32\x10.strata.v1.Token\x12\x0e\n\x06outage\x18\n \x01(\t2\x9d\x01\n\x05\x41\x64min\x12\x46\n\tGetStatus\x12\x1b.strata.v1.GetStatusRequest\x1a\x1c.strata.v1.GetStatusResponse\x12L\n\x0bGetResource\x12\x1d.strata.v1.GetResourceRequest\x1a\x1e.strata.v1.GetResourceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ETCDSTATUS']._serialized_end=344
   _globals['_GETSTATUSREQUEST']._serialized_start=346
   _globals['_GETSTATUSREQUEST']._serialized_end=397
-  _globals['_GETSTATUSRESPONSE']._serialized_start=400
-  _globals['_GETSTATUSRESPONSE']._serialized_end=657
-  _globals['_ADMIN']._serialized_start=659
-  _globals['_ADMIN']._serialized_end=738
+  _globals['_GETRESOURCEREQUEST']._serialized_start=399
+  _globals['_GETRESOURCEREQUEST']._serialized_end=466
+  _globals['_GETRESOURCERESPONSE']._serialized_start=468
+  _globals['_GETRESOURCERESPONSE']._serialized_end=503
+  _globals['_GETSTATUSRESPONSE']._serialized_start=506
+  _globals['_GETSTATUSRESPONSE']._serialized_end=763
+  _globals['_ADMIN']._serialized_start=766
+  _globals['_ADMIN']._serialized_end=923
 # @@protoc_insertion_point(module_scope)

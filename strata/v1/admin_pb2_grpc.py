@@ -40,6 +40,11 @@ class AdminStub(object):
                 request_serializer=strata_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=strata_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.GetResource = channel.unary_unary(
+                '/strata.v1.Admin/GetResource',
+                request_serializer=strata_dot_v1_dot_admin__pb2.GetResourceRequest.SerializeToString,
+                response_deserializer=strata_dot_v1_dot_admin__pb2.GetResourceResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -52,6 +57,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetResource(self, request, context):
+        """A resource of the HTTP API, for those who reach this port only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=strata_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=strata_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'GetResource': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResource,
+                    request_deserializer=strata_dot_v1_dot_admin__pb2.GetResourceRequest.FromString,
+                    response_serializer=strata_dot_v1_dot_admin__pb2.GetResourceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +106,33 @@ class Admin(object):
             '/strata.v1.Admin/GetStatus',
             strata_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             strata_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/strata.v1.Admin/GetResource',
+            strata_dot_v1_dot_admin__pb2.GetResourceRequest.SerializeToString,
+            strata_dot_v1_dot_admin__pb2.GetResourceResponse.FromString,
             options,
             channel_credentials,
             insecure,

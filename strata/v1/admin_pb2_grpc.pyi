@@ -34,6 +34,8 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
+    GetResource: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetResourceRequest, _admin_pb2.GetResourceResponse]
+    """A resource of the HTTP API, for those who reach this port only."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -41,6 +43,8 @@ class AdminAsyncStub(AdminStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
+    GetResource: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetResourceRequest, _admin_pb2.GetResourceResponse]  # type: ignore[assignment]
+    """A resource of the HTTP API, for those who reach this port only."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin: the cluster itself."""
@@ -51,5 +55,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetResource(
+        self,
+        request: _admin_pb2.GetResourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetResourceResponse, _abc.Awaitable[_admin_pb2.GetResourceResponse]]:
+        """A resource of the HTTP API, for those who reach this port only."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.coordinator.context import EtcdMember, ReplicaContext
 from strata.coordinator.observed import UNHEARD
 from strata.coordinator.permission import check
@@ -15,8 +16,12 @@ from strata.core.ids import InstanceId
 from strata.core.job import job_names
 from strata.core.leadership import leader_of
 from strata.core.view import Entry
+from strata.errors import QuotaExceeded, Unavailable
 from strata.v1 import admin_pb2, admin_pb2_grpc
 from strata.wire.tokens import token
+
+RESOURCE_BYTES: Final = ANSWER_BYTES - 64
+"""Leaves room for what is around it in a message."""
 
 
 class AdminServicer(admin_pb2_grpc.AdminServicer):
@@ -41,6 +46,24 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         call: Any,
     ) -> admin_pb2.GetStatusResponse:
         response: admin_pb2.GetStatusResponse = await answered(self._desk, "get_status", call, self._status)
+        return response
+
+    async def GetResource(  # noqa: N802  # the name is the RPC's
+        self, request: admin_pb2.GetResourceRequest, call: Any
+    ) -> admin_pb2.GetResourceResponse:
+        async def read(identity: Identity | None) -> admin_pb2.GetResourceResponse:
+            resource = self._context.soft.resource
+            if resource is None:
+                raise Unavailable("this replica shows nothing", hint="ask another one")
+            json = await resource(request.path, identity)
+            if len(json) > RESOURCE_BYTES:
+                raise QuotaExceeded(
+                    f"{request.path[:200]} has {len(json)} bytes, and an answer at most {RESOURCE_BYTES}",
+                    hint="ask for it over HTTP, or for a page or a shorter time",
+                )
+            return admin_pb2.GetResourceResponse(json=json)
+
+        response: admin_pb2.GetResourceResponse = await answered(self._desk, "get_resource", call, read)
         return response
 
     async def _status(self, identity: Identity | None) -> admin_pb2.GetStatusResponse:

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from strata.coordinator.context import ReadResource
+from strata.core.authority import Identity, refusal
 from strata.dashboard.api import model
 from strata.dashboard.api.barriers import barriers
 from strata.dashboard.api.cluster import cluster, jobs
@@ -123,6 +125,19 @@ class Resources:
             if len(self._bodies) < MAX_KEPT:
                 self._bodies[key] = (now_s, body)
         return body
+
+    def reader(self, cluster: str) -> ReadResource:
+        """Return what answers for a resource to whoever may look at it."""
+
+        async def read(path: str, identity: Identity | None) -> bytes:
+            found = self.find(path, identity.jobs if identity is not None else frozenset())
+            method = "Admin.GetStatus" if found.job is None else "Worlds.GetJob"
+            refused = refusal(identity, method, cluster=cluster, job=found.job)
+            if refused is not None:
+                raise refused
+            return (await self.body(found)).json
+
+        return read
 
     async def _cluster(self) -> model.Cluster:
         return cluster(self._source, await self._source.etcd_members())

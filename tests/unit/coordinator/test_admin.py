@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from strata.coordinator.context import EtcdMember
@@ -17,9 +18,10 @@ from strata.coordinator.observed import UNHEARD
 from strata.coordinator.servicers.admin import AdminServicer
 from strata.coordinator.servicers.answering import Desk
 from strata.coordinator.servicers.owing import Ledger
+from strata.core.authority import Identity
 from strata.core.debts import Debts
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.admin_pb2 import GetStatusRequest
+from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest
 from tests.unit.coordinator.fleet import fleet
 from tests.unit.coordinator.rig import rig
 
@@ -69,6 +71,39 @@ async def test_the_status_names_replicas_leader_and_who_answers() -> None:
         assert silent == set(replicas) - {leader.name, node.name}
         assert replicas[node.name].ready
         assert replicas[node.name].address == f"{node.name}:50051"
+
+
+class Refusing(Call):
+    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
+        raise AbortedError(f"{code.name}: {details}")
+
+
+class AbortedError(Exception):
+    pass
+
+
+@in_virtual_time()
+async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> None:
+    async with fleet() as f:
+        node = await f.leader()
+        desk = Desk(
+            calls=NO_CALLS,
+            gate=Gate(node.context.config, now=lambda: dt.datetime.now(dt.UTC)),
+            ledger=Ledger(measures=node.context.measures, debts=Debts()),
+        )
+        servicer = AdminServicer(node.context, desk, peer_ready=lambda _instance: True, sessions=lambda: 0)
+        call: Any = Refusing()
+        with pytest.raises(AbortedError, match="UNAVAILABLE: this replica shows nothing"):
+            await servicer.GetResource(GetResourceRequest(path="/jobs"), call)
+
+        async def read(path: str, identity: Identity | None) -> bytes:
+            assert identity is None
+            return b"x" * int(path.strip("/"))
+
+        node.context.soft.resource = read
+        assert len((await servicer.GetResource(GetResourceRequest(path="/200000"), call)).json) == 200_000
+        with pytest.raises(AbortedError, match="RESOURCE_EXHAUSTED.*300000 bytes"):
+            await servicer.GetResource(GetResourceRequest(path="/300000"), call)
 
 
 @in_virtual_time()

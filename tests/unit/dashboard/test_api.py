@@ -116,7 +116,7 @@ async def test_what_a_job_says(shown: Shown) -> None:
     assert sum(part.seconds for part in job.goodput.parts) == pytest.approx(job.goodput.wall_s)
     assert sum(part.ratio for part in job.goodput.parts) == pytest.approx(1.0)
     assert [finding.kind for finding in job.findings] == ["device"]
-    assert (await get(shown, "jobs")).jobs[0].progress == job.summary.progress
+    assert (await get(shown, "jobs")).jobs[0].checkpoint_step == job.summary.checkpoint_step == 7
 
 
 async def test_what_ranks_say(shown: Shown) -> None:
