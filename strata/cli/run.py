@@ -57,6 +57,13 @@ def run(
         str | None,
         typer.Option("--address", help="Where other nodes reach this one. (found by the route)"),
     ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-dir",
+            help="A folder for the ranks' output, a file each. (they write where this command does)",
+        ),
+    ] = None,
     stop_grace_s: Annotated[
         float | None,
         typer.Option("--stop-grace-s", help="Seconds from SIGTERM to SIGKILL at the end. [30]"),
@@ -147,6 +154,7 @@ def run(
         "settle_s": settle_s,
         "max_fruitless_generations": max_fruitless_generations,
         "address": address,
+        "log_dir": log_dir,
         "stop_grace_s": stop_grace_s,
         "max_generations": max_generations,
         "restart_grace_s": restart_grace_s,

@@ -18,7 +18,8 @@ from google.protobuf import json_format
 
 from strata.client import arguments, loop
 from strata.client.endpoints import Endpoint, parse_endpoints
-from strata.client.lone_watch import Words, lone_watch
+from strata.client.inspection import Inspection
+from strata.client.lone_watch import Words, lone_watch, own_stacks
 from strata.client.member import MemberSession, RankSession
 from strata.client.rank import RankClient
 from strata.client.seat import RankPlace, Seat, Watcher, placed
@@ -183,7 +184,7 @@ async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str
     answer_stack_dumps(environment)
     watcher = Watcher()
     session = RankSession(Endpoint(path=environment["STRATA_SOCKET"]), hello, watcher, rng=random.Random())
-    session.on_place = watcher.on_place
+    session.on_request = watcher.on_request
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)
     try:
@@ -254,6 +255,7 @@ async def _join(
         endpoints, registration, watcher, rng=random.Random(), timing=timing, credentials=credentials
     )
     watch = lone_watch(session.progress, detect_s=timing.detect_s, environment=os.environ)
+    session.on_request = Inspection(session, own_stacks, lambda _rank: None).on_request
     waits = "waiting for a world with a place for %s in job %s"
     saying = asyncio.get_running_loop().call_later(
         SAY_S, log.warning, waits, registration.worker_id, registration.job

@@ -39,11 +39,11 @@ def lone_watch(tell: Tell, *, detect_s: float, environment: Mapping[str, str]) -
     fixed_s = {kind_of(phase): seconds for phase, seconds in config.phase_limits_s().items()}
     return StallWatch(
         StallLimits.derive(detect_s, factor=config.stall_factor, fixed_s=fixed_s),
-        Actions(log=Words(), tell=tell, stack=_own_stacks, trace=_no_trace, evict=None, blame=_nobody),
+        Actions(log=Words(), tell=tell, stack=own_stacks, trace=_no_trace, evict=None, blame=_nobody),
     )
 
 
-async def _own_stacks(rank: int) -> str | None:
+async def own_stacks(rank: int) -> str | None:
     """Return where this process's threads stand, as faulthandler writes it."""
     descriptor = os.memfd_create("stacks")
     try:

@@ -16,8 +16,8 @@ from strata.errors import JobDone, JobFailed, StrataError
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.members_pb2 import RankProgress
+from strata.v1.session_pb2 import Down, Welcome, WorldUpdate
 from strata.v1.session_pb2 import RankPlace as PlaceMessage
-from strata.v1.session_pb2 import Welcome, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 
 log: Final = logging.getLogger("strata.client")
@@ -90,10 +90,11 @@ class Watcher:
             except Exception:
                 log.exception("an observer of the world failed")  # as with checkpoints
 
-    def on_place(self, place: PlaceMessage) -> None:
-        for callback in tuple(self.place_callbacks):
+    def on_request(self, down: Down) -> None:
+        """Tell observers of a place in a newer generation; a look at this rank its agent answers."""
+        for callback in tuple(self.place_callbacks) if down.HasField("place") else ():
             try:
-                callback(place)
+                callback(down.place)
             except Exception:
                 log.exception("an observer of places failed")  # as with checkpoints
 

@@ -25,13 +25,13 @@ from strata.client.dialling import connect
 from strata.client.endpoints import Endpoint, Route
 from strata.client.outstanding import OpenArrivals, OpenCalls, RoundKey
 from strata.client.scouting import Found, Lookout
-from strata.client.terms import Dial, Pace, SessionObserver, is_final
+from strata.client.terms import Dial, Pace, SessionObserver, aged, is_final
 from strata.core.arrivals import MAX_TIME_MS
 from strata.errors import StrataError, Unavailable
 from strata.session.link import MAX_MESSAGE_BYTES, Link
 from strata.v1.barriers_pb2 import Arrival, BarrierOutcome
 from strata.v1.common_pb2 import Token
-from strata.v1.members_pb2 import DeviceStatus, RankProgress
+from strata.v1.members_pb2 import DeviceStatus, RankEvidence, RankProgress
 from strata.v1.session_pb2 import (
     Arrivals,
     Call,
@@ -41,7 +41,6 @@ from strata.v1.session_pb2 import (
     Leave,
     Progress,
     RankExit,
-    RankPlace,
     Reply,
     Tick,
     Up,
@@ -107,8 +106,8 @@ class Session:
         self.incarnation = 0
         self.welcome: Welcome | None = None
         self.world: WorldUpdate | None = None
-        self.on_place: Callable[[RankPlace], None] | None = None
-        """Called as the observer is, with this rank's place in a newer generation."""
+        self.on_request: Callable[[Down], None] | None = None
+        """Called as the observer is, with this rank's place in a newer generation, or a look at a rank."""
 
     # -- for everybody
 
@@ -174,6 +173,11 @@ class Session:
             age_ms = min(max(0, one.age_ms), MAX_TIME_MS)
             self._progress[one.rank] = (one, now - age_ms / 1000)
         self._flush_soon("progress", self._pace.progress_s, self._flush_progress)
+
+    def evidence(self, generation: int, evidence: RankEvidence) -> None:
+        """Tell what is seen of a rank that somebody looks at; if this is lost, it is asked for again."""
+        if self._link is not None and self.connected:
+            self._link.send(Up(progress=Progress(generation=generation, evidence=[evidence])))
 
     def devices(self, devices: Iterable[DeviceStatus]) -> None:
         """Tell what this member's accelerators are like; sent soon, and again after a reconnect."""
@@ -299,9 +303,9 @@ class Session:
                 self._arrivals.refuse(key, refused.ranks, unpack(refused.error))
             case "checkpoint":
                 self._observer.on_checkpoint(down.checkpoint)
-            case "place":
-                if self.on_place is not None:
-                    self.on_place(down.place)
+            case "place" | "inspect":
+                if self.on_request is not None:
+                    self.on_request(down)
             case "reply":
                 self._take_reply(down.reply)
             case "moved":
@@ -447,12 +451,7 @@ class Session:
             return
         self._devices_untold = False
         now = self._now()
-        ranks = []
-        for one, since in self._progress.values():
-            told = RankProgress()
-            told.CopyFrom(one)
-            told.age_ms = max(0, round(1000 * (now - since)))
-            ranks.append(told)
+        ranks = [aged(one, now - since) for one, since in self._progress.values()]
         progress = Progress(generation=self._progress_generation, ranks=ranks, devices=devices)
         self._link.send(Up(progress=progress))
 

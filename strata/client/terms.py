@@ -13,7 +13,17 @@ from strata.errors import StrataError
 from strata.session.link import Link
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import Down, Up, Welcome, WorldUpdate
+
+
+def aged(said: RankProgress, age_s: float) -> RankProgress:
+    """Return a report as it is sent `age_s` after it was made."""
+    told = RankProgress()
+    told.CopyFrom(said)
+    told.age_ms = max(0, round(1000 * age_s))
+    return told
+
 
 UNTOLD_S: Final = 60.0
 """How long a process that has ended in order waits for a coordinator that hears of it: or it is taken for

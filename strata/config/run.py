@@ -1,6 +1,6 @@
 """What `strata run` can be told."""
 
-# `setting` returns a dataclass field, as `dataclasses.field` does
+# ruff: noqa: RUF009  # `setting` returns a dataclass field, as `dataclasses.field` does
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -69,6 +69,11 @@ class RunConfig:
         default="",
         doc="where other nodes reach this one's ranks, by default found by the route out",
         env="STRATA_ADDRESS",
+    )
+    log_dir: Path | None = setting(
+        "run.log_dir",
+        default=None,
+        doc="a folder for the ranks' output, a file each; pages and strata top show its last lines",
     )
     stop_grace_s: float = setting(
         "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"

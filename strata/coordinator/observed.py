@@ -30,7 +30,7 @@ from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
 from strata.errors import StrataError, Unavailable
 from strata.observe.loop_lag import LoopLag
-from strata.v1.members_pb2 import MemberDevices, RankProgress
+from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
 STALLED_S: Final = 2.0
 """A loop that was later than this within the last ten seconds is not healthy."""
@@ -74,6 +74,18 @@ class SoftState(Protocol):
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
         """Yield what is known of the accelerators of the job's members, gone ones perhaps included."""
+        ...
+
+    def look(self, job: str, rank: int | None = None) -> None:
+        """Take note that somebody looks at a job, or at one of its ranks: then `heard` and `evidence` are known soon."""
+        ...
+
+    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
+        """Return when a member was last heard, on the loop's clock; None if that is not known."""
+        ...
+
+    def evidence(self, job: str, generation: int, rank: int) -> RankEvidence | None:
+        """Return what its host saw of a rank lately; None if that is not known."""
         ...
 
     def violations(self, job: str) -> Sequence[str]:

@@ -24,6 +24,7 @@ from strata.coordinator.calls.recovery import RecoveryCalls
 from strata.coordinator.calls.worlds import WorldCalls
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.fanout import Fanout
+from strata.coordinator.members.interest import Interest
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.progress import ProgressBoard, Reported
 from strata.coordinator.members.ranks import RankIndexes
@@ -52,6 +53,7 @@ class Service:
         ranks = RankIndexes(context.mirror.view, context.keys)
         self._context = context
         self._board = ProgressBoard()
+        self._interest = Interest()
         self._ready_since_s: float | None = None
         self.peers = Peers(context, dial)
         self.barriers = Barriers(
@@ -104,6 +106,7 @@ class Service:
             progress=self._told,
             heartbeat=unary.heard,
             history=context.charts.learn,
+            interest=lambda told: self._interest.hear(told.job, told.ranks),
         )
         self._leave = context.mirror.subscribe(
             Fanout(
@@ -177,6 +180,15 @@ class Service:
     def devices(self, job: str) -> Iterator[members_pb2.MemberDevices]:
         return self._board.devices(job)
 
+    def look(self, job: str, rank: int | None = None) -> None:
+        self._interest.look(job, rank)
+
+    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
+        return self._board.heard(job, worker, incarnation)
+
+    def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
+        return self._board.evidence(job, generation, rank)
+
     def violations(self, job: str) -> Sequence[str]:
         return self._context.invariants.violations(job)
 
@@ -211,6 +223,19 @@ class Service:
             self._board.note(progress.job, progress.generation, progress.ranks, own=False)
         for member in progress.devices:
             self._board.note_devices(progress.job, member, own=False)
+        if progress.heard:
+            self._board.note_heard(progress.job, progress.heard, own=False)
+        if progress.evidence:
+            self._board.note_evidence(progress.job, progress.generation, progress.evidence, own=False)
+
+    def _tell_interest(self) -> None:
+        """Ask for what is known only while somebody looks: peers, and our own members."""
+        for job, ranks in self._interest.own():
+            self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
+        for job in self._interest.jobs():
+            self._board.note_heard(job, self.sessions.heard(job), own=True)
+        for job, rank in self._interest.ranks():
+            self.sessions.inspect(job, rank)
 
     def _tell_peers_everything(self) -> None:
         self.barriers.forwarding.again()
@@ -235,5 +260,6 @@ class Service:
     async def _tell_progress(self) -> None:
         while True:
             await asyncio.sleep(self._context.timing.tick_s)
+            self._tell_interest()
             for news in self._board.news():
                 self.peers.send(peers_pb2.PeerUp(progress=news))

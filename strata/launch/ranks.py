@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +17,7 @@ from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
 from strata.launch.stack_dump import dump_stacks
-from strata.launch.starting import Starter
+from strata.launch.starting import RANK_LOG, Starter
 from strata.launch.warm_program import LAST_WORDS
 from strata.observe import get_logger
 
@@ -42,6 +42,9 @@ class RankProcess:
     stacks: Path
     started_s: float
     """When it was started, by the event loop's clock."""
+    log: Path | None = None
+    dumping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever asks for its stacks: they all come in one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class Program:
     folder: Path
     """Private to this supervisor, and outlives every group."""
     restart: str = PROCESS
+    log_folder: Path | None = None
+    """Where each rank's output goes, a file each; None: where this process's goes."""
 
 
 class RankGroup:
@@ -115,6 +120,9 @@ class RankGroup:
             stacks=str(stacks),
             restart=self._program.restart,
         )
+        log_file = self._log_file(rank)
+        if log_file is not None:
+            environment[RANK_LOG] = str(log_file)
         try:
             started = self._program.starter.start(environment, name=f"rank {rank}")
         except OSError as error:
@@ -124,7 +132,20 @@ class RankGroup:
             ) from error
         child, warm = started.child, {"warm": True} if started.warm else {}
         log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation, **warm)
-        return RankProcess(child=child, stacks=stacks, started_s=asyncio.get_running_loop().time())
+        return RankProcess(
+            child=child, stacks=stacks, started_s=asyncio.get_running_loop().time(), log=log_file
+        )
+
+    def _log_file(self, rank: int) -> Path | None:
+        """Return the file for a rank's output, whose folder is there; `ConfigError` if that cannot be made."""
+        folder = self._program.log_folder
+        if folder is None:
+            return None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write the ranks' output to {folder}: {error}") from error
+        return folder / f"generation-{self.place.generation:06d}-rank-{rank:05d}.log"
 
     def _has(self, rank: int, process: RankProcess) -> None:
         self._processes[rank] = process
@@ -165,7 +186,15 @@ class RankGroup:
     async def stack(self, rank: int) -> str | None:
         """Return the Python stacks of a rank's threads; None when it does not run here or cannot tell."""
         process = self._alive(rank)
-        return await dump_stacks(process.child, process.stacks) if process is not None else None
+        if process is None:
+            return None
+        async with process.dumping:
+            return await dump_stacks(process.child, process.stacks)
+
+    def log_file(self, rank: int) -> Path | None:
+        """Return the file that a rank's output goes to; None when it does not run here, or has none of its own."""
+        process = self._alive(rank)
+        return process.log if process is not None else None
 
     @property
     def running(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from strata.client import MemberSession, name_lookup, parse_endpoints
 from strata.client.endpoints import Endpoint
+from strata.client.inspection import Inspection
 from strata.client.storage_wait import wait_for_storage
 from strata.client.unary import UnaryClient
 from strata.config import RunConfig
@@ -204,6 +205,7 @@ async def _run(
         will_heed=partial(uses_init, command),
     )
     health = Health(config.health, session, supervisor, detect_s=timing.detect_s)
+    session.on_request = Inspection(session, supervisor.stack, supervisor.log_file).on_request
     relay = Relay(
         session,
         worker_id=worker_id,

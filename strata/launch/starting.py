@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from strata.launch.children import Child
+
+RANK_LOG: Final = "STRATA_RANK_LOG"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class Started:
 
 
 class Starter(Protocol):
-    """Starts the command of a run, once for each rank."""
+    """Starts the command of a run, once for each rank. Output goes to the file that `RANK_LOG` of its environment names."""
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
         """Return the process that runs the command; `OSError` when it cannot be run at all."""
@@ -40,7 +43,9 @@ class ColdStarter:
         self._command = tuple(command)
 
     def start(self, environment: Mapping[str, str], *, name: str) -> Started:
-        return Started(child=Child.start(self._command, name=name, env=environment), warm=False)
+        log = environment.get(RANK_LOG)
+        child = Child.start(self._command, name=name, env=environment, log=Path(log) if log else None)
+        return Started(child=child, warm=False)
 
     def prepare(self, count: int) -> int:
         """Nothing can be prepared."""

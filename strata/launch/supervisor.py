@@ -28,6 +28,7 @@ from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
+from strata.core.ids import checked_id
 from strata.errors import BarrierTimeout, Unavailable
 from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
@@ -114,6 +115,7 @@ class Supervisor:
                 inherited=inherited_environment(),
                 folder=folder,
                 restart=config.restart,
+                log_folder=config.log_dir / checked_id("job", config.job) if config.log_dir else None,
             ),
             count=config.slots,
             prepare_after_s=config.warm_after_s,
@@ -179,6 +181,11 @@ class Supervisor:
         """Return where a rank's threads stand; None when it does not run here or cannot tell."""
         ranks = self._slots.ranks
         return await ranks.stack(rank) if ranks is not None else None
+
+    def log_file(self, rank: int) -> Path | None:
+        """Return what a rank's output goes to; None when it does not run here, or writes where this process does."""
+        ranks = self._slots.ranks
+        return ranks.log_file(rank) if ranks is not None else None
 
     def rank_heeds_notices(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""

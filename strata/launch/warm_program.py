@@ -59,6 +59,12 @@ def wait_for_place(link: socket.socket) -> None:
     if coerced is not None:
         os.environ["LC_CTYPE"] = coerced
     os.environ.update(environment)
+    log = os.environ.get("STRATA_RANK_LOG")
+    if log:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        os.close(file)
 
 
 def answer_stack_dumps() -> None:

@@ -65,6 +65,8 @@ class Session:
         self._link = link
         self.closed = False
         """Whether this side has ended the session."""
+        self.heard_s = asyncio.get_running_loop().time()
+        """When the other side last sent something, on the loop's clock."""
 
     def send(self, message: session_pb2.Down) -> None:
         """Queue one message; never wait."""
@@ -252,6 +254,7 @@ class _Serving:
     async def _read(self, tasks: asyncio.TaskGroup) -> End:
         handler = self._handler
         while (up := await self._reader.recv()) is not None:
+            self._session.heard_s = asyncio.get_running_loop().time()
             match up.WhichOneof("message"):
                 case "arrivals":
                     handler.arrivals(up.arrivals.arrivals)

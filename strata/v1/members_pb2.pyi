@@ -470,6 +470,71 @@ class RankProgress(_message.Message):
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
 
 @_typing.final
+class RankEvidence(_message.Message):
+    """What a rank's host sees of it, while somebody looks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    STACK_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
+    LOG_FILE_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    stack: _builtins.str
+    """Its threads' Python stacks, shortened; empty if it cannot tell."""
+    log_file: _builtins.str
+    age_ms: _builtins.int
+    """Milliseconds since that was looked at."""
+    @_builtins.property
+    def log(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The last lines that it wrote, if its agent keeps them in a file."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        stack: _builtins.str = ...,
+        log: _abc.Iterable[_builtins.str] | None = ...,
+        log_file: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "log", b"log", "log_file", b"log_file", "rank", b"rank", "stack", b"stack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankEvidence: _TypeAlias = RankEvidence  # noqa: Y015
+
+@_typing.final
+class MemberHeard(_message.Message):
+    """When a member was last heard: any message of its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    age_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "incarnation", b"incarnation", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberHeard: _TypeAlias = MemberHeard  # noqa: Y015
+
+@_typing.final
 class TrainingReport(_message.Message):
     """How a training goes, as its rank 0 reports it."""
 

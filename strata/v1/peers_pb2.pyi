@@ -30,6 +30,7 @@ class PeerUp(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    INTEREST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___PeerHello: ...
     @_builtins.property
@@ -40,6 +41,8 @@ class PeerUp(_message.Message):
     def heartbeat(self) -> Global___PeerHeartbeat: ...
     @_builtins.property
     def history(self) -> Global___PeerHistory: ...
+    @_builtins.property
+    def interest(self) -> Global___PeerInterest: ...
     def __init__(
         self,
         *,
@@ -48,12 +51,13 @@ class PeerUp(_message.Message):
         progress: Global___PeerProgress | None = ...,
         heartbeat: Global___PeerHeartbeat | None = ...,
         history: Global___PeerHistory | None = ...,
+        interest: Global___PeerInterest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "history", b"history", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "history", b"history", "interest", b"interest", "message", b"message", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "history", b"history", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "heartbeat", b"heartbeat", "hello", b"hello", "history", b"history", "interest", b"interest", "message", b"message", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "arrivals", "progress", "heartbeat", "history"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "arrivals", "progress", "heartbeat", "history", "interest"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -121,6 +125,8 @@ class PeerProgress(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     @_builtins.property
@@ -129,6 +135,12 @@ class PeerProgress(_message.Message):
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberDevices]:
         """The accelerators of the sender's members, when they were read anew."""
 
+    @_builtins.property
+    def heard(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.MemberHeard]:
+        """Of jobs that somebody looks at: the sender's members, and the ranks that are looked at."""
+
+    @_builtins.property
+    def evidence(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankEvidence]: ...
     def __init__(
         self,
         *,
@@ -136,14 +148,43 @@ class PeerProgress(_message.Message):
         generation: _builtins.int = ...,
         ranks: _abc.Iterable[_members_pb2.RankProgress] | None = ...,
         devices: _abc.Iterable[_members_pb2.MemberDevices] | None = ...,
+        heard: _abc.Iterable[_members_pb2.MemberHeard] | None = ...,
+        evidence: _abc.Iterable[_members_pb2.RankEvidence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "generation", b"generation", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "evidence", b"evidence", "generation", b"generation", "heard", b"heard", "job", b"job", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeerProgress: _TypeAlias = PeerProgress  # noqa: Y015
+
+@_typing.final
+class PeerInterest(_message.Message):
+    """Somebody looks at a job at the sender; sent every second as long as that is so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks whose evidence is wanted."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerInterest: _TypeAlias = PeerInterest  # noqa: Y015
 
 @_typing.final
 class PeerHeartbeat(_message.Message):

@@ -214,6 +214,7 @@ class Progress(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankProgress]: ...
@@ -221,16 +222,21 @@ class Progress(_message.Message):
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.DeviceStatus]:
         """What the member's accelerators are like, when that was read anew."""
 
+    @_builtins.property
+    def evidence(self) -> _containers.RepeatedCompositeFieldContainer[_members_pb2.RankEvidence]:
+        """Of ranks that somebody looks at."""
+
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         ranks: _abc.Iterable[_members_pb2.RankProgress] | None = ...,
         devices: _abc.Iterable[_members_pb2.DeviceStatus] | None = ...,
+        evidence: _abc.Iterable[_members_pb2.RankEvidence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "generation", b"generation", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "evidence", b"evidence", "generation", b"generation", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -442,6 +448,7 @@ class Down(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     ARRIVAL_REFUSED_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    INSPECT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -462,6 +469,8 @@ class Down(_message.Message):
     def arrival_refused(self) -> Global___ArrivalRefused: ...
     @_builtins.property
     def place(self) -> Global___RankPlace: ...
+    @_builtins.property
+    def inspect(self) -> Global___Inspect: ...
     def __init__(
         self,
         *,
@@ -475,16 +484,43 @@ class Down(_message.Message):
         ended: Global___Ended | None = ...,
         arrival_refused: Global___ArrivalRefused | None = ...,
         place: Global___RankPlace | None = ...,
+        inspect: Global___Inspect | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "inspect", b"inspect", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_refused", b"arrival_refused", "checkpoint", b"checkpoint", "ended", b"ended", "inspect", b"inspect", "message", b"message", "moved", b"moved", "outcomes", b"outcomes", "place", b"place", "reply", b"reply", "tick", b"tick", "welcome", b"welcome", "world", b"world"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused", "place"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "tick", "world", "outcomes", "checkpoint", "reply", "moved", "ended", "arrival_refused", "place", "inspect"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___Down: _TypeAlias = Down  # noqa: Y015
+
+@_typing.final
+class Inspect(_message.Message):
+    """Somebody looks at this rank: the member answers with evidence in its next Progress. Again every second for as long
+    as somebody looks.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inspect: _TypeAlias = Inspect  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):

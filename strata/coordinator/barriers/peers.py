@@ -296,6 +296,7 @@ class PeerHandler:
         progress: Callable[[peers_pb2.PeerProgress], None],
         heartbeat: Callable[[peers_pb2.PeerHeartbeat], bool],
         history: Callable[[peers_pb2.PeerHistory], None],
+        interest: Callable[[peers_pb2.PeerInterest], None],
     ) -> None:
         """`heartbeat` tells whether the member is served here, and now counts as alive."""
         self._context = context
@@ -303,6 +304,7 @@ class PeerHandler:
         self._progress = progress
         self._heartbeat = heartbeat
         self._history = history
+        self._interest = interest
         self._links: dict[Link[PeerUp, PeerDown], None] = {}
 
     def close_all(self) -> None:
@@ -361,6 +363,8 @@ class PeerHandler:
                     link.send(PeerDown(heard=peers_pb2.PeerHeard(id=up.heartbeat.id, served=served)))
                 case "history":
                     self._history(up.history)
+                case "interest":
+                    self._interest(up.interest)
                 case _:
                     pass  # of a newer version
 

@@ -24,6 +24,10 @@ MAX_STACKS: Final = 64
 """Stacks kept of one job: of its ranks that are furthest behind."""
 MAX_PATH_CHARS: Final = 512
 MAX_DEVICES: Final = 64
+MAX_LINES: Final = 40
+MAX_LINE_CHARS: Final = 300
+EVIDENCE_S: Final = 10.0
+"""How long what is known because somebody looks is kept."""
 MAX_XIDS: Final = 32
 NEWS_BYTES: Final = 1 << 20
 """What one message to a peer may have."""
@@ -80,12 +84,26 @@ class _Devices:
     news: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Looked:
+    """What is known of a job because somebody looks at it."""
+
+    heard: dict[tuple[str, int], float] = field(default_factory=dict)
+    """When each member was last heard, by worker and incarnation."""
+    evidence: dict[int, tuple[members_pb2.RankEvidence, float]] = field(default_factory=dict)
+    """Of the newest generation, with the time of when it was."""
+    generation: int = 0
+    news: peers_pb2.PeerProgress = field(default_factory=peers_pb2.PeerProgress)
+    until_s: float = 0.0
+
+
 class ProgressBoard:
     """The last word of every rank of every job's newest generation, and of its members' devices."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Generation] = {}
         self._devices: dict[str, _Devices] = {}
+        self._looked: dict[str, _Looked] = {}
 
     def note(
         self, job: str, generation: int, ranks: Iterable[members_pb2.RankProgress], *, own: bool
@@ -123,8 +141,69 @@ class ProgressBoard:
             held.own.add(member.worker_id)
             held.news.add(member.worker_id)
 
+    def note_heard(self, job: str, members: Iterable[members_pb2.MemberHeard], *, own: bool) -> None:
+        """Take note of when members of a job that is looked at were last heard."""
+        held, now_s = self._of_looked(job), asyncio.get_running_loop().time()
+        for member in members:
+            key = (member.worker_id, member.incarnation)
+            at_s = now_s - min(max(0, member.age_ms), MAX_TIME_MS) / 1000
+            held.heard[key] = max(at_s, held.heard.get(key, at_s))
+            if own:
+                held.news.heard.append(member)
+
+    def note_evidence(
+        self, job: str, generation: int, evidence: Iterable[members_pb2.RankEvidence], *, own: bool
+    ) -> None:
+        """Take note of what hosts see of ranks that are looked at."""
+        held, now_s = self._of_looked(job), asyncio.get_running_loop().time()
+        if generation > held.generation:
+            held.generation = generation
+            held.evidence.clear()
+        for each in evidence if generation == held.generation else ():
+            kept = members_pb2.RankEvidence(
+                rank=each.rank,
+                stack=each.stack[:MAX_STACK_CHARS],
+                log=[line[:MAX_LINE_CHARS] for line in each.log[-MAX_LINES:]],
+                log_file=each.log_file[:MAX_PATH_CHARS],
+                age_ms=min(max(0, each.age_ms), MAX_TIME_MS),
+            )
+            held.evidence[each.rank] = (kept, now_s - kept.age_ms / 1000)
+            if own:
+                held.news.generation = generation
+                held.news.evidence.append(kept)
+
+    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
+        """Return when a member was last heard, on this loop's clock; None if nobody looks, or it is not known."""
+        held = self._looked.get(job)
+        return held.heard.get((worker, incarnation)) if held is not None else None
+
+    def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
+        """Return what its host saw of a rank lately, if somebody looks at it."""
+        held = self._looked.get(job)
+        found = held.evidence.get(rank) if held is not None and held.generation == generation else None
+        if found is None or found[1] < asyncio.get_running_loop().time() - EVIDENCE_S:
+            return None
+        return found[0]
+
+    def _of_looked(self, job: str) -> _Looked:
+        held = self._looked.setdefault(job, _Looked())
+        held.until_s = asyncio.get_running_loop().time() + EVIDENCE_S
+        return held
+
+    def _looked_news(self) -> Iterator[peers_pb2.PeerProgress]:
+        """Yield what peers have not been told of jobs that are looked at; forget those that nobody looks at any more."""
+        now_s = asyncio.get_running_loop().time()
+        for job in [job for job, held in self._looked.items() if held.until_s < now_s]:
+            del self._looked[job]
+        for job, held in self._looked.items():
+            if held.news.heard or held.news.evidence:
+                held.news.job = job
+                yield held.news
+                held.news = peers_pb2.PeerProgress()
+
     def forget(self, job: str) -> None:
         """Drop what was said in a job that has ended."""
+        self._looked.pop(job, None)
         self._jobs.pop(job, None)
         self._devices.pop(job, None)
 
@@ -195,6 +274,7 @@ class ProgressBoard:
                 told.append(letter)
             held.news.clear()
             devices.news.clear()
+        told += self._looked_news()
         return told
 
     def tell_again(self) -> None:

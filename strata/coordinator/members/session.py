@@ -104,6 +104,11 @@ class MemberSession:
         self.send(Down(moved=session_pb2.Moved(addresses=addresses, reason=reason)))
         self._session.close()
 
+    @property
+    def heard_s(self) -> float:
+        """When the member last sent something, on the loop's clock."""
+        return self._session.heard_s
+
     # -- a waiter of barriers
 
     def outcome(self, key: BarrierKey, message: barriers_pb2.BarrierOutcome) -> None:
@@ -153,6 +158,9 @@ class MemberSession:
         if index is None or index.head.generation != progress.generation:
             return
         mine = index.ranks(self.worker, self.incarnation)
+        evidence = [each for each in progress.evidence if each.rank in mine]
+        if evidence:
+            board.note_evidence(self.job, progress.generation, evidence, own=True)
         ranks = [said for said in progress.ranks if said.rank in mine]
         board.note(self.job, progress.generation, ranks, own=True)
 

@@ -30,7 +30,7 @@ from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link
 from strata.session.served import End, Limits, Session, serve
-from strata.v1 import session_pb2
+from strata.v1 import members_pb2, session_pb2
 from strata.v1.session_pb2 import Down, Up
 from strata.wire import checkpoints as checkpoint_wire
 from strata.wire import members as member_wire
@@ -102,6 +102,23 @@ class Sessions:
         if index is not None:
             for member in self._by_job.get(job, ()):
                 yield from index.ranks(member.worker, member.incarnation)
+
+    def heard(self, job: str) -> Iterator[members_pb2.MemberHeard]:
+        """Yield when each member of a job that is served here was last heard."""
+        now_s = asyncio.get_running_loop().time()
+        for member in self._by_job.get(job, ()):
+            yield members_pb2.MemberHeard(
+                worker_id=member.worker,
+                incarnation=member.incarnation,
+                age_ms=max(0, int(1000 * (now_s - member.heard_s))),
+            )
+
+    def inspect(self, job: str, rank: int) -> None:
+        """Ask the member that runs a rank for evidence, if it is served here."""
+        index = self._house.ranks.of(job)
+        for member in self._by_job.get(job, ()) if index is not None else ():
+            if index is not None and rank in index.ranks(member.worker, member.incarnation):
+                member.send(Down(inspect=session_pb2.Inspect(generation=index.head.generation, rank=rank)))
 
     # -- the life of a session
 

@@ -18,7 +18,9 @@ def ranks(source: Source, name: str) -> model.Ranks:
     job = JobView(source.view, source.keys.job(name))
     world, now_s = job.world(), source.loop_now_ms() / 1000
     reports = _reports(source, name, world)
-    workers, owner = _workers(job, world, reports, now_s)
+    if source.soft is not None:
+        source.soft.look(name)
+    workers, owner = _workers(source, job, world, now_s)
     size = world.head.size if world is not None else 0
     said = [reports.get(rank) for rank in range(size)]
     phases = sorted({each.phase for each in said if each is not None} | {""})
@@ -51,8 +53,10 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
     report = _reports(source, name, world).get(number)
     place = world.member_of(number)
     entry = job.worker(place.worker)
-    found = ""
+    found, evidence = "", None
     if source.soft is not None:
+        source.soft.look(name, number)
+        evidence = source.soft.evidence(name, world.head.generation, number)
         said = source.soft.progress(name, world.head.generation, range(world.head.size))
         trouble = trouble_of(source.soft, job, said, world)
         found = trouble.says if number in trouble.suspects or number in {s.rank for s in trouble.slow} else ""
@@ -69,10 +73,11 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
         relative_score=None,
         own_score=None,
         finding=found,
-        stack=report.stack if report is not None else "",
+        stack=(evidence.stack if evidence is not None else "")
+        or (report.stack if report is not None else ""),
         trace_file=report.trace_file if report is not None else "",
         trace_bytes=report.trace_bytes if report is not None else 0,
-        log=(),
+        log=tuple(evidence.log) if evidence is not None else (),
         devices=tuple(each for each in _devices(source, name, world) if each.worker_id == place.worker),
     )
 
@@ -113,7 +118,7 @@ def _age_ms(report: Reported, now_s: float) -> int:
 
 
 def _workers(
-    job: JobView, world: World | None, reports: Mapping[int, Reported], now_s: float
+    source: Source, job: JobView, world: World | None, now_s: float
 ) -> tuple[list[model.Worker], dict[int, int]]:
     """Return the world's members in the order of their ranks, then the standbys; and whose each rank is."""
     registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
@@ -123,7 +128,6 @@ def _workers(
         entry = registered.pop((place.worker, place.incarnation), None)
         own = range(place.first_rank, place.first_rank + place.slots)
         owner.update(dict.fromkeys(own, len(workers)))
-        ages = [_age_ms(reports[each], now_s) for each in own if each in reports]
         workers.append(
             model.Worker(
                 worker_id=place.worker,
@@ -135,7 +139,7 @@ def _workers(
                 standby=False,
                 lost=entry is None,
                 leaving=False,
-                heartbeat_age_ms=min(ages, default=None),
+                heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )
         )
     for (name, incarnation), entry in sorted(registered.items()):
@@ -150,10 +154,15 @@ def _workers(
                 standby=True,
                 lost=False,
                 leaving=False,
-                heartbeat_age_ms=None,
+                heartbeat_age_ms=_heard_ms(source, job, name, incarnation, now_s),
             )
         )
     return workers, owner
+
+
+def _heard_ms(source: Source, job: JobView, worker: str, incarnation: int, now_s: float) -> int | None:
+    at_s = source.soft.heard(job.keys.name, worker, incarnation) if source.soft is not None else None
+    return max(0, int(1000 * (now_s - at_s))) if at_s is not None else None
 
 
 def _devices(source: Source, name: str, world: World) -> Iterator[model.Device]:

@@ -38,7 +38,7 @@ from strata.core.txn import Event, KeyValue, WatchBatch
 from strata.core.view import Entry, View
 from strata.dashboard.authorizer import HttpAuthorizer
 from strata.errors import StrataError
-from strata.v1.members_pb2 import MemberDevices, RankProgress
+from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
 KEYS = ClusterKeys("default")
 EPOCH = 3
@@ -61,6 +61,7 @@ class Shown:
         self.unix_s: Callable[[], float] = lambda: 1.7e9
         self.refuses: StrataError | None = None
         self.etcd_asked = 0
+        self.looked: list[tuple[str, int | None]] = []
         self.charts = Charts(self.view, KEYS, unix_now=lambda: self.unix_s(), clock=lambda: 0.0)  # noqa: PLW0108
         self._phases = JobPhases(self.view, KEYS)
         self.board, self.book = ProgressBoard(), BarrierBook()
@@ -271,6 +272,15 @@ class Shown:
 
     def devices(self, job: str) -> Iterator[MemberDevices]:
         return self.board.devices(job)
+
+    def look(self, job: str, rank: int | None = None) -> None:
+        self.looked.append((job, rank))
+
+    def heard(self, job: str, worker: str, incarnation: int) -> float | None:
+        return self.board.heard(job, worker, incarnation)
+
+    def evidence(self, job: str, generation: int, rank: int) -> RankEvidence | None:
+        return self.board.evidence(job, generation, rank)
 
     def violations(self, job: str) -> Sequence[str]:
         return self.impossible.get(job, ())

@@ -1,0 +1,60 @@
+"""Who is looked at: for jobs and ranks that a page or a terminal shows, members are asked for more.
+
+What costs something to know (when each member was last heard, where a rank's threads stand, what it wrote) travels
+between replicas only while somebody looks. A look lasts for `LOOK_S`; whoever goes on looking looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+LOOK_S: Final = 5.0
+MAX_LOOKED_AT: Final = 256
+"""Jobs and ranks at once; more are not asked for."""
+
+
+class Interest:
+    """What somebody looks at, here or at a peer."""
+
+    def __init__(self) -> None:
+        self._own: dict[tuple[str, int | None], float] = {}
+        self._theirs: dict[tuple[str, int | None], float] = {}
+
+    def look(self, job: str, rank: int | None = None) -> None:
+        """Take note that somebody looks at a job here, or at one of its ranks."""
+        self._note(self._own, job, rank)
+
+    def hear(self, job: str, ranks: Iterable[int]) -> None:
+        """Take note that somebody looks at a job at a peer."""
+        self._note(self._theirs, job, None)
+        for rank in ranks:
+            self._note(self._theirs, job, rank)
+
+    def own(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield each job that is looked at here, with the ranks that are."""
+        now_s = asyncio.get_running_loop().time()
+        current = [key for key, until_s in self._own.items() if until_s > now_s]
+        for job in dict.fromkeys(job for job, _rank in current):
+            yield job, [rank for of, rank in current if of == job and rank is not None]
+
+    def jobs(self) -> set[str]:
+        """Return the jobs that somebody looks at."""
+        return {job for job, _rank in self._current()}
+
+    def ranks(self) -> set[tuple[str, int]]:
+        """Return the ranks that somebody looks at."""
+        return {(job, rank) for job, rank in self._current() if rank is not None}
+
+    def _current(self) -> set[tuple[str, int | None]]:
+        now_s = asyncio.get_running_loop().time()
+        for held in (self._own, self._theirs):
+            for key in [key for key, until_s in held.items() if until_s <= now_s]:
+                del held[key]
+        return {*self._own, *self._theirs}
+
+    @staticmethod
+    def _note(held: dict[tuple[str, int | None], float], job: str, rank: int | None) -> None:
+        if len(held) < MAX_LOOKED_AT or (job, rank) in held:
+            held[job, rank] = asyncio.get_running_loop().time() + LOOK_S
