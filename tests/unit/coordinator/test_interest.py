@@ -52,7 +52,7 @@ async def test_a_look_at_any_replica_brings_evidence_and_the_ages_of_heartbeats(
             at = service.heard("job", name, next(m.incarnation for m in members if m.worker == name))
             assert at is not None
             assert asyncio.get_running_loop().time() - at < 4
-        await asyncio.sleep(LOOK_S + 12)
+        await asyncio.sleep(2 * LOOK_S + 12)
         count = len(members[0].all("inspect"))
         assert service.evidence("job", 1, 0) is None
         await asyncio.sleep(10)
