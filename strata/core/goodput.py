@@ -91,16 +91,15 @@ class Ledger:
         self.enter(self.phase, now_s)
         return Goodput(spent_s=dict(self.spent_s))
 
-    def go_on(self, text: str, *, began_unix_s: float, now_unix_s: float) -> None:
-        """Take up the account that a checkpoint holds; what is not readable is left out.
+    def go_on(
+        self, text: str, *, lost_since_unix_s: float, began_unix_s: float, now_unix_s: float
+    ) -> None:
+        """Take up the account that a checkpoint holds; without one, everything since `lost_since_unix_s` is lost.
 
         `began_unix_s` is when this generation began. The program's own start before that, and what
         lies between, was lost.
         """
-        saved = read_account(text)
-        if saved is None:
-            return
-        spent, until = saved
+        spent, until = read_account(text) or ({}, min(lost_since_unix_s, began_unix_s))
         for what, seconds in spent.items():
             self.spent_s[what] = self.spent_s.get(what, 0.0) + seconds
         own_s = sum(self.spent_s.values()) - sum(spent.values())

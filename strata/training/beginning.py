@@ -81,13 +81,17 @@ def begin(
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())
-    past = Past(began_unix_s=clock.unix_s())
+    past = Past(began_unix_s=clock.unix_s(), uncommitted_unix_s=clock.unix_s())
     if peers.rank == 0:  # it speaks for all
         if not isinstance(peers, Alone):
             past = past_of(peers, now_unix_s=clock.unix_s())
+        ledger.go_on(
+            restored.metadata.get(GOODPUT_KEY, "") if restored is not None else "",
+            lost_since_unix_s=past.uncommitted_unix_s,
+            began_unix_s=past.began_unix_s,
+            now_unix_s=clock.unix_s(),
+        )
         if restored is not None:
-            account = restored.metadata.get(GOODPUT_KEY, "")
-            ledger.go_on(account, began_unix_s=past.began_unix_s, now_unix_s=clock.unix_s())
             log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
     cursors = CursorBook(
         rank=peers.rank,

@@ -22,6 +22,8 @@ class Past:
     """`began_unix_s`: when this generation began; `failure_s`: the expected time to a failure."""
 
     began_unix_s: float
+    uncommitted_unix_s: float
+    """When the first generation began after the last one that committed a checkpoint."""
     failure_s: float = PRIOR_S
 
 
@@ -31,10 +33,13 @@ def past_of(peers: Peers, *, now_unix_s: float) -> Past:
         answer = whole(lambda page: peers.call(page, timeout_s=ASK_S), ListGenerationsRequest(job=peers.job))
     except StrataError as error:
         log.info("the job's history is not known: %s", error.message)
-        return Past(began_unix_s=now_unix_s)
+        return Past(began_unix_s=now_unix_s, uncommitted_unix_s=now_unix_s)
     began_s = {g.world.generation: g.began_unix_ms / 1000 for g in answer.generations}
+    committed = max((g.world.generation for g in answer.generations if g.has_committed), default=0)
+    since_s = [unix_s for generation, unix_s in began_s.items() if generation > committed]
     return Past(
         began_unix_s=began_s.get(peers.generation, now_unix_s),
+        uncommitted_unix_s=min(since_s, default=now_unix_s),
         failure_s=time_between_failures(
             # those that began because the job grew, was paused or preempted tell of no failure
             failures=sum(g.failure for g in answer.generations),

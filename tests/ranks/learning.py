@@ -97,7 +97,14 @@ def main() -> int:
             say("step", step=run.begun, value=str(number.value))
             time.sleep(options.pace_s)
     run.close()
-    say("end", step=run.step, value=str(number.value))
+    goodput = run.goodput()
+    say(
+        "end",
+        step=run.step,
+        value=str(number.value),
+        unix_s=time.time(),
+        spent_s=dict(goodput.spent_s),
+    )
     return 0
 
 

@@ -85,6 +85,7 @@ class Drive:
         self._phase = 0
         self._ended: list[NodeEnd] = []
         self._committed: list[tuple[int, int]] = []
+        self._began_unix_s: float | None = None
         self._nodes = [Node(name=f"n{i}", talker=self._start(f"n{i}")) for i in range(plan.nodes)]
 
     def run(self) -> History:
@@ -101,6 +102,7 @@ class Drive:
             with contextlib.suppress(StrataError):  # then the nodes' ends say enough
                 told = self._client.generations()
                 self._committed = [(g.world.generation, g.committed_step) for g in told if g.has_committed]
+                self._began_unix_s = min((g.began_unix_ms / 1000 for g in told), default=None)
         finally:
             self.deeds.due(all_of_them=True)
             self._end()
@@ -110,7 +112,11 @@ class Drive:
     def history(self) -> History:
         """Return what there is to judge so far."""
         return History(
-            events=self.record.events, looked=self._looked, nodes=self._ended, committed=self._committed
+            events=self.record.events,
+            looked=self._looked,
+            nodes=self._ended,
+            committed=self._committed,
+            began_unix_s=self._began_unix_s,
         )
 
     # -- the clock

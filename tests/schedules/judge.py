@@ -13,6 +13,7 @@ from typing import Any
 
 Event = dict[str, Any]
 DONE = 0
+GOODPUT_ERROR = 0.005
 LATE = frozenset({75, 78, 143, -15})
 """`strata run` that was preempted, or got SIGTERM before it could heed it, when the job was about to be done."""
 
@@ -48,6 +49,8 @@ class History:
     nodes: Sequence[NodeEnd]
     committed: Sequence[tuple[int, int]] = ()
     """Of the control plane's own history: generation and the newest step that it committed."""
+    began_unix_s: float | None = None
+    """When the first generation began."""
 
 
 def judge(history: History, values: Sequence[int]) -> list[str]:
@@ -58,6 +61,7 @@ def judge(history: History, values: Sequence[int]) -> list[str]:
         *_lost(history),
         *_backwards(history),
         *_finished(history, values),
+        *_goodput(history),
     ]
 
 
@@ -131,6 +135,15 @@ def _finished(history: History, values: Sequence[int]) -> Iterator[str]:
             yield f"{node.name} " + ("did not end" if node.code is None else f"ended with {node.code}")
         if node.left:
             yield f"of {node.name} there are left: {dict(node.left)}"
+
+
+def _goodput(history: History) -> Iterator[str]:
+    """What rank 0 says that the time went to is, together, the time since the first generation began."""
+    for end in _of(history.events, "end"):
+        if end["rank"] == 0 and history.began_unix_s is not None:
+            wall_s, spent_s = end["unix_s"] - history.began_unix_s, sum(end["spent_s"].values())
+            if abs(spent_s - wall_s) > GOODPUT_ERROR * wall_s:
+                yield f"the time went to {spent_s:.2f} s, of {wall_s:.2f} s: {end['spent_s']}"
 
 
 def _of(events: Sequence[Event], kind: str) -> list[Event]:

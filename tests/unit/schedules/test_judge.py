@@ -23,6 +23,7 @@ def rank(generation: int, at: float, first: int, last: int, *, number: int = 0) 
         for step in range(first + 1, last + 1)
     ]
     end = {"event": "end", **place, "step": TOTAL, "value": str(VALUES[-1])}
+    end |= {"unix_s": 1100.0, "spent_s": {"step": 90.0, "lost": 9.8}}
     return [start, *steps, *([end] if last == TOTAL else [])]
 
 
@@ -35,6 +36,7 @@ def good() -> History:
         looked=[Looked(at=12.0, step=3), Looked(at=21.0, step=6)],
         nodes=[NodeEnd(name="n0", code=0, late=False), NodeEnd(name="n1", code=78, late=True)],
         committed=[(2, 6), (1, 3)],
+        began_unix_s=1000.0,
     )
 
 
@@ -58,6 +60,7 @@ def changed(history: History, where: dict[str, object], **to: object) -> History
 @pytest.mark.parametrize(
     ("doctored", "words"),
     [
+        (changed(good(), {"event": "end"}, spent_s={"step": 98.0}), "the time went to 98.00 s, of 100.00 s"),
         (without(good(), event="step", generation=2, rank=0, step=5), "trained step 6 after 4"),
         (changed(good(), {"event": "step", "step": 4, "generation": 2}, value="7"), "wrong parameter"),
         (changed(good(), {"event": "start", "generation": 2, "rank": 1}, step=2), "began differently"),
