@@ -91,9 +91,7 @@ class Ledger:
         self.enter(self.phase, now_s)
         return Goodput(spent_s=dict(self.spent_s))
 
-    def go_on(
-        self, text: str, *, lost_since_unix_s: float, began_unix_s: float, now_unix_s: float
-    ) -> None:
+    def go_on(self, text: str, *, lost_since_unix_s: float, began_unix_s: float, now_unix_s: float) -> None:
         """Take up the account that a checkpoint holds; without one, everything since `lost_since_unix_s` is lost.
 
         `began_unix_s` is when this generation began. The program's own start before that, and what
