@@ -1,0 +1,154 @@
+"""Jobs: how far they are, what is wrong with them, what their time went to, and what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a training is, from what its ranks reported."""
+
+    step: int | None
+    """Of the rank that is furthest behind."""
+    step_high: int | None
+    epoch: int | None
+    samples: int | None
+    target_step: int | None
+    """The last step, if the program named it (`strata.init(total_steps=…)`)."""
+    eta_ms: int | None
+    steps_per_s: float | None
+    samples_per_s: float | None
+    since_step_ms: int | None
+    """Since the slowest rank completed a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with a job; `text` is the sentence that commands, metrics and logs show as well."""
+
+    kind: str
+    """`stalled`, `slow`, `held`, `device`, `invariant`."""
+    text: str
+    ranks: tuple[int, ...] = ()
+    worker_id: str = ""
+    host: str = ""
+    device: int | None = None
+    cause: str = ""
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """One job in a line. `unreadable` says why there is nothing more of it."""
+
+    name: str
+    phase: str
+    """`waiting`, `running`, `stopping`, `paused`, `done`, `failed`, `unreadable`."""
+    reason: str = ""
+    generation: int = 0
+    ranks: int = 0
+    members: int = 0
+    standbys: int = 0
+    min_workers: int = 0
+    max_workers: int = 0
+    progress: Progress | None = None
+    goodput_ratio: float | None = None
+    checkpoint_step: int | None = None
+    """Of the latest committed checkpoint."""
+    open_barriers: int = 0
+    finding: str = ""
+    """The worst of its findings."""
+    unreadable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """Running jobs first, then the others, each by name."""
+
+    jobs: tuple[JobSummary, ...]
+    total: int
+    """Of all that match."""
+    next_page_token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputPart:
+    cause: str
+    """`step` is the useful one; docs/training.md lists the others."""
+    seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """What the wall time of a job went to: the parts sum to `wall_s`."""
+
+    wall_s: float
+    ratio: float
+    parts: tuple[GoodputPart, ...]
+    """The useful part first, then the largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What the ranks of the current generation are asked for, and how many have stopped."""
+
+    action: str
+    reason: str
+    workers: tuple[str, ...]
+    grace_ms: int
+    stopped: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    summary: JobSummary
+    restored_step: int | None
+    failed_in_a_row: int
+    """Generations without a committed checkpoint that ended in a failure, one after the other."""
+    max_failed_in_a_row: int
+    findings: tuple[Finding, ...]
+    notice: Notice | None
+    goodput: Goodput | None
+    reported: dict[str, float | None]
+    """The newest value of each name that the program reported (`run.report(loss=…)`); None: not a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One generation. `committed_step` is known once it has ended."""
+
+    generation: int
+    began_unix_ms: int
+    members: int
+    ranks: int
+    restored_step: int | None
+    committed_step: int | None
+    failure: bool
+    """Whether a failure ended the one before."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generations:
+    """The newest first."""
+
+    generations: tuple[Generation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    unix_ms: int
+    revision: int
+    kind: str
+    job: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """The newest first."""
+
+    events: tuple[Event, ...]

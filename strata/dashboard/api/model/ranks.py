@@ -1,0 +1,129 @@
+"""Ranks, their devices, and how their steps went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One registered member, and the last of its signs of life."""
+
+    worker_id: str
+    incarnation: int
+    host: str
+    pid: int
+    slots: int
+    first_rank: int | None
+    """None for a standby."""
+    standby: bool
+    lost: bool
+    """It has a place in this generation, and is not registered any more."""
+    leaving: bool
+    heartbeat_age_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """All ranks of the current generation, one list a column, in the order of ranks."""
+
+    generation: int
+    size: int
+    workers: tuple[Worker, ...]
+    worker: tuple[int, ...]
+    """Index into `workers`; -1 if unknown."""
+    step: tuple[int | None, ...]
+    phases: tuple[str, ...]
+    """The phases that `phase` counts."""
+    phase: tuple[int, ...]
+    """Index into `phases`."""
+    heard_ms: tuple[int | None, ...]
+    """Since the rank reported something."""
+    stalled_ms: tuple[int, ...]
+    """How long it has been stuck; 0 while it is not."""
+    compute_us: tuple[int | None, ...]
+    """Compute time of its last step, without waiting for others."""
+    median_compute_us: tuple[int | None, ...]
+    relative_score: tuple[float | None, ...]
+    """Compute time of the fastest rank over that of this one: 1 is as fast."""
+    own_score: tuple[float | None, ...]
+    """Its own best compute time over the present one: 1 is as fast as ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator of a member; None for readings that its driver does not offer."""
+
+    worker_id: str
+    index: int
+    name: str
+    uuid: str
+    utilization_percent: int | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: int | None
+    power_mw: int | None
+    ecc_uncorrected: int | None
+    xids: tuple[int, ...]
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank, with the evidence that is fetched while somebody looks at it."""
+
+    rank: int
+    worker_id: str
+    host: str
+    step: int | None
+    phase: str
+    heard_ms: int | None
+    stalled_ms: int
+    compute_us: int | None
+    median_compute_us: int | None
+    relative_score: float | None
+    own_score: float | None
+    finding: str
+    stack: str
+    trace_file: str
+    trace_bytes: int
+    log: tuple[str, ...]
+    """The last lines that it wrote, if its agent keeps them."""
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heatmap:
+    """Median compute time by rank and time. A rank that reported nothing in an interval has None."""
+
+    generation: int
+    from_unix_ms: int
+    interval_ms: int
+    ranks: int
+    columns: tuple[tuple[int | None, ...], ...]
+    """By time, then by rank; in microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    unit: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Values of `from_unix_ms`, one every `interval_ms`, oldest first. All series are equally long.
+
+    Names: `steps_per_s`, `samples_per_s`, `step`, `step_time_p50`, `step_time_p90`, `step_time_p99`, `save_s`,
+    `commit_s`, `goodput`, `goodput.CAUSE` (seconds since the beginning), `ranks`; `reported.NAME` for what the program
+    reported.
+    """
+
+    from_unix_ms: int
+    interval_ms: int
+    series: dict[str, Series]

@@ -1,0 +1,79 @@
+"""Datasets and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    name: str
+    shards: int
+    uri: str
+    assignment_version: int
+    generation: int
+    owned: dict[str, int]
+    """How many shards each worker owns."""
+    moved: int
+    """Shards that are not where the ring alone would put them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far a dataset was read, as of the latest committed checkpoint."""
+
+    dataset: str
+    step: int
+    epoch: int | None
+    samples: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datasets:
+    datasets: tuple[Dataset, ...]
+    cursors: tuple[Cursor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    tier: str
+    path: str
+    state: str
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    step: int
+    attempt: str
+    generation: int
+    epoch: int
+    type: str
+    state: str
+    acked: int
+    ranks: int
+    missing_ranks: str
+    """The ranks whose acknowledgement an open one waits for."""
+    size_bytes: int
+    created_unix_ms: int
+    path: str
+    reason: str
+    latest: bool
+    pinned: bool
+    tags: tuple[str, ...]
+    base_step: int | None
+    copies: tuple[Copy, ...]
+    references: int
+    """Checkpoints and jobs that use its bytes: what is stored once for several."""
+    readers: int
+    suspected: tuple[str, ...]
+    """Tiers whose copy one host found damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """The newest first."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    total: int
+    next_page_token: str
