@@ -29,6 +29,7 @@ from strata.dashboard.job import JobDetail, job_detail
 from strata.dashboard.layout import POLICY
 from strata.dashboard.origins import PREFLIGHT, allowing, is_known
 from strata.dashboard.pages import cluster_page, job_page, missing_page
+from strata.dashboard.plain import PlainPages
 from strata.dashboard.source import Source
 from strata.dashboard.status import ClusterStatus, as_json, cluster_status
 from strata.errors import InvalidArgument, StrataError, Unauthenticated
@@ -37,7 +38,7 @@ from strata.observe.words import printable
 AGAIN_S: Final = 1.0
 """How long a page stays as it was made; it costs the replica's loop a few milliseconds."""
 MAX_KEPT: Final = 64
-_JOB_PATH: Final = re.compile(r"/(?:api/)?jobs/([^/]*)")
+_JOB_PATH: Final = re.compile(r"/(?:(?:api/)?jobs|status)/([^/]*)")
 
 Draw = Callable[[], Response]
 """Makes an answer of what was seen; touches nothing of the replica, so any thread may do it."""
@@ -73,10 +74,12 @@ def make_app(source: Source, *, listen: str, authorizer: HttpAuthorizer) -> ASGI
         body, content_type = exposition.answer(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    pages = _Pages(source)
+    pages, plain = _Pages(source), PlainPages(source)
     routes = [
         Route("/", pages.cluster),
         Route("/jobs/{job}", pages.job),
+        Route("/status", plain.answer),
+        Route("/status/{job}", plain.answer),
         Route("/api/status", pages.cluster_json),
         Route("/api/jobs/{job}", pages.job_json),
         Route("/healthz", healthz),

@@ -1,0 +1,74 @@
+"""`/status`: plain text for curl, HTML for browsers, made of the same resources as the API."""
+
+from __future__ import annotations
+
+import pytest
+
+from strata.core.records import CheckpointState
+from strata.dashboard.app import make_app
+from strata.errors import InvalidArgument
+from tests.unit.dashboard.http import Answer, ask
+from tests.unit.dashboard.rig import KEYS, Shown, anybody
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+
+
+@pytest.fixture
+async def shown() -> Shown:
+    made = Shown()
+    made.lead()
+    made.job("gpt", members=2, host="<b>host</b>")
+    made.say("gpt", 0, 5, "step")
+    made.save("gpt", 7, CheckpointState.ABORTED, ranks=2, reason="<script>\x1b[31m")
+    made.arrive("gpt", "sync", [0], size=2)
+    made.sample()
+    return made
+
+
+async def look(shown: Shown, path: str, headers: dict[str, str] | None = None) -> Answer:
+    return await ask(make_app(shown, listen="127.0.0.1:0", authorizer=anybody()), path, headers=headers or {})
+
+
+async def test_the_cluster_and_a_job_in_plain_text(shown: Shown) -> None:
+    cluster = (await look(shown, "/status")).body.decode()
+    assert "leader: r1" in cluster
+    assert any(line.split()[:2] == ["gpt", "running"] for line in cluster.splitlines())
+    answer = await look(shown, "/status/gpt")
+    text = answer.body.decode()
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert any(line.split()[:5] == ["sync", "1", "1", "of", "2"] for line in text.splitlines())
+    assert "aborted" in text
+    assert "\x1b" not in text, "a terminal obeys it"
+
+
+async def test_html_runs_nothing_and_escapes_all(shown: Shown) -> None:
+    for path in ("/status", "/status/gpt"):
+        answer = await look(shown, path, HTML)
+        body = answer.body.decode()
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "script" not in answer.headers["content-security-policy"]
+        assert "<script" not in body
+        assert "<b>host" not in body
+        assert "http" not in body.partition("</head>")[2], "nothing is loaded from anywhere"
+    assert "&lt;script&gt;" in body
+    assert "sync" in body
+
+
+async def test_what_is_not_there_or_cannot_be_read(shown: Shown) -> None:
+    assert (await look(shown, "/status/none")).code == 404
+    assert (await look(shown, "/status/%00", HTML)).code == 404
+    shown.put(KEYS.job("gpt").head, b"not a record")
+    broken = await look(shown, "/status/gpt")
+    assert broken.code == 500
+    assert (await look(shown, "/status")).code == 200
+    with pytest.raises(InvalidArgument):
+        KEYS.job("\0")
+
+
+async def test_a_page_is_made_once_a_second_however_many_look(shown: Shown) -> None:
+    app = make_app(shown, listen="127.0.0.1:0", authorizer=anybody())
+    for _ in range(10):
+        await ask(app, "/status")
+    assert shown.etcd_asked == 1
+    await ask(app, "/status", headers=HTML)
+    assert shown.etcd_asked == 2
