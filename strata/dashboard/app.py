@@ -7,47 +7,28 @@ answered, so that a page of somebody else's cannot read this one under a name of
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strata.config import is_loopback, split_address
-from strata.core.records import PoisonRecord
 from strata.dashboard.api.routes import ROOT, Api
-from strata.dashboard.authorizer import OPEN, HttpAuthorizer
+from strata.dashboard.authorizer import HttpAuthorizer
+from strata.dashboard.bundle import Bundle
 from strata.dashboard.exposition import Exposition
-from strata.dashboard.html import tag
-from strata.dashboard.job import JobDetail, job_detail
-from strata.dashboard.layout import POLICY
 from strata.dashboard.origins import PREFLIGHT, allowing, is_known
-from strata.dashboard.pages import cluster_page, job_page, missing_page
 from strata.dashboard.plain import PlainPages
 from strata.dashboard.source import Source
-from strata.dashboard.status import ClusterStatus, as_json, cluster_status
-from strata.errors import InvalidArgument, StrataError, Unauthenticated
-from strata.observe.words import printable
+from strata.errors import StrataError, Unauthenticated
 
-AGAIN_S: Final = 1.0
-"""How long a page stays as it was made; it costs the replica's loop a few milliseconds."""
-MAX_KEPT: Final = 64
-_JOB_PATH: Final = re.compile(r"/(?:(?:api/)?jobs|status)/([^/]*)")
-
-Draw = Callable[[], Response]
-"""Makes an answer of what was seen; touches nothing of the replica, so any thread may do it."""
-
-_NO_JOB: Final = (
-    "There is no job of that name. A job begins with its first member: see all ",
-    tag("a", "jobs", href="/"),
-    ".",
-)
+_PROTECTED: Final = re.compile(r"/(?:metrics|status(?:/(?P<job>[^/]*))?)/?$")
+"""What tells of the cluster or of a job, besides the API, which looks itself who calls."""
 
 HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -74,109 +55,18 @@ def make_app(source: Source, *, listen: str, authorizer: HttpAuthorizer) -> ASGI
         body, content_type = exposition.answer(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    pages, plain = _Pages(source), PlainPages(source)
+    plain = PlainPages(source)
     routes = [
-        Route("/", pages.cluster),
-        Route("/jobs/{job}", pages.job),
         Route("/status", plain.answer),
         Route("/status/{job}", plain.answer),
-        Route("/api/status", pages.cluster_json),
-        Route("/api/jobs/{job}", pages.job_json),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
         *Api(source, authorizer).routes(),
+        *Bundle(source).routes(),
     ]
     host, _port = split_address("coordinator.http_listen", listen)
     return _Guard(Starlette(routes=routes), source, authorizer, names_only_loopback=is_loopback(host))
-
-
-class _Pages:
-    """Makes the pages and their JSON, each at most once in `AGAIN_S`, however many look."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._made: dict[tuple[str, str, int], tuple[float, Response]] = {}
-        self._drawing = asyncio.Lock()
-
-    async def cluster(self, _request: Request) -> Response:
-        return await self._kept(("page", "", 0), lambda: self._cluster(_cluster_html))
-
-    async def cluster_json(self, _request: Request) -> Response:
-        return await self._kept(("json", "", 0), lambda: self._cluster(_json))
-
-    async def job(self, request: Request) -> Response:
-        name, number = request.path_params["job"], _number(request.query_params.get("page", ""))
-        return await self._kept(("page", name, number), lambda: self._job_page(name, number))
-
-    async def job_json(self, request: Request) -> Response:
-        name, number = request.path_params["job"], _number(request.query_params.get("page", ""))
-        return await self._kept(("json", name, number), lambda: self._job_json(name, number))
-
-    # -- looking: in the loop, so that what is seen is of one moment; drawing can be done elsewhere
-
-    async def _cluster(self, draw: Callable[[ClusterStatus], Response]) -> Draw:
-        status = cluster_status(self._source, await self._source.etcd_members())
-        return lambda: draw(status)
-
-    async def _job_page(self, name: str, number: int) -> Draw:
-        frame = cluster_status(self._source, (), with_jobs=False)
-        try:
-            detail = self._detail(name, number)
-        except PoisonRecord as error:
-            message = error.message
-            return lambda: _html(missing_page(frame, name, message), 500)
-        if detail is None:
-            return lambda: _html(missing_page(frame, "No such job", *_NO_JOB), 404)
-        found = detail
-        return lambda: _html(job_page(frame, found))
-
-    async def _job_json(self, name: str, number: int) -> Draw:
-        try:
-            detail = self._detail(name, number)
-        except PoisonRecord as error:
-            body, code = {"error": error.message}, 500
-            return lambda: JSONResponse(body, code)
-        if detail is None:
-            return lambda: JSONResponse({"error": f"no job {printable(name)[:128]} exists"}, 404)
-        found = detail
-        return lambda: _json(found)
-
-    def _detail(self, name: str, number: int) -> JobDetail | None:
-        try:
-            return job_detail(self._source, name, number)
-        except InvalidArgument:  # no name that a job could have
-            return None
-
-    async def _kept(self, key: tuple[str, str, int], look: Callable[[], Awaitable[Draw]]) -> Response:
-        async with self._drawing:  # one at a time: many that look at once wait for the first
-            now = asyncio.get_running_loop().time()
-            held = self._made.get(key)
-            if held is not None and now - held[0] < AGAIN_S:
-                return held[1]
-            # a thousand ranks take tens of milliseconds to draw, which no barrier shall wait for
-            response = await asyncio.to_thread(await look())
-            self._made = {k: v for k, v in self._made.items() if now - v[0] < AGAIN_S}
-            if len(self._made) < MAX_KEPT:
-                self._made[key] = (now, response)
-            return response
-
-
-def _json(status: ClusterStatus | JobDetail) -> Response:
-    return JSONResponse(as_json(status))
-
-
-def _cluster_html(status: ClusterStatus) -> Response:
-    return _html(cluster_page(status))
-
-
-def _html(body: str, code: int = 200) -> Response:
-    return HTMLResponse(body, code, headers={"content-security-policy": POLICY})
-
-
-def _number(text: str) -> int:
-    """Return the page that is asked for; the first one for what is no number."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 1
 
 
 class _Guard:
@@ -198,7 +88,9 @@ class _Guard:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *also]
+                own = message.get("headers", [])
+                named = {key for key, _value in own}
+                message["headers"] = [*own, *(each for each in also if each[0] not in named)]
             await send(message)
 
         answer = self._refusal(scope, host, foreign=bool(origin) and not known)
@@ -223,11 +115,11 @@ class _Guard:
 
     def _page_refusal(self, scope: Scope) -> Response | None:
         """Return the answer to somebody who may not look at a page."""
-        if scope["path"] in OPEN:
+        protected = _PROTECTED.match(scope["path"])
+        if protected is None:
             return None
-        job = _JOB_PATH.match(scope["path"])
         try:
-            self._authorizer.check_page(self._authorizer.caller(scope), job[1] if job else None)
+            self._authorizer.check_page(self._authorizer.caller(scope), protected["job"])
         except Unauthenticated as error:
             asks = {"www-authenticate": 'Basic realm="Strata: the token as password"'}
             return PlainTextResponse(f"{error.message}\n", 401, headers=asks)

@@ -2,8 +2,8 @@
 
 A caller shows a client certificate, or a token (as Bearer, or as the password that a browser asks for). Away from
 loopback, a coordinator that knows its callers asks for one. On loopback every user of the host may look; if the
-coordinator knows its callers, only those who show a credential may change something. The probes are open: they tell
-nothing of any job.
+coordinator knows its callers, only those who show a credential may change something. The probes, and the dashboard
+itself without what it shows, are open: they tell nothing of any job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from strata.core.authority import Identity, parse_identity, refusal
 from strata.errors import PermissionDenied, Unauthenticated
 from strata.security.tokens import AcceptedTokens
 
-OPEN: Final = frozenset({"/healthz", "/readyz"})
 LOOK: Final = "Worlds.GetJob"
 LOOK_AT_ALL: Final = "Admin.GetStatus"
 OPERATE: Final = "Checkpoints.PinCheckpoint"
@@ -59,7 +58,7 @@ class HttpAuthorizer:
         self.check(identity, job)
         if identity is not None and identity.jobs and job is None:
             raise PermissionDenied(
-                f"{identity} may look at these only: {', '.join(f'/jobs/{one}' for one in sorted(identity.jobs))}"
+                f"{identity} may look at these only: {', '.join(f'/status/{one}' for one in sorted(identity.jobs))}"
             )
 
     def may_operate(self, identity: Identity | None) -> bool:

@@ -100,15 +100,22 @@ async def test_a_certificate_of_the_cluster_may_look(authority: Authority) -> No
     limited = authority.issue("limited", uris=("strata://default/viewer/bob", "strata://default/job/another"))
     async with served(config_of(authority)) as url:
         assert url.startswith("https://127.0.0.1:")
-        assert (await ask(f"{url}/", authority, viewer))[0] == 200
-        assert (await ask(f"{url}/jobs/job", authority, viewer))[0] == 200
-        assert (await ask(f"{url}/", authority))[0] == 401
+        assert (await ask(f"{url}/status", authority, viewer))[0] == 200
+        assert (await ask(f"{url}/status/job", authority, viewer))[0] == 200
+        assert (await ask(f"{url}/status", authority))[0] == 401
         for nobody in (etcd, stranger):
-            for path in ("/", "/jobs/job", "/api/status", "/metrics"):
+            for path in ("/status", "/status/job", "/api/v1/cluster", "/metrics"):
                 assert (await ask(url + path, authority, nobody))[0] == 403
-        assert (await ask(f"{url}/jobs/another", authority, limited))[0] == 404
-        for path in ("/jobs/job", "/api/jobs/job", "/jobs/j%6Fb", "/", "/api/status", "/metrics"):
+        assert (await ask(f"{url}/status/another", authority, limited))[0] == 404
+        for path in (
+            "/status/job",
+            "/api/v1/jobs/job",
+            "/status/j%6Fb",
+            "/status",
+            "/metrics",
+        ):
             assert (await ask(url + path, authority, limited))[0] == 403
+        assert (await ask(f"{url}/api/v1/cluster", authority, limited))[0] == 200, "as GetStatus over gRPC"
         for path in ("/healthz", "/readyz"):
             assert (await ask(url + path, authority))[0] == 200
 
@@ -118,10 +125,10 @@ async def test_a_token_may_look_as_bearer_or_as_a_password(authority: Authority,
     _entry, token = TokenFile(accepted).add(role=Role.VIEWER, id="ann", jobs=(), now=now(), days=None)
     basic = base64.b64encode(f"anybody:{token}".encode()).decode()
     async with served(config_of(authority, tokens=accepted)) as url:
-        assert (await ask(f"{url}/", authority, Authorization=f"Bearer {token}"))[0] == 200
-        assert (await ask(f"{url}/", authority, Authorization=f"Basic {basic}"))[0] == 200
+        assert (await ask(f"{url}/status", authority, Authorization=f"Bearer {token}"))[0] == 200
+        assert (await ask(f"{url}/status", authority, Authorization=f"Basic {basic}"))[0] == 200
         for wrong in ("Bearer x", "Basic x", "Basic eA==", "Digest x", ""):
-            code, said, asks = await ask(f"{url}/", authority, Authorization=wrong)
+            code, said, asks = await ask(f"{url}/status", authority, Authorization=wrong)
             assert code == 401
             assert token not in said
             assert asks.startswith("Basic")

@@ -42,6 +42,7 @@ async def test_the_cluster_and_a_job_in_plain_text(shown: Shown) -> None:
 
 
 async def test_html_runs_nothing_and_escapes_all(shown: Shown) -> None:
+    body = ""
     for path in ("/status", "/status/gpt"):
         answer = await look(shown, path, HTML)
         body = answer.body.decode()

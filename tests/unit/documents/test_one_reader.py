@@ -13,6 +13,7 @@ CALLS = frozenset({"loads", "load", "read_text", "read_bytes", "readlines"})
 PARSERS = frozenset({"json", "tomllib", "pickle", "marshal", "yaml"})
 ALLOWED = {
     # what a session or etcd carries: at most 1 MiB, from members that are known
+    "client/coordinator.py": "a resource, from a replica, in an answer of 256 KiB",
     "cli/watch.py": "an event's payload, from a replica",
     "core/agreement.py": "a member's payload at a barrier",
     "core/codec.py": "a record of etcd, which replicas alone write",
@@ -24,8 +25,9 @@ ALLOWED = {
     "training/group.py": "rank 0's payload at a barrier",
     "training/saves.py": "ranks' payloads at a barrier, and this process's own account",
     # what the process that is asked is known to be
+    "dashboard/api/routes.py": "a file of the package",
+    "dashboard/bundle.py": "files of the package",
     "checkpoint/file_export.py": "a header that this process laid out",
-    "dashboard/layout.py": "files of the package",
     "integrations/torchrun/orphans.py": "/proc",
     "launch/etcd_http.py": "an etcd member that this process started",
     "launch/ports.py": "/proc",
