@@ -59,7 +59,7 @@ class _Stream:
 
 
 class Gate:
-    """Made once for a replica; `ConfigError` when the file of tokens cannot be used."""
+    """Made once for a replica; `ConfigError` when the file of tokens, or of authorities, cannot be used."""
 
     def __init__(
         self,

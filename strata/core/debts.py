@@ -2,10 +2,11 @@
 
 A client that keeps its HTTP/2 window closed and answers pings is alive to the transport, which keeps every answer
 for it. So each answer is a debt to whoever asked, from the moment it is made until the transport reports its
-call as ended, which is after its last byte was sent. Three rules bound the debts:
+call as ended, which is after its last byte was sent. A message of a stream is one from when it is queued until it
+is written. Three rules bound the debts:
 
 1. A debtor, an identity or a connection where nobody is asked who they are, has at most `each_bytes`. Beyond it
-   nothing is answered.
+   nothing is answered; a stream that is told things unasked has a bound of its own (`wire.streams`).
 2. A debt lasts at most `longest_s`. Then its connection is closed, which ends its calls and frees their memory.
 3. All debts together have at most `all_bytes`. Beyond it the connections of the oldest are closed before their time,
    except debts younger than `least_s`, which answers to readers are.
