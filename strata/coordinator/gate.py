@@ -83,17 +83,22 @@ class Gate:
 
     def caller(self, context: Context) -> Identity | None:
         """Return who calls, None where nobody is asked; `Unauthenticated` when they cannot be known."""
-        return self._identify(self._credential(context)) if self._authenticates else None
+        if not self._authenticates:
+            return None
+        credential = self._credential(context)
+        if self._tokens is not None and isinstance(credential, str):
+            return self._tokens.identify(credential)
+        return self._holder(credential)
 
     def _credential(self, context: Context) -> Credential:
         """Return what the caller shows; `Unauthenticated` if it shows no token where one is wanted."""
         return bearer(context) if self._tokens is not None else certified(context)
 
-    def _identify(self, credential: Credential) -> Identity:
-        """Return whom a credential stands for now; `Unauthenticated` if for nobody."""
+    def _holder(self, credential: Credential) -> Identity:
+        """Return whom a credential stands for, by the tokens as they were read last; `Unauthenticated` if for nobody."""
         if isinstance(credential, str):
             assert self._tokens is not None
-            return self._tokens.identify(credential)
+            return self._tokens.holder(credential)
         identity = credential.identity()
         if self._authorities is not None and credential.chain:
             self._authorities.check(credential.chain)
@@ -173,7 +178,7 @@ class Gate:
 
     def _judge(self, stream: _Stream) -> None:
         try:
-            if self._identify(stream.credential) == stream.identity:
+            if self._holder(stream.credential) == stream.identity:
                 return
             why = Unauthenticated(f"the credential of {stream.identity} stands for other rights now")
         except Unauthenticated as error:

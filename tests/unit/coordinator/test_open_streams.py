@@ -14,11 +14,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from strata.config import CoordinatorConfig, Credentials
+from strata.coordinator import gate
 from strata.core.authority import Role
 from strata.errors import Unauthenticated
 from strata.security.certificates import Authority
 from strata.security.private import write_private
-from strata.security.tokens import TokenFile
+from strata.security.tokens import AcceptedTokens, TokenFile
 from strata.v1.watch_pb2 import WatchRequest
 from strata.v1.watch_pb2_grpc import WatchStub
 from strata.wire.status import from_rpc
@@ -169,6 +170,33 @@ async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens)
         assert not member.over.is_set()
         write_private(tokens.file.path, b'{"v": 1, "tokens": []}')
         await ended(member)
+
+
+async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
+    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A review that pauses judges all by what it read at its beginning."""
+    monkeypatch.setattr(gate, "REVIEW_AT_ONCE", 1)
+    read = AcceptedTokens.reload
+
+    def reload(accepted: AcceptedTokens) -> None:
+        read(accepted)
+        tokens.file.path.chmod(0o644)  # refused, once there is something new to read
+        tokens.file.path.touch()
+
+    async with asyncio.TaskGroup() as tasks:
+        members = [
+            await tokens.server.member(name, tokens.add(Role.MEMBER, name), tasks).connect("")
+            for name in ("w0", "w1")
+        ]
+        monkeypatch.setattr(AcceptedTokens, "reload", reload)
+        with capture_logs() as said:
+            await asyncio.sleep(4 * REVIEW_S)
+        assert any(line["event"] == "open_streams_not_judged" for line in said)
+        assert not any(member.over.is_set() for member in members)
+        monkeypatch.undo()
+        for member in members:
+            member.drop()
 
 
 # -- certificates
