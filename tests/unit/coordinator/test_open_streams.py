@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
+from strata.client.endpoints import parse_endpoints
+from strata.client.watching import watch
 from strata.config import CoordinatorConfig, Credentials
 from strata.coordinator import gate
 from strata.core.authority import Role
@@ -157,6 +160,53 @@ async def test_a_token_that_is_replaced_costs_a_member_a_reconnect_and_no_genera
         world = await member.world()
         assert (member.incarnation, world.world.generation) == (incarnation, generation)
         member.drop()
+
+
+async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_no_other(
+    tokens: Tokens,
+) -> None:
+    """As docs/security.md has it: a second token, the file replaced, the first one revoked."""
+    server, heard = tokens.server, asyncio.Queue[Any]()
+    old = tokens.add(Role.VIEWER, "v")
+
+    async def follow() -> None:
+        messages = watch(
+            parse_endpoints(server.address, old),
+            random.Random(1),
+            job="job",
+            timeout_s=LIMIT_S,
+            credentials=old,
+        )
+        async for message in messages:
+            heard.put_nowait(message)
+
+    async def put(name: str) -> None:
+        server.put(server.context.keys.job("job").root + name, b"{}")
+        async with asyncio.timeout(LIMIT_S):
+            while not any(event.key == name for event in (await heard.get()).events):
+                pass
+
+    following = asyncio.create_task(follow())
+    await put("x/1")
+    new = tokens.add(Role.VIEWER, "v")
+    assert old.token_file is not None
+    assert new.token_file is not None
+    new.token_file.replace(old.token_file)
+    TokenFile(tokens.file.path).revoke(old.token_file.stem)
+    revoked = server.context.measures.revoked.child("watches")
+    async with asyncio.timeout(LIMIT_S):
+        while not revoked.value:  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0.05)
+    await put("x/2")  # with it the stream ends
+    await put("x/3")
+    TokenFile(tokens.file.path).revoke(new.token_file.stem)
+    async with asyncio.timeout(LIMIT_S):
+        while revoked.value < 2:  # noqa: ASYNC110  # likewise
+            await asyncio.sleep(0.05)
+    server.put(server.context.keys.job("job").root + "x/4", b"{}")
+    with pytest.raises(Unauthenticated, match="not one that this cluster accepts"):
+        async with asyncio.timeout(LIMIT_S):
+            await following
 
 
 async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens) -> None:
