@@ -72,6 +72,7 @@ class Gate:
         self.meter = meter or Meter()
         self.refusals = Seldom(REFUSAL_S)
         self._admitted: set[str] = set()
+        self._refused: set[str] = set()
         self._measures = measures or Measures()
         self._cluster = config.cluster
         self._authenticates = config.authenticates
@@ -110,6 +111,8 @@ class Gate:
         try:
             identity = self.caller(context)
         except Unauthenticated:
+            if self._tokens is None:  # what it shows is the connection's, and stays as it is
+                self._refused.add(context.peer())
             self.meter.stranger(address_of(context), now_s)
             raise
         self.meter.call(identity, now_s)
@@ -119,6 +122,11 @@ class Gate:
     def admitted(self) -> set[str]:
         """Return the peers whose calls were admitted since this was last asked: the connection's address and port."""
         peers, self._admitted = self._admitted, set()
+        return peers
+
+    def refused(self) -> set[str]:
+        """Return the peers that were refused for their certificate since this was last asked."""
+        peers, self._refused = self._refused, set()
         return peers
 
     @contextmanager

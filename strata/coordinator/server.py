@@ -107,7 +107,7 @@ class Server:
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
         bound = bind(server, config)
-        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate.admitted)
+        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate)
         await server.start()
         self._server = server
         for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):

@@ -23,6 +23,8 @@ from strata.errors import Unauthenticated
 from strata.security.certificates import Authority
 from strata.security.private import write_private
 from strata.security.tokens import AcceptedTokens, TokenFile
+from strata.v1.admin_pb2 import GetStatusRequest
+from strata.v1.admin_pb2_grpc import AdminStub
 from strata.v1.watch_pb2 import WatchRequest
 from strata.v1.watch_pb2_grpc import WatchStub
 from strata.wire.status import from_rpc
@@ -250,6 +252,35 @@ async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
 
 
 # -- certificates
+
+
+async def test_a_connection_whose_certificate_expired_is_closed_once_a_call_on_it_was_refused(
+    tmp_path: Path,
+) -> None:
+    """A client that reads its files for each connection would be refused for ever otherwise."""
+    now = dt.datetime.now(dt.UTC)
+    authority = Authority.create(tmp_path / "ca", cluster="default", now=NOW)
+    own = issued(authority, tmp_path / "r1", Role.COORDINATOR, "r1", hosts=("127.0.0.1",))
+    dated = {"now": now - dt.timedelta(hours=24), "days": 1 + 2 / 86_400}
+    async with served(CoordinatorConfig(listen="127.0.0.1:0", credentials=own)) as server:
+        short = issued(authority, tmp_path / "w0", Role.MEMBER, "w0", **dated)
+        long = issued(authority, tmp_path / "w1", Role.MEMBER, "w1")
+        async with server.channel(short) as channel, server.channel(long) as other:
+            stub: Any = AdminStub(channel)
+            other_stub: Any = AdminStub(other)
+            await stub.GetStatus(GetStatusRequest())
+            await other_stub.GetStatus(GetStatusRequest())
+            await asyncio.sleep(2.1)
+            assert channel.get_state() is other.get_state() is grpc.ChannelConnectivity.READY
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.GetStatus(GetStatusRequest())
+            assert isinstance(error := from_rpc(refused.value, server.address), Unauthenticated)
+            assert "expired on" in error.message
+            async with asyncio.timeout(LIMIT_S):
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            closed = server.context.connections.closed
+            assert closed.child("grpc", "certificate").value == 1
+            assert other.get_state() is grpc.ChannelConnectivity.READY
 
 
 async def test_a_certificate_ends_its_session_when_it_expires_or_its_authority_goes(tmp_path: Path) -> None:
