@@ -14,6 +14,7 @@ from strata.core.retention_plan import retention
 from strata.errors import Conflict
 from strata.v1.retention_pb2 import Keep as KeepMessage
 from strata.v1.retention_pb2 import Retention, SetRetentionRequest
+from strata.wire.pages import whole
 from tests.unit.checkpoint.ports import Cluster
 
 
@@ -33,6 +34,9 @@ class Operator:
             other.tiers["near"].latest = 3
             self._cluster.call(SetRetentionRequest(job="job", retention=other))
         return self._cluster.call(request)
+
+    def call_whole(self, request: Message) -> Any:
+        return whole(self.call, request)
 
     def keep(self, *, tier: str = "") -> None:
         ClusterShelf(cast(CoordinatorClient, self)).keep(KeepMessage(latest=1), tier=tier, who="ada")
