@@ -110,17 +110,21 @@ class UnaryClient:
         request.token.CopyFrom(self.token)  # type: ignore[attr-defined]  # every request has one
         trouble: dict[str, StrataError] = {}
         strangers: set[Endpoint] = set()
+        """Endpoints that refused who we are on a line dialled since; an older one shows an older credential."""
+        old = self._line
         try:
             deadline = asyncio.get_running_loop().time() + timeout_s
             async with asyncio.timeout_at(deadline):
                 while True:
+                    line = None
                     try:
-                        return await self._attempt(method, request, attempt_s, deadline)
+                        line = await self._connected(deadline)
+                        return await self._attempt(line, method, request, attempt_s)
                     except StrataError as error:
                         if _answers_for_all(error):
                             raise
                         at = self._route.current
-                        if not error.retryable and at is not None:
+                        if not error.retryable and at is not None and (line is None or line is not old):
                             strangers.add(at)
                             if strangers.issuperset(self._endpoints):
                                 raise
@@ -135,8 +139,7 @@ class UnaryClient:
         if line is not None:
             await self._tidy(line)
 
-    async def _attempt(self, method: _Method, request: Message, attempt_s: float, deadline: float) -> Any:
-        line = await self._connected(deadline)
+    async def _attempt(self, line: _Line, method: _Method, request: Message, attempt_s: float) -> Any:
         line.users += 1
         try:
             invoke: Any = line.connection.channel.unary_unary(

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 from strata.client.channel import connected
 from strata.client.endpoints import Endpoint, Route
+from strata.client.terms import is_final
 from strata.config import Credentials
-from strata.errors import StrataError, Unavailable
+from strata.errors import ConfigError, StrataError, Unauthenticated, Unavailable
 from strata.v1.common_pb2 import Token
 from strata.v1.watch_pb2 import WatchRequest, WatchResponse
 from strata.v1.watch_pb2_grpc import WatchStub
@@ -28,14 +29,18 @@ async def watch(
     """Yield the keys of a job below `prefix`: first all that are there (`resync`), then each change.
 
     Goes on at another replica after the last revision that was yielded. `Unavailable` when none
-    serves for `timeout_s`; what will not change by trying again is raised at once.
+    serves for `timeout_s`; what will not change by trying again is raised at once. A watch that was served once is
+    refused only if every endpoint refuses a new connection: a credential may have been renewed since it began.
     """
     clock = asyncio.get_running_loop().time
     route, token = Route(endpoints, rng), Token()
+    refused: set[Endpoint] = set()
+    """Endpoints that refused who we are since the last response."""
     served_at, trouble = clock(), ""
     while clock() - served_at < timeout_s:
         endpoint, delay_s = route.next()
         await asyncio.sleep(delay_s)
+        new = True  # nothing came on this connection yet
         try:
             async with connected(endpoint, credentials=credentials) as connection:
                 with translated(str(endpoint)):
@@ -45,9 +50,15 @@ async def watch(
                         route.reached()
                         yield response
                         token, served_at = response.token, clock()
+                        new = False
+                        refused.clear()
         except StrataError as error:
-            if not error.retryable:
+            if not error.retryable and (not token.uid or is_final(error, welcomed=True)):
                 raise
+            if isinstance(error, Unauthenticated | ConfigError) and new:
+                refused.add(endpoint)
+                if refused.issuperset(endpoints):
+                    raise
             trouble = error.message
     raise Unavailable(
         f"no coordinator served the watch within {timeout_s:g} s" + (f": {trouble}" if trouble else "")

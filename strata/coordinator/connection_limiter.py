@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.descriptors import Accepted, Descriptors, Peer, limit, shut
@@ -20,6 +20,7 @@ from strata.core.connections import (
     Connections,
     Excess,
     Limits,
+    Reason,
     Shares,
     address_key,
     plain_host,
@@ -53,7 +54,8 @@ class ConnectionReport:
         self.closed: Family[Counter] = counters(
             "strata_connections_closed_total",
             "Connections that this replica closed: without an admitted call for too long (unadmitted), or above"
-            " the limit of an address (address), of strangers (strangers) or of all (all).",
+            " the limit of an address (address), of strangers (strangers) or of all (all), or whose certificate"
+            " is not accepted, or no longer (certificate).",
             *("port", "reason"),
         )
         self._due = Seldom(LOG_S)
@@ -75,6 +77,18 @@ class ConnectionReport:
             self._untold.clear()
 
 
+class Callers(Protocol):
+    """Who called, by the peers of their calls, since it was last asked."""
+
+    def admitted(self) -> set[str]:
+        """Return those whose calls were admitted."""
+        ...
+
+    def refused(self) -> set[str]:
+        """Return those whose certificate was refused: nobody can call on these connections again."""
+        ...
+
+
 class ConnectionLimiter:
     """Closes the connections of one gRPC port that are above the limits, while it runs."""
 
@@ -83,14 +97,15 @@ class ConnectionLimiter:
         port: int,
         limits: Limits,
         report: ConnectionReport,
-        admitted: Callable[[], set[str]],
+        callers: Callers,
     ) -> None:
-        """`admitted` returns the peers of the calls that were admitted since it was last asked."""
         self._descriptors = Descriptors(port)
         self._connections: Connections[Accepted] = Connections(limits)
         self._by_peer: dict[Peer, Accepted] = {}
         self._report = report
-        self._admitted = admitted
+        self._callers = callers
+        self._refused: set[str] = set()
+        """Refused before the last look: that they were has been sent by now."""
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
@@ -115,7 +130,9 @@ class ConnectionLimiter:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        admitted = self._admitted()  # before the look: whoever is in it has a descriptor still, or is gone
+        admitted = (
+            self._callers.admitted()
+        )  # before the look: whoever is in it has a descriptor still, or is gone
         seen = await asyncio.to_thread(self._descriptors.look)
         now_s = loop.time()
         for gone in seen.closed:
@@ -133,6 +150,12 @@ class ConnectionLimiter:
         for each in excess:
             if not shut(each.connection):  # the next look finds it gone, or tries again
                 self._connections.opened(each.connection, each.address, now_s)
+        due, self._refused = self._refused, self._callers.refused()
+        for text in due:
+            connection = self._by_peer.get(peer_of(text))
+            if connection is not None and shut(connection):
+                address = address_key(connection.peer[0])
+                excess.append(Excess(connection=connection, address=address, reason=Reason.CERTIFICATE))
         self._report.open["grpc"] = len(self._connections)
         self._report.tell("grpc", excess, now_s)
 

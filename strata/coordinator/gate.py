@@ -59,7 +59,7 @@ class _Stream:
 
 
 class Gate:
-    """Made once for a replica; `ConfigError` when the file of tokens cannot be used."""
+    """Made once for a replica; `ConfigError` when the file of tokens, or of authorities, cannot be used."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Gate:
         self.meter = meter or Meter()
         self.refusals = Seldom(REFUSAL_S)
         self._admitted: set[str] = set()
+        self._refused: set[str] = set()
         self._measures = measures or Measures()
         self._cluster = config.cluster
         self._authenticates = config.authenticates
@@ -83,17 +84,22 @@ class Gate:
 
     def caller(self, context: Context) -> Identity | None:
         """Return who calls, None where nobody is asked; `Unauthenticated` when they cannot be known."""
-        return self._identify(self._credential(context)) if self._authenticates else None
+        if not self._authenticates:
+            return None
+        credential = self._credential(context)
+        if self._tokens is not None and isinstance(credential, str):
+            return self._tokens.identify(credential)
+        return self._holder(credential)
 
     def _credential(self, context: Context) -> Credential:
         """Return what the caller shows; `Unauthenticated` if it shows no token where one is wanted."""
         return bearer(context) if self._tokens is not None else certified(context)
 
-    def _identify(self, credential: Credential) -> Identity:
-        """Return whom a credential stands for now; `Unauthenticated` if for nobody."""
+    def _holder(self, credential: Credential) -> Identity:
+        """Return whom a credential stands for, by the tokens as they were read last; `Unauthenticated` if for nobody."""
         if isinstance(credential, str):
             assert self._tokens is not None
-            return self._tokens.identify(credential)
+            return self._tokens.holder(credential)
         identity = credential.identity()
         if self._authorities is not None and credential.chain:
             self._authorities.check(credential.chain)
@@ -105,6 +111,8 @@ class Gate:
         try:
             identity = self.caller(context)
         except Unauthenticated:
+            if self._tokens is None:  # what it shows is the connection's, and stays as it is
+                self._refused.add(context.peer())
             self.meter.stranger(address_of(context), now_s)
             raise
         self.meter.call(identity, now_s)
@@ -114,6 +122,11 @@ class Gate:
     def admitted(self) -> set[str]:
         """Return the peers whose calls were admitted since this was last asked: the connection's address and port."""
         peers, self._admitted = self._admitted, set()
+        return peers
+
+    def refused(self) -> set[str]:
+        """Return the peers that were refused for their certificate since this was last asked."""
+        peers, self._refused = self._refused, set()
         return peers
 
     @contextmanager
@@ -173,7 +186,7 @@ class Gate:
 
     def _judge(self, stream: _Stream) -> None:
         try:
-            if self._identify(stream.credential) == stream.identity:
+            if self._holder(stream.credential) == stream.identity:
                 return
             why = Unauthenticated(f"the credential of {stream.identity} stands for other rights now")
         except Unauthenticated as error:

@@ -107,7 +107,7 @@ class Server:
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
         bound = bind(server, config)
-        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate.admitted)
+        self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate)
         await server.start()
         self._server = server
         for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
@@ -149,7 +149,7 @@ class Server:
         service, gate, ledger = self._service, self._gate, self._ledger
         calls = Desk(calls=service.calls, gate=gate, ledger=ledger)
         session.add_SessionsServicer_to_server(SessionsServicer(service, gate, ledger, self._spawn), server)
-        peers.add_PeersServicer_to_server(PeersServicer(service, gate, self._spawn), server)
+        peers.add_PeersServicer_to_server(PeersServicer(service, gate, ledger, self._spawn), server)
         watch.add_WatchServicer_to_server(WatchServicer(service, gate, ledger), server)
         members.add_MembersServicer_to_server(MembersServicer(calls), server)
         worlds.add_WorldsServicer_to_server(WorldsServicer(calls), server)

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     ADDRESS = "address"
     STRANGERS = "strangers"
     ALL = "all"
+    CERTIFICATE = "certificate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

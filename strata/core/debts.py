@@ -2,19 +2,23 @@
 
 A client that keeps its HTTP/2 window closed and answers pings is alive to the transport, which keeps every answer
 for it. So each answer is a debt to whoever asked, from the moment it is made until the transport reports its
-call as ended, which is after its last byte was sent. Three rules bound the debts:
+call as ended, which is after its last byte was sent. A message of a stream is one from when it is queued until it
+is written. Three rules bound the debts:
 
 1. A debtor, an identity or a connection where nobody is asked who they are, has at most `each_bytes`. Beyond it
-   nothing is answered.
+   nothing is answered; a stream that is told things unasked has a bound of its own (`wire.streams`).
 2. A debt lasts at most `longest_s`. Then its connection is closed, which ends its calls and frees their memory.
-3. All debts together have at most `all_bytes`. Beyond it the connections of the oldest are closed before their time,
-   except debts younger than `least_s`, which answers to readers are.
+3. All debts together have at most `all_bytes`. Beyond it connections are closed before their time, those of the
+   debtors that are owed most first, except where all is younger than `least_s`. On a slow link that may meet
+   somebody who reads; who asks for little is the last.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from strata.errors import QuotaExceeded
 
@@ -81,13 +85,21 @@ class Debts:
             self.paid(debt)
 
     def overdue(self, now_s: float) -> Iterator[str]:
-        """Yield each connection that is to be closed, once, the one that has been owed longest first."""
-        limits, left, found = self.limits, self.total_bytes, set[str]()
+        """Yield each connection that is to be closed, once."""
+        found = dict.fromkeys(debt.connection for debt in self._older(self.limits.longest_s, now_s))
+        yield from found
+        if self.total_bytes <= self.limits.all_bytes:
+            return
+        owed, most = Counter[str](), Counter[str]()
         for debt in self._oldest_first:
-            age_s = now_s - debt.since_s
-            if age_s < limits.longest_s and (left <= limits.all_bytes or age_s < limits.least_s):
-                return
-            left -= debt.size_bytes
-            if debt.connection not in found:
-                found.add(debt.connection)
-                yield debt.connection
+            owed[debt.connection] += debt.size_bytes
+            most[debt.connection] = max(most[debt.connection], self._by_debtor.get(debt.debtor, 0))
+        left = self.total_bytes - sum(owed[connection] for connection in found)
+        old = dict.fromkeys(debt.connection for debt in self._older(self.limits.least_s, now_s))
+        for connection in sorted(old, key=lambda each: (-most[each], -owed[each])):  # of equals the oldest
+            if connection not in found and left > self.limits.all_bytes:
+                left -= owed[connection]
+                yield connection
+
+    def _older(self, age_s: float, now_s: float) -> Iterator[Debt]:
+        return takewhile(lambda debt: now_s - debt.since_s >= age_s, self._oldest_first)

@@ -41,7 +41,8 @@ def read_pem(credentials: Credentials, now: dt.datetime) -> Pem:
     `ConfigError` for a file that cannot be read, a key that others can read, a key of another
     certificate, a certificate that has expired or is not valid yet.
     """
-    _check_authority(credentials.ca_file)
+    if credentials.ca_file is not None:
+        check_authorities(credentials.ca_file)
     pem = Pem()
     for left in reversed(range(_TRIES)):
         before = stamp_of(credentials)
@@ -85,10 +86,9 @@ def stamp(*paths: Path | None) -> Stamp:
     return tuple(found)
 
 
-def _check_authority(path: Path | None) -> None:
-    if path is None:
-        return
-    _read(path)
+def check_authorities(path: Path) -> None:
+    """Return if the transport's library takes all of the file; else `ConfigError`."""
+    read_config(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except (ssl.SSLError, OSError) as error:

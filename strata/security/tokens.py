@@ -181,6 +181,10 @@ class AcceptedTokens:
             raise Unauthenticated(
                 "this coordinator cannot read its file of tokens", hint=error.message
             ) from error
+        return self.holder(token)
+
+    def holder(self, token: str) -> Identity:
+        """Return whose token it is, as `identify`, by the file as it was read last."""
         digest = _digest(token)
         found = None
         for entry in self._entries:  # all of them, whichever fits

@@ -16,8 +16,12 @@ from typing import Final
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
-from strata.errors import Unauthenticated
-from strata.security.tls import Stamp, stamp
+from strata.documents.reading import read_config
+from strata.errors import ConfigError, Unauthenticated
+from strata.observe import get_logger
+from strata.security.tls import Stamp, check_authorities, stamp
+
+log = get_logger()
 
 MAX_KNOWN: Final = 10_000
 """Of how many certificates the result is remembered."""
@@ -26,13 +30,17 @@ MAX_DEPTH: Final = 8
 
 
 class Authorities:
-    """The authorities in a file, read again when it was replaced; one that cannot be read leaves the old ones."""
+    """The authorities in a file, read again when it was replaced; made once, `ConfigError` if it cannot be used.
+
+    A later file that cannot be used leaves the old ones, here as in the transport, and the log has it once.
+    """
 
     def __init__(self, path: Path, *, now: Callable[[], dt.datetime]) -> None:
         self._path = path
         self._now = now
-        self._stamp: Stamp = ()
-        self._trusted: list[x509.Certificate] = []
+        self._stamp = stamp(path)
+        self._complaint: tuple[Stamp, str] | None = None
+        self._trusted = self._read()
         self._until: dict[bytes, dt.datetime] = {}
         """By chain: until when it counts, as long as the authorities stay."""
 
@@ -56,11 +64,27 @@ class Authorities:
         if now == self._stamp:
             return
         try:
-            found = x509.load_pem_x509_certificates(self._path.read_bytes())
-        except (OSError, ValueError):
-            return  # the transport goes on with the old ones, too
-        self._stamp, self._trusted = now, found
-        self._until.clear()
+            found = self._read()
+        except ConfigError as error:
+            complaint = (now, error.message)
+            if self._complaint != complaint:
+                self._complaint = complaint
+                log.warning("authorities_not_taken", error=error.message, hint=error.hint)
+            return
+        if stamp(self._path) == now:  # else it was replaced while it was read
+            self._stamp, self._trusted, self._complaint = now, found, None
+            self._until.clear()
+
+    def _read(self) -> list[x509.Certificate]:
+        """Return the authorities in the file.
+
+        `x509` takes the certificates before a torn one, where the transport's library takes none: so that is asked.
+        """
+        check_authorities(self._path)
+        try:
+            return x509.load_pem_x509_certificates(read_config(self._path))
+        except ValueError as error:
+            raise ConfigError(f"{self._path} holds a certificate that cannot be read: {error}") from None
 
     def _judge(self, chain: bytes) -> dt.datetime:
         """Return until when a certificate counts: its own end, or an earlier one of what vouches for it."""

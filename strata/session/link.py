@@ -49,6 +49,10 @@ class Link(Protocol[In_co, Out_contra]):
         """
         ...
 
+    def check(self) -> None:
+        """Return if the other side may be answered; `QuotaExceeded` if it has to read before it asks for more."""
+        ...
+
     @property
     def backlog(self) -> int:
         """How many sent messages the transport has not taken yet."""

@@ -82,6 +82,10 @@ class Session:
         self.closed = True
         self._link.close(error)
 
+    def check(self) -> None:
+        """Return if the other side may be answered; `QuotaExceeded` if it has to read first."""
+        self._link.check()
+
     @property
     def backlog(self) -> int:
         """How many sent messages the other side has not read."""
@@ -261,7 +265,7 @@ class _Serving:
                 case "progress":
                     handler.progress(up.progress)
                 case "call":
-                    self._run(tasks, up.call.id, partial(handler.call, up.call))
+                    self._run(tasks, up.call.id, partial(self._called, up.call))
                 case "rank_exit":
                     self._run(tasks, up.rank_exit.id, partial(handler.rank_exit, up.rank_exit))
                 case "leave":
@@ -285,6 +289,13 @@ class _Serving:
         task = tasks.create_task(self._answer(call_id, answer))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+
+    async def _called(self, call: session_pb2.Call) -> session_pb2.Reply:
+        """Return the reply to a call, as long as more may be owed."""
+        self._session.check()
+        reply = await self._handler.call(call)
+        self._session.check()  # others may have been answered meanwhile
+        return reply
 
     async def _answer(self, call_id: int, answer: _Answer) -> None:
         try:

@@ -90,6 +90,9 @@ class MemoryLink:
             self._later(self.other._end, None if self._dialled else error)
             self._rouse()
 
+    def check(self) -> None:
+        pass
+
     @property
     def backlog(self) -> int:
         return self.other._coming + len(self.other._inbox)

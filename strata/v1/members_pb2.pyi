@@ -781,7 +781,11 @@ class Member(_message.Message):
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]:
+        """What its ranks last said, in the order of their numbers, as far as it fits into a page with its member: of a rank
+        that said much the stack and trace_file may be left out, and the last ranks of a member with very many altogether.
+        """
+
     @_builtins.property
     def device_status(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceStatus]: ...
     def __init__(

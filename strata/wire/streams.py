@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -33,25 +33,61 @@ M = TypeVar("M", bound=Message)
 OUTBOX_LIMIT: Final = 4096
 """Messages that one end may owe the other."""
 OUTBOX_BYTES: Final = 64 << 20
-"""Bytes that one end may owe the other, besides the first `OUTBOX_FREE` messages: to count costs as
-much as to send, and whoever reads is never that far behind."""
-OUTBOX_FREE: Final = 64
+"""Bytes that the end that dialled may owe the other."""
+SERVED_BYTES: Final = 16 << 20
+"""Bytes that the accepting end may owe: 32 rounds of a barrier with the largest payloads."""
+MESSAGE_BYTES: Final = 1 << 10
+"""What a message counts besides its own size: the object that holds it, and its place in the queue."""
 
 FLUSH_S: Final = 1.0
 """How long an ending stream waits for a silent other side to take what was sent."""
 
-Unread = Callable[[], AbstractContextManager[Any]]
-"""Takes note of an ending stream whose last message is not read, for as long as that is so."""
+Paid = Callable[[], None]
+"""Takes note that a message is owed no more."""
+
+
+class Account(Protocol):
+    """What the other side is owed, over all that it has open."""
+
+    def check(self) -> None:
+        """Return if more may be owed; else `QuotaExceeded`."""
+        ...
+
+    def owe(self, size_bytes: int) -> Paid:
+        """Count a message, from now until what this returns is called."""
+        ...
+
+
+class Uncounted:
+    """The account of somebody who is trusted to read."""
+
+    def check(self) -> None:
+        pass
+
+    def owe(self, size_bytes: int) -> Paid:  # the protocol's
+        return _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+UNCOUNTED: Final = Uncounted()
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Starts a task that outlives the caller: `TaskGroup.create_task` of whoever owns it."""
 
 
 class _Outbox(Generic[M]):
-    """A bounded queue between senders that never wait and one writer."""
+    """A bounded queue between senders that never wait and one writer.
 
-    def __init__(self, limit: int) -> None:
+    A message is owed from when it is put until its write has returned: then its last byte fitted the window.
+    """
+
+    def __init__(self, limit: int, limit_bytes: int, account: Account) -> None:
         self._limit = limit
-        self._queue: deque[tuple[M, int]] = deque()
+        self._limit_bytes = limit_bytes
+        self._account = account
+        self._queue: deque[tuple[M, int, Paid]] = deque()
         self._bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self.closed = False
@@ -61,18 +97,18 @@ class _Outbox(Generic[M]):
 
     def put(self, message: M) -> bool:
         """Queue `message`; False when there is no room."""
-        size = 0
-        if len(self._queue) >= OUTBOX_FREE:
-            size = message.ByteSize()
-            if len(self._queue) >= self._limit or self._bytes + size > OUTBOX_BYTES:
-                return False
+        size = message.ByteSize() + MESSAGE_BYTES
+        if len(self._queue) >= self._limit or self._bytes + size > self._limit_bytes:
+            return False
         self._bytes += size
-        self._queue.append((message, size))
+        self._queue.append((message, size, self._account.owe(size)))
         self._rouse()
         return True
 
     def drop(self) -> None:
         """Forget what the other side did not take."""
+        for _message, _size, paid in self._queue:
+            paid()
         self._queue.clear()
         self._bytes = 0
 
@@ -85,9 +121,12 @@ class _Outbox(Generic[M]):
         """Write every message in order, until closed and empty."""
         while True:
             while self._queue:
-                message, size = self._queue.popleft()
+                message, size, paid = self._queue.popleft()
                 self._bytes -= size
-                await write(message)
+                try:
+                    await write(message)
+                finally:
+                    paid()
             if self.closed:
                 return
             self._wake = asyncio.get_running_loop().create_future()
@@ -101,9 +140,9 @@ class _Outbox(Generic[M]):
 class _End(Generic[Out]):
     """What both ends share: the outbox, its writer and how the stream ends."""
 
-    def __init__(self, write: Callable[[Out], Awaitable[None]], limit: int) -> None:
+    def __init__(self, write: Callable[[Out], Awaitable[None]], outbox: _Outbox[Out]) -> None:
         self._write = write
-        self._outbox: _Outbox[Out] = _Outbox(limit)
+        self._outbox = outbox
         self.ending = asyncio.Event()
         self.error: StrataError | None = None
         self.broke = False
@@ -144,6 +183,8 @@ class _End(Generic[Out]):
             # A message that cannot be written is this stream's end, not that of its owner's others.
             log.exception("message_not_written")
             self.close(StrataError("internal error", hint="the log has the details"))
+        finally:
+            self.drop()
 
 
 class ServerContext(status.Aborts, Protocol):
@@ -161,9 +202,13 @@ class ServerContext(status.Aborts, Protocol):
 class ServerStream(_End[Out], Generic[In, Out]):
     """The accepting end."""
 
-    def __init__(self, context: ServerContext, *, outbox_limit: int = OUTBOX_LIMIT) -> None:
-        super().__init__(context.write, outbox_limit)
+    def __init__(self, context: ServerContext, account: Account = UNCOUNTED) -> None:
+        super().__init__(context.write, _Outbox(OUTBOX_LIMIT, SERVED_BYTES, account))
         self._context = context
+        self._account = account
+
+    def check(self) -> None:
+        self._account.check()
 
     async def recv(self) -> In | None:
         if self.ending.is_set():
@@ -184,7 +229,7 @@ async def serve_stream(
     serve: Callable[[ServerStream[In, Out]], Coroutine[Any, Any, None]],
     spawn: Spawn,
     *,
-    unread: Unread = nullcontext,
+    account: Account = UNCOUNTED,
 ) -> None:
     """Run `serve` on the stream of `context`; return when the stream has ended.
 
@@ -192,10 +237,11 @@ async def serve_stream(
     ends its `recv` instead of cancelling it in the middle of a write; it owns the stream and
     closes it by returning.
 
-    gRPC takes no status while a message waits for a window. If the other side opens none, this waits as well, in
-    the block of `unread`, until it does or the connection ends: the call would stay otherwise.
+    What is sent counts in `account` until it is written. gRPC takes no status while a message waits for a window. If
+    the other side opens none, this waits as well, and the message stays owed, until the connection ends: the call
+    would stay otherwise.
     """
-    link: ServerStream[In, Out] = ServerStream(context)
+    link: ServerStream[In, Out] = ServerStream(context, account)
 
     async def logic() -> None:
         try:
@@ -216,9 +262,7 @@ async def serve_stream(
     try:
         await asyncio.wait([writer], timeout=FLUSH_S)
         link.drop()
-        if not writer.done():
-            with unread():
-                await asyncio.wait([writer])
+        await asyncio.wait([writer])
     finally:
         writer.cancel()
     if link.error is not None:
@@ -252,10 +296,13 @@ class ClientCall(Protocol):
 class ClientStream(_End[Out], Generic[In, Out]):
     """The dialling end."""
 
-    def __init__(self, call: ClientCall, target: str, *, outbox_limit: int = OUTBOX_LIMIT) -> None:
-        super().__init__(call.write, outbox_limit)
+    def __init__(self, call: ClientCall, target: str) -> None:
+        super().__init__(call.write, _Outbox(OUTBOX_LIMIT, OUTBOX_BYTES, UNCOUNTED))
         self._call = call
         self._target = target
+
+    def check(self) -> None:
+        pass  # nobody who dialled is asked
 
     async def recv(self) -> In | None:
         try:

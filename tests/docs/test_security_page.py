@@ -14,7 +14,7 @@ from strata.core.debts import DebtLimits
 from strata.core.rates import Holdings, Rate
 from strata.session.link import MAX_MESSAGE_BYTES
 from strata.session.served import Limits
-from strata.wire.streams import OUTBOX_BYTES, OUTBOX_LIMIT
+from strata.wire.streams import OUTBOX_LIMIT, SERVED_BYTES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
 COLUMNS = (Role.COORDINATOR, Role.MEMBER, Role.OPERATOR, Role.VIEWER)
@@ -45,4 +45,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"| sessions of one identity at a replica | {Holdings().sessions} |" in PAGE
     assert f"| watches of one identity at a replica | {Holdings().watches} |" in PAGE
     assert f"| calls under way on one session | {Limits().calls} |" in PAGE
-    assert f"{OUTBOX_LIMIT:,} messages, {OUTBOX_BYTES >> 20} MiB; {QUEUE_EVENTS:,} events" in PAGE
+    assert (
+        f"{OUTBOX_LIMIT:,} messages, {SERVED_BYTES >> 20} MiB; then that stream ends; {QUEUE_EVENTS:,} events"
+        in PAGE
+    )

@@ -89,9 +89,24 @@ def test_a_connection_is_shut_and_another_at_its_descriptor_is_not(port: Port) -
     assert not shut(found)
 
 
+class Callers:
+    """Who called, as a test says."""
+
+    def __init__(self) -> None:
+        self.admitted_peers: set[str] = set()
+        self.refused_peers: set[str] = set()
+
+    def admitted(self) -> set[str]:
+        return self.admitted_peers
+
+    def refused(self) -> set[str]:
+        peers, self.refused_peers = self.refused_peers, set()
+        return peers
+
+
 async def test_without_a_descriptor_to_spare_a_connection_is_shut_by_a_later_look(port: Port) -> None:
     limits = Limits(most=100, per_address=100, strangers=100, stranger_s=0.0)
-    limiter = ConnectionLimiter(port.number, limits, ConnectionReport(), set)
+    limiter = ConnectionLimiter(port.number, limits, ConnectionReport(), Callers())
     stranger = port.connect()
     await limiter.look()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,13 +121,26 @@ async def test_without_a_descriptor_to_spare_a_connection_is_shut_by_a_later_loo
     assert not is_open(stranger)
 
 
+async def test_who_was_refused_for_its_certificate_goes_after_its_refusal_was_sent(port: Port) -> None:
+    callers, report = Callers(), ConnectionReport()
+    limits = Limits(most=100, per_address=100, strangers=100, stranger_s=100.0)
+    limiter = ConnectionLimiter(port.number, limits, report, callers)
+    refused, other = port.connect(), port.connect()
+    callers.refused_peers = {f"ipv4:127.0.0.1:{refused.getsockname()[1]}", "ipv4:127.0.0.1:1"}
+    await limiter.look()
+    assert is_open(refused)
+    await limiter.look()
+    assert [is_open(each) for each in (refused, other)] == [False, True]
+    assert report.closed.children["grpc", "certificate"].value == 1
+
+
 async def test_strangers_go_and_who_was_admitted_stays(port: Port) -> None:
-    admitted: set[str] = set()
+    callers = Callers()
     report = ConnectionReport()
     limits = Limits(most=100, per_address=100, strangers=2, stranger_s=0.0)
-    limiter = ConnectionLimiter(port.number, limits, report, lambda: admitted)
+    limiter = ConnectionLimiter(port.number, limits, report, callers)
     known, stranger, other = port.connect(), port.connect(), port.connect("::1")
-    admitted |= {
+    callers.admitted_peers |= {
         f"ipv4:127.0.0.1:{known.getsockname()[1]}",
         f"ipv6:%5B::1%5D:{other.getsockname()[1]}",
         "ipv4:127.0.0.1:1",

@@ -12,6 +12,7 @@ from strata.coordinator.context import ReplicaContext
 from strata.core import datasets as core
 from strata.core.job import JobView
 from strata.core.records import Assignment, DatasetSpec
+from strata.core.view import Entry
 from strata.errors import InvalidArgument, NotFound
 from strata.v1 import datasets_pb2 as pb
 from strata.wire import datasets as wire
@@ -51,10 +52,11 @@ class DatasetCalls:
             await self._context.mirror.fresh()  # a refusal is a decision: it takes a fresh view
             job = await existing_job(self._context, request.job)
             name, spec = _dataset(job, request.dataset)
-        assignment = job.view.record(job.keys.assignment(name), Assignment)
-        if assignment is None:
+        entry = job.view.entry(job.keys.assignment(name), Assignment)
+        prefix = of_state(f"the assignment of {name}", request.page_token, entry)
+        if entry is None:
             return pb.GetAssignmentResponse(dataset=wire.dataset_message(name, spec))
-        prefix = of_state(assignment.assign_epoch, request.page_token, f"the assignment of {name}")
+        assignment = entry.record
         answer = pb.GetAssignmentResponse()
         if not request.page_token:
             answer = wire.assignment_message(name, spec, assignment)
@@ -95,12 +97,12 @@ def pieces(shards: Sequence[int]) -> Iterator[Sequence[int]]:
         yield shards[start : start + PIECE_SHARDS]
 
 
-def shards_of(job: JobView, worker: str) -> Iterator[tuple[str, list[int]]]:
-    """Yield every dataset's name with the shards that `worker` owns, where it owns any."""
+def assignments(job: JobView) -> Iterator[tuple[str, Entry[Assignment]]]:
+    """Yield the name and the assignment of each dataset that has one."""
     for name, _spec in _datasets(job):
-        assignment = job.view.record(job.keys.assignment(name), Assignment)
-        if assignment is not None and worker in assignment.workers:
-            yield name, core.shards_of(assignment)[worker]
+        entry = job.view.entry(job.keys.assignment(name), Assignment)
+        if entry is not None:
+            yield name, entry
 
 
 def _datasets(job: JobView) -> Iterator[tuple[str, DatasetSpec]]:

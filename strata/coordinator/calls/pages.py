@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
+from strata.core.view import Entry
 from strata.errors import InvalidArgument, StaleGeneration
 from strata.wire.pages import merge
 
@@ -69,14 +70,16 @@ def fill(
         merge(answer, each)
 
 
-def of_state(state: int, token: str, what: str) -> str:
-    """Return the beginning of the keys of a list that is replaced as a whole, with the number that it has now.
+def of_state(what: str, token: str, *made_of: Entry[Any] | None) -> str:
+    """Return the beginning of the keys of a list that is replaced as a whole: it names what the list is made of now.
 
-    `StaleGeneration` for a token of another one: pages of two of them are no list.
+    `StaleGeneration` for a token of another one: pages of two of them are no list. What is written has a greater
+    revision than all there was, and what is deleted is missing in the count, so no two states are named alike.
     """
-    prefix = f"{state:020d}/"
+    there = [entry.mod_revision for entry in made_of if entry is not None]
+    prefix = f"{max(there, default=0):020d}.{len(there)}/"
     if token and not token.startswith(prefix):
         raise StaleGeneration(
-            f"{what} was replaced between two pages", hint="begin again, without page_token"
+            f"{what} was replaced, or went, between two pages", hint="begin again, without page_token"
         )
     return prefix

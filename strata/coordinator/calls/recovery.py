@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from strata.checkpoint.manifest import rank_manifest_name
-from strata.coordinator.calls.datasets import pieces, shards_of
+from strata.coordinator.calls.datasets import assignments, pieces
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state
 from strata.coordinator.context import ReplicaContext
+from strata.core.datasets import shards_of
 from strata.core.ids import checked_id
 from strata.core.recovery import ranks_of, recovery_point
 from strata.v1 import recovery_pb2 as pb
@@ -31,10 +32,11 @@ class RecoveryCalls:
         checked_id("worker", request.worker_id)
         job = await existing_job(self._context, request.job)
         response = pb.RecoveryResponse()
-        world = job.world()
+        world, assigned = job.world(), dict(assignments(job))
+        what = f"the recovery of {request.worker_id}"
+        prefix = of_state(what, request.page_token, job.head(), *assigned.values())
         if world is None:
             return response
-        prefix = of_state(world.head.generation, request.page_token, f"the world of {request.job}")
         point = recovery_point(job, request.worker_id)
         if not request.page_token:
             response.world.CopyFrom(wire.world_message(job, world.head))
@@ -58,8 +60,9 @@ class RecoveryCalls:
         ]
         items += [
             (f"{prefix}1/{name}/{number:06d}", pb.DatasetShards(dataset=name, shards=piece))
-            for name, shards in shards_of(job, request.worker_id)
-            for number, piece in enumerate(pieces(shards))
+            for name, entry in assigned.items()
+            if request.worker_id in entry.record.workers
+            for number, piece in enumerate(pieces(shards_of(entry.record)[request.worker_id]))
         ]
 
         def alone(one: tuple[str, pb.RankRecovery | pb.DatasetShards]) -> pb.RecoveryResponse:

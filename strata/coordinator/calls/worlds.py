@@ -45,12 +45,13 @@ class WorldCalls:
         """A job that has no world yet has an empty answer."""
         job = await existing_job(self._context, request.job)
         world = job.world()
+        prefix = of_state(f"the world of {request.job}", request.page_token, job.head())
         if world is None:
             return worlds_pb2.GetWorldResponse()
         made, token = self._answers.setdefault(world, {}), request.page_token
         answer = made.get(token) if not request.page_size else None
         if answer is None:
-            answer = self._members(job, world, request)
+            answer = self._members(job, world, prefix, request)
             if not request.page_size and token in {"", *(page.next_page_token for page in made.values())}:
                 made[token] = answer  # one that no answer had is somebody's invention
         response = worlds_pb2.GetWorldResponse()
@@ -60,10 +61,9 @@ class WorldCalls:
         return response
 
     def _members(
-        self, job: JobView, world: World, request: worlds_pb2.GetWorldRequest
+        self, job: JobView, world: World, prefix: str, request: worlds_pb2.GetWorldRequest
     ) -> worlds_pb2.GetWorldResponse:
         """Return the members of one page; the head, which is beside them, is counted."""
-        prefix = of_state(world.head.generation, request.page_token, f"the world of {request.job}")
         answer = worlds_pb2.GetWorldResponse(world=wire.world_message(job, world.head))
         fill(
             answer,

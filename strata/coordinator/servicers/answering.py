@@ -45,7 +45,8 @@ async def answered(
     """Return what `make` returns for whoever calls, within bounds; or end the call with the reason why not."""
     try:
         identity = desk.gate.asks(context)
-        desk.ledger.check(context, identity)
+        account = desk.ledger.account(context, identity)
+        account.check()
         response = await make(identity)
         size_bytes = response.ByteSize()
         if size_bytes > ANSWER_BYTES:
@@ -53,8 +54,9 @@ async def answered(
             log.error("answer_too_large", call=name, size_bytes=size_bytes, limit_bytes=ANSWER_BYTES)
             why = f"internal error: the answer has {size_bytes} bytes, and at most {ANSWER_BYTES} are sent"
             raise StrataError(why, hint="please report it, with the call")
-        desk.ledger.check(context, identity)  # others of its calls may have been answered meanwhile
-        desk.ledger.owe(context, identity, size_bytes)
+        account.check()  # others of its calls may have been answered meanwhile
+        paid = account.owe(size_bytes)
+        context.add_done_callback(lambda _context: paid())
     except StrataError as error:
         await abort(context, error)
     except Exception:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from strata.coordinator.measures import Measures
 from strata.core.authority import Identity
-from strata.core.debts import Debt, Debts
+from strata.core.debts import Debts
 from strata.errors import QuotaExceeded
 from strata.observe import get_logger
 from strata.wire.status import Aborts
@@ -37,27 +37,11 @@ class Ledger:
     measures: Measures
     debts: Debts
 
-    def check(self, context: Caller, identity: Identity | None) -> None:
-        """Return if more may be owed to the caller; else `QuotaExceeded`."""
-        try:
-            self.debts.check(_debtor(context, identity))
-        except QuotaExceeded:
-            self.measures.unread.child("refused").add()
-            raise
-
-    def owe(self, context: Context, identity: Identity | None, size_bytes: int) -> None:
-        """Count what is given to the transport, until the call has ended."""
-        debt = self._owe(context, identity, size_bytes)
-        context.add_done_callback(lambda _context: self.debts.paid(debt))
-
-    @contextmanager
-    def owing(self, context: Caller, identity: Identity | None, size_bytes: int) -> Iterator[None]:
-        """Count one message of a stream for as long as the block, which has it written, runs."""
-        debt = self._owe(context, identity, size_bytes)
-        try:
-            yield
-        finally:
-            self.debts.paid(debt)
+    def account(self, context: Caller, identity: Identity | None) -> Account:
+        """Return the account of an identity, over all of its connections; of a connection if nobody is asked."""
+        connection = context.peer()
+        debtor = str(identity) if identity is not None else connection
+        return Account(ledger=self, debtor=debtor, connection=connection)
 
     async def collect(self, end: Callable[[str], Awaitable[bool]]) -> None:
         """Close connections that have been owed for too long, or too much, until cancelled.
@@ -73,11 +57,22 @@ class Ledger:
                 else:
                     self.debts.written_off(connection)
 
-    def _owe(self, context: Caller, identity: Identity | None, size_bytes: int) -> Debt:
-        now_s = asyncio.get_running_loop().time()
-        return self.debts.owe(_debtor(context, identity), context.peer(), size_bytes, now_s)
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What one caller is owed, as one of its calls and streams counts it (`wire.streams.Account`)."""
 
-def _debtor(context: Caller, identity: Identity | None) -> str:
-    """Return who is owed: an identity, over all of its connections; a connection where nobody is asked."""
-    return str(identity) if identity is not None else context.peer()
+    ledger: Ledger
+    debtor: str
+    connection: str
+
+    def check(self) -> None:
+        try:
+            self.ledger.debts.check(self.debtor)
+        except QuotaExceeded:
+            self.ledger.measures.unread.child("refused").add()
+            raise
+
+    def owe(self, size_bytes: int) -> Callable[[], None]:
+        now_s, debts = asyncio.get_running_loop().time(), self.ledger.debts
+        return partial(debts.paid, debts.owe(self.debtor, self.connection, size_bytes, now_s))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 from strata.coordinator.gate import Gate
@@ -38,7 +37,7 @@ class SessionsServicer(SessionsBase):
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
         identity = await _admitted(self._gate, context, "Sessions.Session")
         reviewed = self._gate.reviewed(context, identity, "sessions")
-        unread = partial(self._ledger.owing, context, identity, 0)
+        account = self._ledger.account(context, identity)
 
         async def serve(link: Link[Up, Down]) -> None:
             with reviewed(link.close):
@@ -46,26 +45,28 @@ class SessionsServicer(SessionsBase):
 
         try:
             with self._gate.holding(identity, "sessions"):
-                await serve_stream(context, serve, self._spawn, unread=unread)
+                await serve_stream(context, serve, self._spawn, account=account)
         except StrataError as error:
             await abort(context, error)
 
 
 class PeersServicer(PeersBase):
-    def __init__(self, service: Service, gate: Gate, spawn: Spawn) -> None:
+    def __init__(self, service: Service, gate: Gate, ledger: Ledger, spawn: Spawn) -> None:
         self._service = service
         self._gate = gate
+        self._ledger = ledger
         self._spawn = spawn
 
     async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
         identity = await _admitted(self._gate, context, "Peers.Link")
         reviewed = self._gate.reviewed(context, identity, "links")
+        account = self._ledger.account(context, identity)
 
         async def serve(link: Link[PeerUp, PeerDown]) -> None:
             with reviewed(link.close):
                 await self._service.serve_peer(link, identity)
 
-        await serve_stream(context, serve, self._spawn)
+        await serve_stream(context, serve, self._spawn, account=account)
 
 
 class WatchServicer(WatchBase):
@@ -80,14 +81,18 @@ class WatchServicer(WatchBase):
         identity = await _admitted(self._gate, context, "Watch.Watch", job=request.job)
         revoked: list[StrataError] = []
         try:
-            self._ledger.check(context, identity)
+            account = self._ledger.account(context, identity)
+            account.check()
             reviewed = self._gate.reviewed(context, identity, "watches")
             with self._gate.holding(identity, "watches"), reviewed(revoked.append):
                 async for response in self._service.watches.watch(request):
                     if revoked:  # looked at with each message, one of which comes every few seconds
                         raise revoked[0]
-                    with self._ledger.owing(context, identity, response.ByteSize()):
+                    paid = account.owe(response.ByteSize())
+                    try:
                         yield response
+                    finally:
+                        paid()
         except StrataError as error:
             await abort(context, error)
 

@@ -1,4 +1,4 @@
-"""A viewer that reads none of its answers, at the rate that it may call at: FOUND 16. The others do not notice.
+"""A viewer or a member that reads none of its answers: FOUND 16. The others do not notice.
 
 What is owed has a bound of its own, so a rate that fills it in a second is as strong as one that lasts; longer attacks
 would only have their connection closed (tests/unit/coordinator/test_unread_answers.py).
@@ -23,7 +23,7 @@ from tests.integration.abuse.harness import Report, Victim, assert_bounded, legi
 pytestmark = [pytest.mark.slow, pytest.mark.abuse]
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = "tests.integration.abuse.unread_attacker"
+PROGRAMS = "tests.integration.abuse"
 JOB = "large"
 SECONDS = 4.0
 
@@ -44,10 +44,22 @@ def plain(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 async def unread(victim: Victim, method: str, *, connections: int) -> Report:
-    """Return once the attack is over."""
-    viewer = victim.who(Role.VIEWER, "unread")
-    argv = [sys.executable, "-m", PROGRAM, f"--port={victim.grpc_port}", f"--token-file={viewer.token_file}"]
-    argv += [f"--method={method}", f"--job={JOB}", f"--connections={connections}", f"--seconds={SECONDS}"]
+    """Return once an attack by unary calls or watches is over."""
+    what = [f"--method={method}", f"--job={JOB}", f"--connections={connections}"]
+    return await attacked(victim, "unread_attacker", Role.VIEWER, "unread", *what)
+
+
+async def attacked(victim: Victim, program: str, role: Role, id: str, *what: str) -> Report:  # noqa: A002
+    """Return once the program has attacked with a token of its own."""
+    token = victim.who(role, id).token_file
+    argv = [
+        sys.executable,
+        "-m",
+        f"{PROGRAMS}.{program}",
+        f"--port={victim.grpc_port}",
+        f"--token-file={token}",
+    ]
+    argv += [f"--seconds={SECONDS}", *what]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
     ended = asyncio.create_task(process.communicate())
     bytes_, descriptors = [victim.rss_bytes()], [victim.descriptors()]
@@ -76,3 +88,20 @@ async def test_answers_that_nobody_reads_take_nothing_from_others(
     load.assert_served()
     assert_bounded(*reports)
     assert all(report.said["calls"] > 0.8 * 500 * SECONDS for report in reports), reports
+
+
+async def test_replies_on_sessions_that_nobody_reads_take_nothing_from_others(
+    plain: Victim, record_property: Callable[[str, object], None]
+) -> None:
+    """On the release before: 1,042 MiB with 16 sessions, held for as long as the member liked."""
+    async with legitimate(plain) as load:
+        reports = [
+            await attacked(
+                plain, "session_attacker", Role.MEMBER, "hoarder", "--worker=hoarder", "--sessions=16"
+            )
+            for _ in range(3)
+        ]
+    record_property("shown", f"sessions: {load}; {'; '.join(map(str, reports))}")
+    load.assert_served()
+    assert_bounded(*reports)
+    assert all(report.said["calls"] > 1000 * SECONDS for report in reports), reports

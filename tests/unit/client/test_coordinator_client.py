@@ -97,6 +97,26 @@ def test_an_endpoint_that_refuses_is_passed_over(server: UnaryServer) -> None:
             assert time.monotonic() - began < 1
 
 
+def test_a_renewed_credential_is_shown_before_a_call_fails(server: UnaryServer) -> None:
+    """The credential that the connection began with is over: the only endpoint is dialled anew, within the call."""
+    client = CoordinatorClient.connect(server.address)
+    assert client.status().answered_by == "one"
+    answer, refusals = server.answers[GetStatusRequest], [errors.Unauthenticated("it expired")]
+
+    def refuses_once(request: object) -> object:
+        if refusals:
+            raise refusals.pop()
+        return answer(request)
+
+    server.answers[GetStatusRequest] = refuses_once  # type: ignore[assignment]
+    assert client.status().answered_by == "one"
+    server.answers[GetStatusRequest] = refuse(errors.Unauthenticated("it expired"))  # type: ignore[assignment]
+    asked = len(server.asked_for(GetStatusRequest))
+    with pytest.raises(errors.Unauthenticated, match="it expired"):
+        client.status()
+    assert len(server.asked_for(GetStatusRequest)) == asked + 2, "by the old connection, and by a new one"
+
+
 def test_one_that_does_not_answer_is_left_after_its_attempt(server: UnaryServer) -> None:
     with unary_server() as mute:
         mute.hanging.clear()

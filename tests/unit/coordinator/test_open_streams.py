@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,17 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
+from strata.client.endpoints import parse_endpoints
+from strata.client.watching import watch
 from strata.config import CoordinatorConfig, Credentials
+from strata.coordinator import gate
 from strata.core.authority import Role
 from strata.errors import Unauthenticated
 from strata.security.certificates import Authority
 from strata.security.private import write_private
-from strata.security.tokens import TokenFile
+from strata.security.tokens import AcceptedTokens, TokenFile
+from strata.v1.admin_pb2 import GetStatusRequest
+from strata.v1.admin_pb2_grpc import AdminStub
 from strata.v1.watch_pb2 import WatchRequest
 from strata.v1.watch_pb2_grpc import WatchStub
 from strata.wire.status import from_rpc
@@ -158,6 +164,53 @@ async def test_a_token_that_is_replaced_costs_a_member_a_reconnect_and_no_genera
         member.drop()
 
 
+async def test_a_watch_of_the_library_outlives_its_token_and_ends_when_there_is_no_other(
+    tokens: Tokens,
+) -> None:
+    """As docs/security.md has it: a second token, the file replaced, the first one revoked."""
+    server, heard = tokens.server, asyncio.Queue[Any]()
+    old = tokens.add(Role.VIEWER, "v")
+
+    async def follow() -> None:
+        messages = watch(
+            parse_endpoints(server.address, old),
+            random.Random(1),
+            job="job",
+            timeout_s=LIMIT_S,
+            credentials=old,
+        )
+        async for message in messages:
+            heard.put_nowait(message)
+
+    async def put(name: str) -> None:
+        server.put(server.context.keys.job("job").root + name, b"{}")
+        async with asyncio.timeout(LIMIT_S):
+            while not any(event.key == name for event in (await heard.get()).events):
+                pass
+
+    following = asyncio.create_task(follow())
+    await put("x/1")
+    new = tokens.add(Role.VIEWER, "v")
+    assert old.token_file is not None
+    assert new.token_file is not None
+    new.token_file.replace(old.token_file)
+    TokenFile(tokens.file.path).revoke(old.token_file.stem)
+    revoked = server.context.measures.revoked.child("watches")
+    async with asyncio.timeout(LIMIT_S):
+        while not revoked.value:  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0.05)
+    await put("x/2")  # with it the stream ends
+    await put("x/3")
+    TokenFile(tokens.file.path).revoke(new.token_file.stem)
+    async with asyncio.timeout(LIMIT_S):
+        while revoked.value < 2:  # noqa: ASYNC110  # likewise
+            await asyncio.sleep(0.05)
+    server.put(server.context.keys.job("job").root + "x/4", b"{}")
+    with pytest.raises(Unauthenticated, match="not one that this cluster accepts"):
+        async with asyncio.timeout(LIMIT_S):
+            await following
+
+
 async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens) -> None:
     async with asyncio.TaskGroup() as tasks:
         member = await tokens.server.member("w0", tokens.add(Role.MEMBER, "w0"), tasks).connect("")
@@ -171,7 +224,63 @@ async def test_a_file_of_tokens_that_cannot_be_read_ends_nothing(tokens: Tokens)
         await ended(member)
 
 
+async def test_a_file_of_tokens_that_goes_bad_during_a_review_ends_nothing(
+    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A review that pauses judges all by what it read at its beginning."""
+    monkeypatch.setattr(gate, "REVIEW_AT_ONCE", 1)
+    read = AcceptedTokens.reload
+
+    def reload(accepted: AcceptedTokens) -> None:
+        read(accepted)
+        tokens.file.path.chmod(0o644)  # refused, once there is something new to read
+        tokens.file.path.touch()
+
+    async with asyncio.TaskGroup() as tasks:
+        members = [
+            await tokens.server.member(name, tokens.add(Role.MEMBER, name), tasks).connect("")
+            for name in ("w0", "w1")
+        ]
+        monkeypatch.setattr(AcceptedTokens, "reload", reload)
+        with capture_logs() as said:
+            await asyncio.sleep(4 * REVIEW_S)
+        assert any(line["event"] == "open_streams_not_judged" for line in said)
+        assert not any(member.over.is_set() for member in members)
+        monkeypatch.undo()
+        for member in members:
+            member.drop()
+
+
 # -- certificates
+
+
+async def test_a_connection_whose_certificate_expired_is_closed_once_a_call_on_it_was_refused(
+    tmp_path: Path,
+) -> None:
+    """A client that reads its files for each connection would be refused for ever otherwise."""
+    now = dt.datetime.now(dt.UTC)
+    authority = Authority.create(tmp_path / "ca", cluster="default", now=NOW)
+    own = issued(authority, tmp_path / "r1", Role.COORDINATOR, "r1", hosts=("127.0.0.1",))
+    dated = {"now": now - dt.timedelta(hours=24), "days": 1 + 2 / 86_400}
+    async with served(CoordinatorConfig(listen="127.0.0.1:0", credentials=own)) as server:
+        short = issued(authority, tmp_path / "w0", Role.MEMBER, "w0", **dated)
+        long = issued(authority, tmp_path / "w1", Role.MEMBER, "w1")
+        async with server.channel(short) as channel, server.channel(long) as other:
+            stub: Any = AdminStub(channel)
+            other_stub: Any = AdminStub(other)
+            await stub.GetStatus(GetStatusRequest())
+            await other_stub.GetStatus(GetStatusRequest())
+            await asyncio.sleep(2.1)
+            assert channel.get_state() is other.get_state() is grpc.ChannelConnectivity.READY
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.GetStatus(GetStatusRequest())
+            assert isinstance(error := from_rpc(refused.value, server.address), Unauthenticated)
+            assert "expired on" in error.message
+            async with asyncio.timeout(LIMIT_S):
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            closed = server.context.connections.closed
+            assert closed.child("grpc", "certificate").value == 1
+            assert other.get_state() is grpc.ChannelConnectivity.READY
 
 
 async def test_a_certificate_ends_its_session_when_it_expires_or_its_authority_goes(tmp_path: Path) -> None:

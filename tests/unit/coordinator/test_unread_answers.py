@@ -14,13 +14,23 @@ import pytest
 from strata.config import CoordinatorConfig, Credentials
 from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.core.debts import DebtLimits
-from strata.core.records import DatasetSpec, JobSpec, encode
+from strata.core.ids import AttemptId
+from strata.core.records import (
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    DatasetSpec,
+    JobSpec,
+    encode,
+)
 from strata.errors import QuotaExceeded
 from strata.v1.admin_pb2 import GetStatusRequest
 from strata.v1.admin_pb2_grpc import AdminStub
+from strata.v1.checkpoints_pb2 import ListCheckpointsRequest
 from strata.v1.datasets_pb2 import ListDatasetsRequest
 from strata.v1.members_pb2 import Registration
-from strata.v1.session_pb2 import Hello, Leave, Up
+from strata.v1.peers_pb2 import PeerHello, PeerUp
+from strata.v1.session_pb2 import Call, Hello, Leave, Up
 from strata.v1.watch_pb2 import WatchRequest
 from strata.wire.status import from_rpc
 from tests.integration.abuse.attacker import (
@@ -39,6 +49,7 @@ from tests.unit.coordinator.grpc_rig import LIMIT_S, Served, served
 
 LIMITS = DebtLimits(each_bytes=4 * ANSWER_BYTES, all_bytes=6 * ANSWER_BYTES, longest_s=2.0, least_s=0.5)
 CONFIG = CoordinatorConfig(listen="127.0.0.1:0")
+SESSION = "/strata.v1.Sessions/Session"
 LIST = "/strata.v1.Datasets/ListDatasets"
 
 
@@ -62,10 +73,10 @@ class Unread:
         body = message.SerializeToString()
         self._writer.write(frame(DATA, flags, stream, b"\0" + struct.pack(">I", len(body)) + body))
 
-    def read(self, *streams: int) -> None:
-        """Open the windows after all."""
+    def read(self, *streams: int, size: int = 1 << 24) -> None:
+        """Open the windows after all, by so many bytes."""
         for stream in (0, *streams):
-            self._writer.write(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", 1 << 24)))
+            self._writer.write(frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size)))
 
 
 @asynccontextmanager
@@ -88,6 +99,18 @@ async def server() -> AsyncIterator[Served]:
         made.put(job.spec, encode(JobSpec()))
         for number in range(5):
             made.put(job.dataset_spec(f"d{number}"), encode(DatasetSpec(shards=1, uri="u" * 60_000)))
+        for step in range(4):
+            record = CheckpointRecord(
+                attempt=AttemptId("a"),
+                step=step,
+                generation=0,
+                type=CheckpointType.FULL,
+                state=CheckpointState.COMMITTED,
+                ranks=1,
+                path=f"file:///x/{step}",
+                metadata={"note": "n" * 60_000},
+            )
+            made.put(job.checkpoint(step, 0), encode(record))
         await made.context.mirror.fresh()
         yield made
 
@@ -158,12 +181,73 @@ async def test_a_watch_that_is_not_read_has_one_message_and_ends(server: Served)
         await until(lambda: server.debts.total_bytes == 0)
 
 
+def hello(worker: str) -> Up:
+    return Up(hello=Hello(member=Registration(job="job", worker_id=worker, boot="b", slots=1)))
+
+
+def asked(number: int) -> Up:
+    return Up(call=Call(id=number, list_checkpoints=ListCheckpointsRequest(job="job")))
+
+
+async def welcomed(server: Served, *workers: str) -> None:
+    job = server.context.keys.job("job")
+    for worker in workers:
+        await until(lambda worker=worker: server.context.mirror.view.get(job.worker(worker)))
+
+
+async def test_replies_on_sessions_that_nobody_reads_are_owed_like_answers(server: Served) -> None:
+    """Many sessions and many calls on each, as e5 of issue 21: they held 64 MiB a session, for ever."""
+    workers = ("w0", "w1", "w2")
+    async with unread(server) as slow:
+        streams = [slow.call(SESSION, hello(worker), more=True) for worker in workers]
+        await welcomed(server, *workers)
+        most = 0
+        for number in range(1, 61):
+            for stream in streams:
+                slow.send(stream, asked(number))
+            await asyncio.sleep(0.005)
+            most = max(most, server.debts.total_bytes)
+        await until(lambda: of(server, "refused") > 100)
+        assert LIMITS.each_bytes <= most
+        assert server.debts.total_bytes < LIMITS.each_bytes + 2 * ANSWER_BYTES, "refusals are small"
+        async with asyncio.timeout(LIMITS.longest_s + 5):
+            await asyncio.wait([slow.over])
+        await until(lambda: server.debts.total_bytes == 0)
+        assert of(server, "closed") == 1
+
+
+async def test_a_member_that_reads_slowly_is_not_cut_off(server: Served) -> None:
+    async with unread(server) as slow:
+        stream = slow.call(SESSION, hello("w0"), more=True)
+        await welcomed(server, "w0")
+        for number in range(1, 4):
+            slow.send(stream, asked(number))
+            for _ in range(10):  # each answer takes half of the longest time
+                slow.read(stream, size=32 << 10)
+                await asyncio.sleep(LIMITS.longest_s / 20)
+        assert not slow.over.done()
+        assert of(server, "refused") == of(server, "closed") == 0
+        slow.read(stream)
+        await until(lambda: server.debts.total_bytes == 0)
+
+
+async def test_a_link_between_replicas_that_is_not_read_ends(server: Served) -> None:
+    async with unread(server) as slow:
+        slow.call(
+            "/strata.v1.Peers/Link",
+            PeerUp(hello=PeerHello(replica="r1", instance="instance-r1-1")),
+            more=True,
+        )
+        async with asyncio.timeout(LIMITS.longest_s + 5):
+            await asyncio.wait([slow.over])
+        await until(lambda: server.debts.total_bytes == 0)
+
+
 async def test_a_session_that_ends_unread_does_not_stay(server: Served) -> None:
     """Its status waits behind its Welcome, which fits no window, and all that it holds with it."""
     async with unread(server) as slow:
-        member = Registration(job="job", worker_id="w0", boot="b", slots=1)
-        stream = slow.call("/strata.v1.Sessions/Session", Up(hello=Hello(member=member)), more=True)
-        await until(lambda: server.context.mirror.view.get(server.context.keys.job("job").worker("w0")))
+        stream = slow.call(SESSION, hello("w0"), more=True)
+        await welcomed(server, "w0")
         slow.send(stream, Up(leave=Leave()))
         async with asyncio.timeout(LIMITS.longest_s + 5):
             await asyncio.wait([slow.over])

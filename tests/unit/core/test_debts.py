@@ -38,11 +38,19 @@ def test_a_debt_has_a_longest_time() -> None:
     assert list(debts.overdue(90.0)) == ["a2"]
 
 
-def test_above_the_sum_the_oldest_goes_and_who_reads_stays() -> None:
+def test_above_the_sum_who_owes_most_goes_and_who_reads_stays() -> None:
+    """A connection is closed for what its debtor is owed over all of its connections."""
     debts = Debts(limits=LIMITS)
-    for number in range(4):
-        debts.owe(f"d{number}", f"c{number}", 100, float(number))
-    assert list(debts.overdue(3.5)) == ["c0", "c1"], "then 200 are left"
+    for number in range(8):
+        debts.owe(f"slow{number}", f"s{number}", 20, 0.0)
+    for number in range(5):
+        debts.owe("greedy", f"g{number}", 10 + number, 1.0)
+    debts.owe("large", "l", 55, 1.0)
+    debts.owe("nothing", "n", 0, 0.0)
+    assert list(debts.overdue(1.5)) == ["s0", "s1"], "the others are too young"
+    assert list(debts.overdue(2.5)) == ["g4", "g3"], "its connections have less each, and it has more"
+    debts.owe("large", "l", 50, 2.5)
+    assert list(debts.overdue(2.5)) == ["l"], "all of a connection goes with it, also what is young"
     assert list(debts.overdue(0.5)) == [], "all are too young"
 
 

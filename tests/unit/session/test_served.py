@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strata.errors import Conflict, InvalidArgument, StrataError, Unavailable
+from strata.errors import Conflict, InvalidArgument, QuotaExceeded, StrataError, Unavailable
 from strata.session.served import End, Limits, Session, serve
 from strata.testing.links import MemoryLink, pair
 from strata.testing.virtual_time import in_virtual_time
@@ -302,6 +302,27 @@ async def test_too_many_calls_at_once_are_refused_one_by_one() -> None:
         assert (refused.id, refused.error.code) == (3, "QUOTA_EXCEEDED")
         handler.gate.set()
         assert {(await link.recv()).reply.id for _ in range(2)} == {1, 2}
+
+
+@in_virtual_time()
+async def test_who_has_to_read_first_is_refused_its_calls_and_is_still_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handler = Recorder()
+
+    def owed(_link: MemoryLink) -> None:
+        raise QuotaExceeded("9 MiB are waiting for w1 to read them")
+
+    monkeypatch.setattr(MemoryLink, "check", owed)
+    async with served(handler) as link:
+        link.send(HELLO)
+        await link.recv()
+        link.send(up(rank_exit={"id": 1, "rank": 3}))
+        assert (await link.recv()).reply.HasField("done")
+        link.send(up(call={"id": 2, "get_recovery": {}}))
+        reply = (await link.recv()).reply
+        assert isinstance(status.unpack(reply.error), QuotaExceeded), "and is not run"
+    assert handler.seen == ["exit 3"]
 
 
 @in_virtual_time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -252,6 +252,42 @@ async def test_a_reader_that_is_too_slow_loses_the_stream_and_is_told(
             await drain(link)
 
 
+async def test_what_is_sent_is_owed_until_it_is_written_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "FLUSH_S", 0.1)
+    window = asyncio.Event()
+
+    class Context:
+        async def read(self) -> Any:
+            await asyncio.get_running_loop().create_future()
+
+        async def write(self, message: Any) -> None:
+            await window.wait()
+
+    class Account:
+        owed: ClassVar[list[int]] = []
+
+        def check(self) -> None:
+            pass
+
+        def owe(self, size_bytes: int) -> Callable[[], None]:
+            self.owed.append(size_bytes)
+            return lambda: self.owed.remove(size_bytes)
+
+    link: ServerStream[Up, Down] = ServerStream(Context(), Account())  # type: ignore[arg-type]  # no abort is needed
+    for number in range(1, 5):
+        link.send(Down(arrival_refused=ArrivalRefused(name="x" * 1000 * number)))
+    assert [size // 1000 for size in Account.owed] == [2, 3, 4, 5], "1 KiB more each"
+    writer = asyncio.create_task(link.pump())
+    await asyncio.sleep(0)
+    assert len(Account.owed) == 4, "also the one whose write waits for a window"
+    link.close()
+    link.drop()
+    assert [size // 1000 for size in Account.owed] == [2]
+    window.set()
+    await writer
+    assert Account.owed == []
+
+
 async def test_what_a_reader_is_owed_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "FLUSH_S", 0.2)
     large = Down(arrival_refused=ArrivalRefused(name="x" * 1_000_000))
@@ -267,7 +303,7 @@ async def test_what_a_reader_is_owed_is_bounded_in_bytes(monkeypatch: pytest.Mon
     async with served(floods) as (door, address, _), client(address) as link:
         link.send(Up(tick=tick(1)))
         assert await door.ended.get() == "ended"
-        assert max(owed) <= streams.OUTBOX_FREE + streams.OUTBOX_BYTES // 1_000_000 < streams.OUTBOX_LIMIT
+        assert max(owed) <= streams.SERVED_BYTES // 1_000_000 < streams.OUTBOX_LIMIT
 
 
 async def drain(link: ClientStream[Down, Up]) -> None:
