@@ -4,6 +4,9 @@
                            │                                     └─▶ `grace_s` over: the hold ends without it
                            └─▶ the attempt is given up or cancelled: the hold ends with it
 
+The grace is one for all that is refused, of any object and of any save, until a checkpoint is committed: a storage
+that takes one object of ten saves nothing.
+
 A try begins its object from the start, from the snapshot that the save has already. Of a storage with two
 tiers each try offers the object to the near one, and then to the far one: reading takes each object from
 whichever has it. All of it happens in the writer's thread; what is held is read from any.
@@ -39,8 +42,8 @@ class HoldOver(CheckpointAborted):
 class SaveRetry:
     """The holds of one rank's saves, one after the other.
 
-    `grace_s` after the first refusal of an object it is refused for good; 0: at once. `tell` is told of each
-    hold, and None at its end.
+    `grace_s` after the first refusal since the newest commit nothing is held any longer; 0: nothing ever is. `tell` is
+    told of each hold, and None at its end.
     """
 
     def __init__(
@@ -60,13 +63,20 @@ class SaveRetry:
         self._now = now
         self._pauses_s = pauses_s
         self._hold: SaveHold | None = None
-        self._since_s = 0.0
+        self._since_s: float | None = None
+        """When the first refusal was since the newest commit."""
+        self._refused_s = 0.0
+        """When the last one was."""
 
     @property
     def hold(self) -> SaveHold | None:
         """Why nothing can be saved at this moment; None while that is not known."""
-        hold = self._hold
-        return None if hold is None else replace(hold, held_s=self._now() - self._since_s)
+        hold, since_s = self._hold, self._since_s
+        return hold if hold is None or since_s is None else replace(hold, held_s=self._now() - since_s)
+
+    def committed(self, step: int) -> None:
+        """Take note of a checkpoint: what is refused from now on is refused anew."""
+        self.committed_step, self._since_s = step, None
 
     def first(self, acts: Sequence[Callable[[], _T]], *, step: int, pause: Callable[[float], None]) -> _T:
         """Return what the first of `acts` returns that the storage takes; they are tried until one is taken.
@@ -107,9 +117,10 @@ class SaveRetry:
 
     def _held(self, error: StorageError, step: int) -> float:
         """Take note of a refusal; return for how long the save may be held yet."""
-        before, reason = self.hold, error.transient
-        if before is None:
-            self._since_s = self._now()
+        before, reason, now_s = self.hold, error.transient, self._now()
+        if self._since_s is None or now_s - self._refused_s > self.grace_s:  # what was long ago is another outage
+            self._since_s = now_s
+        self._refused_s = now_s
         if before is None or before.reason != reason:
             self._hold = SaveHold(step=step, reason=reason, host=socket.gethostname())
             hold = self.hold
@@ -122,7 +133,7 @@ class SaveRetry:
                 self.grace_s,
                 error.message,
             )
-        return self._since_s + self.grace_s - self._now()
+        return self._since_s + self.grace_s - now_s
 
     def _give_up(self, error: StorageError) -> NoReturn:
         hold = self.hold

@@ -85,7 +85,7 @@ class Saver:
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
         record = self._saved(snapshot, request, info)
-        self.retry.committed_step = record.step
+        self.retry.committed(record.step)
         return record
 
     def _saved(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:

@@ -153,11 +153,48 @@ def test_after_the_grace_it_is_the_error_or_whoever_is_told_takes_over() -> None
         clock.first(Refusing(*(full() for _ in range(99))))
     assert clock.now_s == 100.0, "the last pause ends with the grace"
     over: list[str] = []
-    clock.retry.on_over, clock.retry.committed_step = over.append, 10
+    clock.retry.committed(10)
+    clock.retry.on_over = over.append
     with pytest.raises(HoldOver):
         clock.first(Refusing(*(full() for _ in range(99))))
     assert over[0].startswith("no checkpoint since step 10, 100 s: disk full on host ")
     assert clock.told[-1] is None
+
+
+def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> None:
+    """Whichever object it was of: a storage that takes one of them now and then saves nothing."""
+    clock = Clock()
+    clock.retry.on_over = lambda why: None
+    for seconds in (90.0, 5.0):
+        began_s = clock.now_s
+
+        def until(end_s: float = began_s + seconds) -> int:
+            if clock.now_s < end_s:
+                raise full()
+            return 7
+
+        assert clock.first(until) == 7
+    assert [hold.held_s for hold in clock.told if hold] == [0.0, 90.0], "and how long it is does not begin anew"
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(*(full() for _ in range(99))))
+    assert clock.now_s == 100.0
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(full()))
+    assert clock.now_s == 100.0, "nor has another save in flight a grace of its own"
+
+    clock.retry.committed(20)
+    began_s = clock.now_s
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(*(full() for _ in range(99))))
+    assert clock.now_s == began_s + 100.0
+
+
+def test_a_refusal_long_after_the_last_one_has_a_grace_of_its_own() -> None:
+    """Its save was cancelled, say, and the next one is due an hour later."""
+    clock = Clock()
+    clock.first(Refusing(full()))
+    clock.now_s += 3600.0
+    assert clock.first(Refusing(*(full() for _ in range(5)))) == 7
 
 
 def test_without_a_grace_nothing_is_held() -> None:
