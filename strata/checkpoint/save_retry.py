@@ -53,8 +53,11 @@ class SaveRetry:
         tell: Callable[[SaveHold | None], None] = lambda hold: None,
         now: Callable[[], float] = time.monotonic,
         pauses_s: Sequence[float] = PAUSES_S,
+        meanwhile: str = "training goes on",
     ) -> None:
+        """`meanwhile` is what the log says of who tries again."""
         self.grace_s = grace_s
+        self._meanwhile = meanwhile
         self.on_over: Callable[[str], None] | None = None
         """Told why nothing could be saved when the grace of a hold is over. Without it that is the save's error."""
         self.committed_step: int | None = None
@@ -118,7 +121,9 @@ class SaveRetry:
     def _held(self, error: StorageError, step: int) -> float:
         """Take note of a refusal; return for how long the save may be held yet."""
         before, reason, now_s = self.hold, error.transient, self._now()
-        if self._since_s is None or now_s - self._refused_s > self.grace_s:  # what was long ago is another outage
+        if (
+            self._since_s is None or now_s - self._refused_s > self.grace_s
+        ):  # what was long ago is another outage
             self._since_s = now_s
         self._refused_s = now_s
         if before is None or before.reason != reason:
@@ -127,10 +132,11 @@ class SaveRetry:
             assert hold is not None, "it was just set"
             self._tell(hold)
             log.warning(
-                "%s: step %d is tried again, up to %g s, and training goes on: %s",
+                "%s: step %d is tried again, up to %g s, and %s: %s",
                 no_checkpoint(hold, committed_step=self.committed_step),
                 step,
                 self.grace_s,
+                self._meanwhile,
                 error.message,
             )
         return self._since_s + self.grace_s - now_s
@@ -161,4 +167,9 @@ def _first(acts: Sequence[Callable[[], _T]]) -> _T:
                 log.warning("the second storage takes what the first one refuses: %s", refused.message)
             return done
     assert refused is not None, "there is an act, which returned or raised"
-    raise refused
+    try:
+        raise refused
+    finally:
+        refused = (
+            None  # its traceback would keep this frame, and with it what a try has read, until a collection
+        )

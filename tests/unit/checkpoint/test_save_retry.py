@@ -174,7 +174,9 @@ def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> No
             return 7
 
         assert clock.first(until) == 7
-    assert [hold.held_s for hold in clock.told if hold] == [0.0, 90.0], "and how long it is does not begin anew"
+    assert [hold.held_s for hold in clock.told if hold] == [0.0, 90.0], (
+        "and how long it is does not begin anew"
+    )
     with pytest.raises(HoldOver):
         clock.first(Refusing(*(full() for _ in range(99))))
     assert clock.now_s == 100.0
