@@ -90,7 +90,7 @@ class SaveRetry:
         try:
             while True:
                 try:
-                    done = _first(acts)
+                    done = first_taken(acts)
                 except StorageError as error:
                     if not error.transient or not self.grace_s:
                         raise
@@ -152,7 +152,7 @@ class SaveRetry:
         raise HoldOver(told) from error
 
 
-def _first(acts: Sequence[Callable[[], _T]]) -> _T:
+def first_taken(acts: Sequence[Callable[[], _T]]) -> _T:
     """Return what the first act returns that succeeds; raise what refused the first one, if time may heal it."""
     refused: StorageError | None = None
     for act in acts:
