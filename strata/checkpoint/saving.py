@@ -99,6 +99,7 @@ class Saver:
             threads=self.threads,
         )
         try:
+            self._check_cancelled(info)
             asked = self._held(chosen, info)
         except BaseException as error:
             if (given_up := self.fail(request, self.reason(error))) is not None:
@@ -322,6 +323,10 @@ class Saver:
 
     def _check_cancelled(self, info: CheckpointInfo) -> None:
         if info.cancelled.is_set():
+            if info.gives_way:
+                raise HoldOver(
+                    f"step {info.step} was given up while the storage refused it, or the save before it"
+                )
             raise CheckpointAborted(f"the save of step {info.step} was cancelled")
 
 

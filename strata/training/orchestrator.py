@@ -278,6 +278,7 @@ class TrainingOrchestrator:
             )
             run.hooks.append(preemption)
             checkpoints.holds.on_over(preemption.cannot_save)
+            run.saves.out_of_time = preemption.out_of_time
 
         run = Run(
             peers,

@@ -102,6 +102,10 @@ class Preemption:
         self._stopper.closed()
         self.left()
 
+    def out_of_time(self) -> bool:
+        """Tell whether this process was asked to leave, and should have by now."""
+        return self._stopper.out_of_time()
+
     # -- in other threads
 
     def cannot_save(self, why: str) -> None:

@@ -231,7 +231,7 @@ class Stopper:
                 self._agreement, gate = self._agreement.begin(step)
                 if gate is Gate.WAIT and since_s is not None:
                     self._changed.wait(_LOOK_S)
-            if gate is not Gate.STOP and self._is_overdue():
+            if gate is not Gate.STOP and self.out_of_time(for_s=HELD_S):
                 log.error("THE SAVE OF STEP %d IS SKIPPED: no common step was agreed on in time", step)
                 self._leave(step)
             if gate is Gate.GO:
@@ -247,12 +247,12 @@ class Stopper:
                 continue
             self._peers.progress(step, STOP)  # raises once the world has ended
 
-    def _is_overdue(self) -> bool:
-        """Tell whether this process should have left by now."""
+    def out_of_time(self, *, for_s: float = 0.0) -> bool:
+        """Tell whether this process should have left by now, or so long ago. Any thread."""
         with self._changed:
             notice = self._notice
             left_s = self._deadline_s - self._clock()
-        return notice is not None and self._means_us(notice) and left_s <= -HELD_S
+        return notice is not None and self._means_us(notice) and left_s <= -for_s
 
     def _heard_nothing(self, since_s: float) -> bool:
         """Tell whether nobody said anything for long, and nobody is to leave."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from strata.client import CoordinatorClient
 from strata.errors import CheckpointNotFound
 from strata.launch.local_cluster import LocalCluster
-from tests.cluster_fixtures import Nodes
+from tests.cluster_fixtures import ROOT, Nodes
 from tests.processes import Record, Talker
 from tests.s3_stub import StubS3, serving
 from tests.small_disk import Need, SmallDisk, mounted
@@ -215,6 +216,28 @@ def test_a_last_step_that_cannot_be_saved_ends_the_run_with_75_and_the_next_one_
     assert training.start(storage, STRATA_TRAIN_SAVE_GRACE_S="4") == saved
     assert training.codes() == [0, 0]
     assert training.latest() > saved
+
+
+def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
+    nodes: Nodes, record: Record, disk: SmallDisk, tmp_path: Path
+) -> None:
+    """Of a process that trains alone: there is no supervisor to end it."""
+    until = tmp_path / "over"
+    arguments = ("--storage", str(disk.folder / "checkpoints"), "--until", str(until))
+    alone = nodes.start(
+        *(sys.executable, str(ROOT / "tests" / "ranks" / "held.py"), *arguments),
+        name="alone",
+        env={"STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS), "STRATA_TRAIN_PREEMPT_GRACE_S": "2"},
+    )
+    record.wait("step", count=EVERY_STEPS + 1)
+    disk.fill()
+    record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
+    until.touch()
+    record.wait("step", count=2 * EVERY_STEPS + 1)
+    time.sleep(1.0)
+    alone.signal(signal.SIGTERM)
+    assert alone.join(LIMIT_S) == 75
+    record.wait_line("THE LAST STEP IS NOT SAVED")
 
 
 # -- at the start of a rank -------------------------------------------------------------------
