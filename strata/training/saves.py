@@ -36,6 +36,8 @@ TELL_S: Final = 2.0
 """How often a rank that waits for a save says so."""
 LOOK_S: Final = 0.25
 """How often it looks whether it is to leave instead."""
+UNSAVED: Final = -1
+"""What is the saved step of who has saved none."""
 HELD_S: Final = 5.0
 """How long a run that fails waits for what is in flight while a rank holds a save."""
 LEAST_S: Final = 0.1
@@ -204,12 +206,17 @@ class Saves:
             self._last[0].wait(timeout_s)
 
     def wait_ended(self, info: CheckpointInfo) -> None:
-        """Return once a save is committed, or was dropped; raise what it failed of."""
+        """Return once a save is committed, or was dropped; raise what it failed of.
+
+        All ranks wait for it, so all know when it was dropped: its step may be saved again then.
+        """
         try:
             self._telling(info.step, info.wait, done=lambda: info.done)
         except CheckpointAborted:
             if not info.dropped:
                 raise
+            if self.saved_step == info.step:
+                self.saved_step = UNSAVED
 
     def finish(self, step: int) -> None:
         """Return once no save is in flight, whatever became of them."""
