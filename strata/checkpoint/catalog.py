@@ -98,6 +98,11 @@ class Catalog(Protocol):
     @property
     def world_size(self) -> int: ...
 
+    @property
+    def by_marker(self) -> bool:
+        """Whether the marker in storage alone says what is committed, and no record does."""
+        ...
+
     def folder(self, checkpoint: CheckpointMetadata) -> str:
         """Return the attempt's folder, as a name in this rank's storage."""
         ...

@@ -51,6 +51,8 @@ class CheckpointInfo:
         """How long it was hashed and compared with what the other ranks hold, in the background."""
         self.cancelled = threading.Event()
         """Set by `cancel`; the writing thread looks at it."""
+        self.gives_way = False
+        """Set before that by `give_way`."""
         self._progress = progress
         self._changed = threading.Condition()
         self._record: CheckpointMetadata | None = None
@@ -122,6 +124,11 @@ class CheckpointInfo:
         """
         self.cancelled.set()
         return not self.done
+
+    def give_way(self) -> None:
+        """Give it up, for all ranks, while it or one before it is held: that is no failure, it counts as dropped."""
+        self.gives_way = True
+        self.cancelled.set()
 
     # -- what the writer says and asks
 

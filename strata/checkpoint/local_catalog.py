@@ -60,6 +60,7 @@ class LocalCatalog:
     """
 
     rank = 0
+    by_marker = True
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from strata.checkpoint.manifest import (
 from strata.checkpoint.patchwork import proven
 from strata.checkpoint.sink import ObjectMissing, Storage
 from strata.documents.parsing import NOTE, file_name, json_object, text, whole
-from strata.errors import CheckpointCorrupt
+from strata.errors import CheckpointCorrupt, StorageError
 
 NAME: Final = "COMMIT"
 
@@ -82,7 +82,13 @@ def write_marker(storage: Storage, folder: str, manifest: Manifest, manifest_dig
         predecessor=manifest.predecessor,
     )
     name, data = f"{folder}/{NAME}", marker.to_bytes()
-    if not storage.create_once(name, data) and read_object(storage, name) != data:
+    try:
+        made = storage.create_once(name, data)
+    except StorageError as error:
+        if not error.transient or not storage.exists(name):
+            raise
+        made = False  # a full disk refuses to write what is there, too
+    if not made and read_object(storage, name) != data:
         raise CheckpointCorrupt(f"{name} names another checkpoint than the one beside it")
 
 

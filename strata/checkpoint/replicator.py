@@ -26,6 +26,7 @@ from strata.checkpoint.bases import Doubted
 from strata.checkpoint.far_copy import Closed, FarCopy, PartLost, Replica, Reports
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.last_words import tell_on_stderr
+from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.sink import ObjectMissing, Storage
 from strata.errors import (
@@ -321,7 +322,7 @@ class Replicator:
             log.info("step %d is not copied any more: %s", replica.step, error.message)
             return False
         except (CheckpointCorrupt, ObjectMissing) as error:
-            if self._near.exists(f"{replica.folder}/{MARKER}"):  # else retention was faster
+            if self._is_here(replica):
                 self._doubted.note(replica.folder, error.message)  # first: whoever is told may save at once
                 self._lose(error)
                 self._copy.give_up(replica, error.message)
@@ -343,8 +344,8 @@ class Replicator:
         """Tell whether a checkpoint is marked there, or never will be; note what it lacks."""
         replica = copied.replica
         try:
-            if not self._near.exists(f"{replica.folder}/{MARKER}"):
-                return True  # retention was faster
+            if not self._is_here(replica):
+                return True
             lacks = self._copy.mark(replica)
         except (CheckpointError, PartLost) as error:
             self._lose(error)
@@ -363,6 +364,13 @@ class Replicator:
                 copied.lacks, copied.since = lacks, self._now()
             self._changed.notify_all()  # whoever waits looks how long it is that nothing comes
         return False
+
+    def _is_here(self, replica: Replica) -> bool:
+        """Tell whether retention was not faster: it takes the marker, then the manifest, then what that names.
+
+        The marker may be missing, too, where the storage refused it and the catalog has the commit.
+        """
+        return any(self._near.exists(f"{replica.folder}/{name}") for name in (MARKER, GLOBAL_NAME))
 
     def _tell(self, replica: Replica) -> None:
         with self._changed:

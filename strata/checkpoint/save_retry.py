@@ -4,6 +4,9 @@
                            │                                     └─▶ `grace_s` over: the hold ends without it
                            └─▶ the attempt is given up or cancelled: the hold ends with it
 
+The grace is one for all that is refused, of any object and of any save, until a checkpoint is committed: a storage
+that takes one object of ten saves nothing.
+
 A try begins its object from the start, from the snapshot that the save has already. Of a storage with two
 tiers each try offers the object to the near one, and then to the far one: reading takes each object from
 whichever has it. All of it happens in the writer's thread; what is held is read from any.
@@ -39,8 +42,8 @@ class HoldOver(CheckpointAborted):
 class SaveRetry:
     """The holds of one rank's saves, one after the other.
 
-    `grace_s` after the first refusal of an object it is refused for good; 0: at once. `tell` is told of each
-    hold, and None at its end.
+    `grace_s` after the first refusal since the newest commit nothing is held any longer; 0: nothing ever is. `tell` is
+    told of each hold, and None at its end.
     """
 
     def __init__(
@@ -50,8 +53,11 @@ class SaveRetry:
         tell: Callable[[SaveHold | None], None] = lambda hold: None,
         now: Callable[[], float] = time.monotonic,
         pauses_s: Sequence[float] = PAUSES_S,
+        meanwhile: str = "training goes on",
     ) -> None:
+        """`meanwhile` is what the log says of who tries again."""
         self.grace_s = grace_s
+        self._meanwhile = meanwhile
         self.on_over: Callable[[str], None] | None = None
         """Told why nothing could be saved when the grace of a hold is over. Without it that is the save's error."""
         self.committed_step: int | None = None
@@ -60,13 +66,20 @@ class SaveRetry:
         self._now = now
         self._pauses_s = pauses_s
         self._hold: SaveHold | None = None
-        self._since_s = 0.0
+        self._since_s: float | None = None
+        """When the first refusal was since the newest commit."""
+        self._refused_s = 0.0
+        """When the last one was."""
 
     @property
     def hold(self) -> SaveHold | None:
         """Why nothing can be saved at this moment; None while that is not known."""
-        hold = self._hold
-        return None if hold is None else replace(hold, held_s=self._now() - self._since_s)
+        hold, since_s = self._hold, self._since_s
+        return hold if hold is None or since_s is None else replace(hold, held_s=self._now() - since_s)
+
+    def committed(self, step: int) -> None:
+        """Take note of a checkpoint: what is refused from now on is refused anew."""
+        self.committed_step, self._since_s = step, None
 
     def first(self, acts: Sequence[Callable[[], _T]], *, step: int, pause: Callable[[float], None]) -> _T:
         """Return what the first of `acts` returns that the storage takes; they are tried until one is taken.
@@ -77,7 +90,7 @@ class SaveRetry:
         try:
             while True:
                 try:
-                    done = _first(acts)
+                    done = first_taken(acts)
                 except StorageError as error:
                     if not error.transient or not self.grace_s:
                         raise
@@ -107,22 +120,26 @@ class SaveRetry:
 
     def _held(self, error: StorageError, step: int) -> float:
         """Take note of a refusal; return for how long the save may be held yet."""
-        before, reason = self.hold, error.transient
-        if before is None:
-            self._since_s = self._now()
+        before, reason, now_s = self.hold, error.transient, self._now()
+        if (
+            self._since_s is None or now_s - self._refused_s > self.grace_s
+        ):  # what was long ago is another outage
+            self._since_s = now_s
+        self._refused_s = now_s
         if before is None or before.reason != reason:
             self._hold = SaveHold(step=step, reason=reason, host=socket.gethostname())
             hold = self.hold
             assert hold is not None, "it was just set"
             self._tell(hold)
             log.warning(
-                "%s: step %d is tried again, up to %g s, and training goes on: %s",
+                "%s: step %d is tried again, up to %g s, and %s: %s",
                 no_checkpoint(hold, committed_step=self.committed_step),
                 step,
                 self.grace_s,
+                self._meanwhile,
                 error.message,
             )
-        return self._since_s + self.grace_s - self._now()
+        return self._since_s + self.grace_s - now_s
 
     def _give_up(self, error: StorageError) -> NoReturn:
         hold = self.hold
@@ -135,7 +152,7 @@ class SaveRetry:
         raise HoldOver(told) from error
 
 
-def _first(acts: Sequence[Callable[[], _T]]) -> _T:
+def first_taken(acts: Sequence[Callable[[], _T]]) -> _T:
     """Return what the first act returns that succeeds; raise what refused the first one, if time may heal it."""
     refused: StorageError | None = None
     for act in acts:
@@ -150,4 +167,9 @@ def _first(acts: Sequence[Callable[[], _T]]) -> _T:
                 log.warning("the second storage takes what the first one refuses: %s", refused.message)
             return done
     assert refused is not None, "there is an act, which returned or raised"
-    raise refused
+    try:
+        raise refused
+    finally:
+        refused = (
+            None  # its traceback would keep this frame, and with it what a try has read, until a collection
+        )

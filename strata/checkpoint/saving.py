@@ -38,7 +38,7 @@ from strata.checkpoint.manifest import (
 from strata.checkpoint.marker import read_manifest, read_rank_manifests, write_marker
 from strata.checkpoint.part import WrittenPart, layout_of, write_part
 from strata.checkpoint.pipeline import DEFAULT_THREADS
-from strata.checkpoint.save_retry import HoldOver, SaveRetry
+from strata.checkpoint.save_retry import HoldOver, SaveRetry, first_taken
 from strata.checkpoint.sharing import Exchange, Sharing
 from strata.checkpoint.sink import OnStep, Storage, put, unobserved
 from strata.checkpoint.snapshot import Snapshot
@@ -85,7 +85,7 @@ class Saver:
     def save(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
         """Return the committed checkpoint; raise what it failed of."""
         record = self._saved(snapshot, request, info)
-        self.retry.committed_step = record.step
+        self.retry.committed(record.step)
         return record
 
     def _saved(self, snapshot: Snapshot, request: SaveRequest, info: CheckpointInfo) -> CheckpointMetadata:
@@ -99,6 +99,7 @@ class Saver:
             threads=self.threads,
         )
         try:
+            self._check_cancelled(info)
             asked = self._held(chosen, info)
         except BaseException as error:
             if (given_up := self.fail(request, self.reason(error))) is not None:
@@ -179,16 +180,25 @@ class Saver:
     def _marked(
         self, record: CheckpointMetadata, folder: str, manifest: Manifest | None, info: CheckpointInfo
     ) -> CheckpointMetadata:
-        """Return the committed record once storage says so too."""
+        """Return the committed record once storage says so too.
+
+        Where a record says that it is committed, what time may heal holds no save any more: whoever restores it
+        writes the marker then.
+        """
         self.on_step("mark")
         named = record.manifest_digest
-        if manifest is None:
-            manifest = self._held(partial(read_manifest, self.storage, folder, named), info)
-        mark = partial(_mark, folder=folder, manifest=manifest, manifest_digest=named)
-        near, *others = tiers_of(self.storage)
-        marks = [partial(mark, near), *(partial(mark, far, proven=True) for far in others)]
-        self._first(marks, info)
-        self.on_step("marked")
+
+        def tried(acts: Sequence[Callable[[], _T]]) -> _T:
+            return self._first(acts, info) if self.catalog.by_marker else first_taken(acts)
+
+        later = f"step {record.step} is committed, and has no marker until it is restored"
+        with contextlib.nullcontext() if self.catalog.by_marker else self.retry.excusing(later):
+            if manifest is None:
+                manifest = tried([partial(read_manifest, self.storage, folder, named)])
+            mark = partial(_mark, folder=folder, manifest=manifest, manifest_digest=named)
+            near, *others = tiers_of(self.storage)
+            tried([partial(mark, near), *(partial(mark, far, proven=True) for far in others)])
+            self.on_step("marked")
         return record
 
     def _to_commit(
@@ -313,6 +323,10 @@ class Saver:
 
     def _check_cancelled(self, info: CheckpointInfo) -> None:
         if info.cancelled.is_set():
+            if info.gives_way:
+                raise HoldOver(
+                    f"step {info.step} was given up while the storage refused it, or the save before it"
+                )
             raise CheckpointAborted(f"the save of step {info.step} was cancelled")
 
 

@@ -23,6 +23,7 @@ from strata.checkpoint.tensors import DTYPES, StoredTensor, TensorSpec
 from strata.errors import CheckpointError
 
 MAX_PICKLE_BYTES: Final = 256 << 20
+MAX_ORDER_BYTES: Final = 16
 _STORAGES: Final = {
     "FloatStorage": "float32",
     "DoubleStorage": "float64",
@@ -60,12 +61,14 @@ class TorchFile:
                 if pickled is None or members[pickled].file_size > MAX_PICKLE_BYTES:
                     raise CheckpointError(f"{path} is a zip file, and none that torch.save wrote")
                 prefix = pickled.removesuffix("data.pkl")
-                order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in members else b"little"
+                order = members.get(f"{prefix}byteorder")
+                if order is not None and (
+                    order.file_size > MAX_ORDER_BYTES or archive.read(order) != b"little"
+                ):
+                    raise CheckpointError(f"{path} was not written on a little-endian machine")
                 program = archive.read(pickled)
         except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
             raise CheckpointError(f"{path} is no whole torch file: {error}") from error
-        if order != b"little":
-            raise CheckpointError(f"{path} was written on a big-endian machine")
         self._path = path
         machine = _Machine(program, path, {n.removeprefix(prefix): i for n, i in members.items()})
         try:

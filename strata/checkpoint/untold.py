@@ -28,10 +28,10 @@ class Untold:
         """Leave it to the caller to tell."""
         self._infos = [other for other in self._infos if other is not info]
 
-    def cancel(self) -> None:
-        """Ask for every save that has not ended to be given up."""
+    def give_way(self) -> None:
+        """Ask for every save that has not ended to be given up, as no failure."""
         for info in self._infos:
-            info.cancel()
+            info.give_way()
 
     def trouble(self, error: BaseException) -> None:
         """Keep what failed after a save."""

@@ -314,14 +314,14 @@ class AsyncCheckpointWriter:
         """Whether no save is in flight."""
         return self._in_flight == 0
 
-    def cancel(self) -> None:
-        """Give up, for all ranks, the saves in flight."""
-        self._untold.cancel()
+    def give_way(self) -> None:
+        """Give up, for all ranks, the saves in flight, as no failures."""
+        self._untold.give_way()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a save would not have to wait for one in flight."""
-        return bool(self._arenas)
+    def wait_room(self, timeout_s: float) -> bool:
+        """Tell, after that time at the latest, whether a save would not have to wait for one in flight."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._arenas, timeout_s))
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Return once no save is in flight, whatever became of them; `Unavailable` after `timeout_s`."""

@@ -51,6 +51,8 @@ class CoordinatedCatalog:
     `new_id` returns a new random attempt id.
     """
 
+    by_marker = False
+
     def __init__(
         self,
         port: SessionPort,

@@ -15,6 +15,7 @@ from strata.checkpoint.sink import Storage
 from strata.checkpoint.writer import AfterSave, AsyncCheckpointWriter, WhenFull
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.core.save_hold import SaveHold
+from strata.errors import Unavailable
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_port import SessionPort
@@ -46,7 +47,7 @@ class Holds:
     def wait_room(self, limit_s: float) -> str:
         """Return why another save would have to wait, once one is held or after `limit_s`; "" once it need not."""
         end_s = time.monotonic() + limit_s
-        while not self._writer.has_room:
+        while not self._writer.wait_room(0.0):
             if (hold := self.current) is not None:
                 return f"{hold.reason} on host {hold.host}"
             if time.monotonic() >= end_s:
@@ -55,10 +56,15 @@ class Holds:
         hold = self.current
         return "" if hold is None else f"{hold.reason} on host {hold.host}"
 
+    def make_room(self, limit_s: float) -> None:
+        """Return once another save need not wait for one in flight; `Unavailable` after `limit_s`."""
+        if not self._writer.wait_room(limit_s):
+            raise Unavailable(f"two saves are in flight, for more than {limit_s:g} s", hint="")
+
     def drop(self) -> None:
         """Give up, for all ranks, what is in flight while a save is held: a newer one takes its place."""
         if self.current is not None:
-            self._writer.cancel()
+            self._writer.give_way()
 
 
 def retry_of(config: CheckpointManagerConfig, client: SessionPort | None) -> SaveRetry:

@@ -26,7 +26,7 @@ from strata.client.seat import RankPlace, Seat, Watcher, placed
 from strata.client.session import Session
 from strata.client.stack_dump import answer_stack_dumps
 from strata.client.stall_watch import kept
-from strata.client.storage_wait import wait_for_storage
+from strata.client.storage_wait import patience_s, wait_for_storage
 from strata.client.unary import UnaryClient
 from strata.config import Credentials, LibraryConfig
 from strata.config.scheduler import run_identity
@@ -287,7 +287,9 @@ async def _join(
 async def _storage_takes_saves(job: str, endpoints: tuple[Endpoint, ...], credentials: Credentials) -> None:
     unary = UnaryClient(endpoints, random.Random(), credentials)
     try:
-        await wait_for_storage(unary, job=job, taken_up=False, say=log.warning, over=log.info)
+        await wait_for_storage(
+            unary, job=job, taken_up=False, say=log.warning, over=log.info, limit_s=patience_s(os.environ)
+        )
     finally:
         await unary.close()
 

@@ -5,9 +5,10 @@ grace is over, is started again, and so on. So a member looks first:
 
     1. It asks a coordinator for the job and its newest checkpoint. Without one, or of a job that has ended
        and is not taken up, it does not wait. Nor does it when no coordinator answers within `ASK_S`.
-    2. It writes a small object beside that checkpoint, and removes it. If that works, or fails for a reason
-       that only somebody can mend, it does not wait.
+    2. It writes a small object beside each copy of that checkpoint, and removes it. If that works anywhere, or
+       fails for a reason that only somebody can mend, it does not wait.
     3. Else it says why, tries again after 1 s, 2 s … 30 s, and from 1 on each time: others may end the job.
+    4. After `limit_s` it registers all the same: it knows where the job saved, not where it is going to.
 
 It is no member meanwhile, so nobody waits for it, and no generation begins with it.
 """
@@ -18,16 +19,17 @@ import asyncio
 import concurrent.futures
 import threading
 import uuid
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
 
+from strata.checkpoint.save_retry import GRACE_S
 from strata.checkpoint.transient import SILENT
-from strata.errors import StrataError
+from strata.config import TrainingConfig
+from strata.errors import ConfigError, StrataError
 from strata.observe.words import age
-from strata.v1.checkpoints_pb2 import GetCheckpointRequest
+from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointRequest
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, GetJobRequest
 
 ASK_S: Final = 3.0
@@ -70,61 +72,91 @@ async def in_thread(uri: str) -> str:
     return await asyncio.wrap_future(told)
 
 
+def patience_s(environment: Mapping[str, str]) -> float:
+    """Return for how long a member waits: as long as its ranks hold a save."""
+    try:
+        return TrainingConfig.load(env=environment).save_grace_s
+    except ConfigError:  # the ranks say that better, if they train by it
+        return GRACE_S
+
+
 async def wait_for_storage(
-    unary: Unary, *, job: str, taken_up: bool, say: Say, over: Say, refuses: Refusal = in_thread
+    unary: Unary,
+    *,
+    job: str,
+    taken_up: bool,
+    say: Say,
+    over: Say,
+    limit_s: float = GRACE_S,
+    refuses: Refusal = in_thread,
 ) -> None:
-    """Return once this job's checkpoints can be written, or there is nothing to wait for.
+    """Return once this job's checkpoints can be written, there is nothing to wait for, or after `limit_s`.
 
     `taken_up`: a job that has ended goes on with this member. `say` is told for what it waits, when that
-    begins, when it becomes another reason, and every five minutes; `over` once, when it has waited.
+    begins, when it becomes another reason, every five minutes, and when it waits no longer; `over` once, when
+    the storage was worth the wait.
     """
     clock = asyncio.get_running_loop().time
     began_s, delay_s, told, told_s = clock(), FIRST_S, "", 0.0
 
-    def tell(where: str, why: str) -> None:
+    def tell(why: str) -> None:
         nonlocal told, told_s
         if why != told or clock() - told_s >= SAY_S:
             told, told_s = why, clock()
             since = f", for {age(1000 * (clock() - began_s))} by now" if clock() - began_s >= 1 else ""
-            say(f"no checkpoint can be written to {where}: {why}; waiting for that before it joins{since}")
+            say(f"no checkpoint can be written to {why}; waiting for that before it joins{since}")
 
-    while True:
-        where = await _saved_at(unary, job, taken_up=taken_up)
-        if not where:
-            break
-        why = await _patiently(refuses(where), silent=partial(tell, where, SILENT))
+    while places := await _saved_at(unary, job, taken_up=taken_up):
+        looking = asyncio.ensure_future(_refused(places, refuses))
+        try:
+            # a dead mount never answers
+            while not (await asyncio.wait({looking}, timeout=min(ANSWER_S, limit_s)))[0]:
+                tell(f"{places[0]}: {SILENT}")
+                if clock() - began_s >= limit_s or not await _saved_at(unary, job, taken_up=taken_up):
+                    break  # others may end the job meanwhile
+            why = looking.result() if looking.done() else told
+        finally:
+            looking.cancel()
         if not why:
             break
-        tell(where, why)
-        await asyncio.sleep(delay_s)
+        if (left_s := began_s + limit_s - clock()) <= 0:
+            say(f"no checkpoint can be written to {why}; it joins all the same, after {limit_s:g} s")
+            return
+        tell(why)
+        await asyncio.sleep(min(delay_s, left_s))
         delay_s = min(2 * delay_s, MOST_S)
     if told:
         over(f"waited {age(1000 * (clock() - began_s))} for the storage ({told}), and joins now")
 
 
-async def _patiently(answer: Awaitable[str], *, silent: Callable[[], None]) -> str:
-    """Return the answer; call `silent` each time that none has come for `ANSWER_S`: a dead mount never answers."""
-    waiting = asyncio.ensure_future(answer)
+async def _refused(places: Sequence[str], refuses: Refusal) -> str:
+    """Return which of `places` refuses, and why, if all do; "" as soon as one takes what is written."""
+    looks = {asyncio.ensure_future(refuses(place)): place for place in places}
     try:
-        while not (await asyncio.wait({waiting}, timeout=ANSWER_S))[0]:
-            silent()
-        return waiting.result()
+        waiting = set(looks)
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not all(look.result() for look in done):
+                return ""
+        return "; ".join(f"{place}: {look.result()}" for look, place in looks.items())
     finally:
-        waiting.cancel()
+        for look in looks:
+            look.cancel()
 
 
-async def _saved_at(unary: Unary, job: str, *, taken_up: bool) -> str:
-    """Return the URI of the job's folder of checkpoints; "" without one to wait for, or where nobody answers."""
+async def _saved_at(unary: Unary, job: str, *, taken_up: bool) -> list[str]:
+    """Return the URIs of the job's folders of checkpoints; none to wait for, or where nobody answers."""
     try:
         phase = (await unary.call(GetJobRequest(job=job), timeout_s=ASK_S, attempt_s=ATTEMPT_S)).job.phase
         if phase in {JOB_PHASE_DONE, JOB_PHASE_FAILED} and not taken_up:
-            return ""
+            return []
         found = await unary.call(
             GetCheckpointRequest(job=job, latest=True), timeout_s=ASK_S, attempt_s=ATTEMPT_S
         )
-        if found.checkpoint.origin_job:  # its bytes are those of another job, which this one does not write
-            return ""
-        folder: str = found.checkpoint.path
-        return folder.rstrip("/").rpartition("/")[0]
     except StrataError:
-        return ""
+        return []
+    saved: Checkpoint = found.checkpoint
+    if saved.origin_job:  # its bytes are those of another job, which this one does not write
+        return []
+    copies = dict.fromkeys((saved.path, *(tier.path for tier in saved.tiers)))  # which name that at path, too
+    return [folder.rstrip("/").rpartition("/")[0] for folder in copies if folder]

@@ -8,9 +8,9 @@ Three facts tell of it, each for another reader:
     the plan of worlds    the key `worlds/<generation>/held`      with the keys of its generation
     people, in one line   `no_checkpoint`                         -
 
-The key is written once a generation, and only for a rank that has trained: its save is of a later step
-than the one its generation began from. Such a generation made progress and could not keep it, so it
-does not count as one without (`core.world_changes`).
+The key is written once a generation, and only for a step beyond the one that its generation began from: of a rank
+that has trained it and cannot save it, or cannot begin it, for its start waits for the storage. Such a generation
+made progress and could not keep it, or none could be made, so it does not count as one without (`core.world_changes`).
 """
 
 from __future__ import annotations

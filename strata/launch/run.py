@@ -17,7 +17,7 @@ from typing import Any, Final
 from strata.client import MemberSession, name_lookup, parse_endpoints
 from strata.client.endpoints import Endpoint
 from strata.client.inspection import Inspection
-from strata.client.storage_wait import wait_for_storage
+from strata.client.storage_wait import patience_s, wait_for_storage
 from strata.client.unary import UnaryClient
 from strata.config import RunConfig
 from strata.config.scheduler import allocation
@@ -252,6 +252,7 @@ async def _storage_takes_saves(
             taken_up=config.resume or config.new,
             say=lambda reason: log.warning("storage.waiting", reason=reason),
             over=lambda reason: log.info("storage.ready", reason=reason),
+            limit_s=patience_s(os.environ),
         ),
         name="storage",
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.state import join
 from strata.client.checkpoints import CheckpointManager
 from strata.config import TrainingConfig
@@ -19,6 +20,7 @@ from strata.training.ddp_buckets import BUCKETS_KEY, Buckets
 from strata.training.feeds import Feeding
 from strata.training.group import JOIN, ensure_group
 from strata.training.history import Past, past_of
+from strata.training.patient_start import at_once
 from strata.training.peers import Alone, Peers
 from strata.training.saves import Saves
 from strata.training.state import (
@@ -64,11 +66,13 @@ def begin(
     ledger: Ledger,
     arm: Callable[[], None] = lambda: None,
     agree: Callable[[Wanted], Wanted] = lambda mine: mine,
+    patiently: Callable[[Callable[[], Any]], Any] = at_once,
 ) -> Beginning:
     """Restore `state` to where the world of `peers` begins, and return what follows from it.
 
     Torch's process group is initialised before. `arm` is called when this process is bound to its
-    generation by that. `agree` returns what holds for all ranks, once they are as far as this one.
+    generation by that. `agree` returns what holds for all ranks, once they are as far as this one. `patiently`
+    calls what reads of the storage, and may do so again.
     """
     peers.check()
     owns_group = ensure_group(peers, arm=arm)
@@ -77,7 +81,9 @@ def begin(
     state[OWN_KEY] = {}
     differs = {join(OWN_KEY, name) for name in (CURSORS_KEY, BUCKETS_KEY, join(LOADER_KEY, KEPT_KEY))}
     plain = {join("", key) for key in plain_of(state)}
-    restored = checkpoints.restore(state, of_rank_0=buffers_of(state) | plain | differs)
+    restored: CheckpointMetadata | None = patiently(
+        lambda: checkpoints.restore(state, of_rank_0=buffers_of(state) | plain | differs)
+    )
     own = state[OWN_KEY]
     position = Position() if restored is None else position_of(own)
     ledger.enter(START, clock.monotonic_s())
@@ -93,13 +99,16 @@ def begin(
         )
         if restored is not None:
             log.info("goodput so far: %s", ledger.goodput(clock.monotonic_s()))
-    cursors = CursorBook(
-        rank=peers.rank,
-        own=str(own.get(CURSORS_KEY, "")),
-        of_ranks=lambda: (
-            () if restored is None else checkpoints.texts_of_ranks(restored, OWN_KEY, CURSORS_KEY).values()
-        ),
-    )
+
+    def cursors_of_ranks() -> Collection[str]:
+        if restored is None:
+            return ()
+        texts: Mapping[int, str] = patiently(
+            lambda: checkpoints.texts_of_ranks(restored, OWN_KEY, CURSORS_KEY)
+        )
+        return texts.values()
+
+    cursors = CursorBook(rank=peers.rank, own=str(own.get(CURSORS_KEY, "")), of_ranks=cursors_of_ranks)
     buckets = Buckets(peers, state, saved=str(own.get(BUCKETS_KEY, "")), restored=restored is not None)
     rule = Rule(
         every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every

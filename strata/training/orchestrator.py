@@ -19,10 +19,10 @@ from strata.client.checkpoints import CheckpointManager
 from strata.config import Credentials, LibraryConfig, TrainingConfig
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.goodput import Ledger
-from strata.errors import BarrierBroken, Refused, StaleGeneration
+from strata.errors import BarrierBroken, Preempted, Refused, StaleGeneration
 from strata.training.alike import Sampling, as_rank_0
 from strata.training.at_exit import close_at_exit
-from strata.training.beginning import Beginning, begin
+from strata.training.beginning import begin
 from strata.training.clock import Clock
 from strata.training.ending import (
     OVER_S,
@@ -36,6 +36,7 @@ from strata.training.ending import (
 )
 from strata.training.feeds import Loader
 from strata.training.group import end_group
+from strata.training.patient_start import PatientStart
 from strata.training.peers import Alone, Peers
 from strata.training.preempting import PREEMPT_SIGNALS, Preemption
 from strata.training.reporting import TrainingReporter
@@ -177,7 +178,8 @@ class TrainingOrchestrator:
             if isinstance(error, BarrierBroken):  # a rank is lost: a newer world is on its way
                 ending.failed(error)
             if not self._in_process:  # there, whether it is a failure is not known yet
-                peers.close(code=1, reason=f"{type(error).__name__}: {error}")
+                code = error.code if isinstance(error, Preempted) else 1
+                peers.close(code=code, reason=f"{type(error).__name__}: {error}")
             raise
 
     def _join(self) -> Peers:
@@ -223,7 +225,24 @@ class TrainingOrchestrator:
         replicated: Collection[str] | bool | None,
         total_steps: int | None,
     ) -> Run:
-        checkpoints = CheckpointManager(
+        patiently = PatientStart(
+            peers, grace_s=self.config.save_grace_s, preempt_grace_s=self.config.preempt_grace_s
+        )
+
+        def adopting(act: Callable[[], T]) -> T:
+            """Return what `act` does in the newest world that this process may still become part of."""
+            while True:
+                try:
+                    return act()
+                except StaleGeneration as error:
+                    if ending.armed:
+                        raise
+                    log.info("adopting a newer world: %s", error.message)
+                    with nothing_to_do_where_done():
+                        peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
+
+        opened = partial(
+            CheckpointManager,
             self.config.storage,
             client=None if isinstance(peers, Alone) else peers,  # type: ignore[arg-type]  # then a RankClient
             keep_count=self.config.keep_count,
@@ -232,28 +251,20 @@ class TrainingOrchestrator:
             save_grace_s=self.config.save_grace_s,
             replicated=replicated,
         )
-
-        def beginning() -> Beginning:
-            """Begin where the newest world does that this process may still become part of."""
-            while True:
-                try:
-                    return begin(
-                        peers,
-                        checkpoints,
-                        state,
-                        config=self.config,
-                        sampling=sampling,
-                        clock=self._clock,
-                        ledger=ledger,
-                        arm=ending.arm,
-                        agree=partial(as_rank_0, peers, roots=checkpoints.root_ids),
-                    )
-                except StaleGeneration as error:
-                    if ending.armed:
-                        raise
-                    log.info("adopting a newer world: %s", error.message)
-                    with nothing_to_do_where_done():
-                        peers.rejoin()  # type: ignore[attr-defined]  # only a lone member is unarmed
+        checkpoints = adopting(lambda: patiently(opened))
+        begun = partial(
+            begin,
+            peers,
+            checkpoints,
+            state,
+            config=self.config,
+            sampling=sampling,
+            clock=self._clock,
+            ledger=ledger,
+            arm=ending.arm,
+            agree=partial(as_rank_0, peers, roots=checkpoints.root_ids),
+            patiently=patiently,
+        )
 
         def hooked(run: Run) -> None:
             preemption = Preemption(
@@ -267,12 +278,13 @@ class TrainingOrchestrator:
             )
             run.hooks.append(preemption)
             checkpoints.holds.on_over(preemption.cannot_save)
+            run.saves.out_of_time = preemption.out_of_time
 
         run = Run(
             peers,
             checkpoints=checkpoints,
             state=state,
-            beginning=beginning,
+            beginning=lambda: adopting(begun),
             hooked=hooked,
             ending=ending,
             clock=self._clock,

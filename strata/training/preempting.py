@@ -14,20 +14,14 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final
 
 from strata.errors import StaleGeneration, StrataError
 from strata.training.ending import Ending
 from strata.training.peers import Alone
 from strata.training.signals import PreemptSignals
-from strata.training.stopping import Stopper
-from strata.v1.worlds_pb2 import (
-    STOP_ACTION_DRAIN,
-    STOP_ACTION_PREEMPT,
-    StopJobRequest,
-    StopJobResponse,
-    StopNotice,
-)
+from strata.training.stopping import Stopper, ask_to_stop
+from strata.v1.worlds_pb2 import STOP_ACTION_PREEMPT, StopNotice
 
 if TYPE_CHECKING:
     from strata.training.run import Run
@@ -37,10 +31,6 @@ READY: Final = "ready"
 PREEMPT_SIGNALS: Final[tuple[int, ...]] = (signal.SIGTERM, signal.SIGUSR1)
 
 log: Final = logging.getLogger("strata.training")
-
-
-class _Caller(Protocol):
-    def call(self, request: StopJobRequest, *, timeout_s: float) -> Any: ...
 
 
 class Preemption:
@@ -112,6 +102,10 @@ class Preemption:
         self._stopper.closed()
         self.left()
 
+    def out_of_time(self) -> bool:
+        """Tell whether this process was asked to leave, and should have by now."""
+        return self._stopper.out_of_time()
+
     # -- in other threads
 
     def cannot_save(self, why: str) -> None:
@@ -166,18 +160,7 @@ class Preemption:
         return notice is not None
 
     def _request(self, reason: str, *, member_only: bool) -> StopNotice | None:
-        request = StopJobRequest(
-            job=self._peers.job,
-            action=STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT,
-            worker_ids=[self._peers.worker_id] if member_only else [],
-            reason=reason,
-            grace_ms=round(1000 * self._grace_s),
-            generation=self._peers.generation,
-        )
-        caller = cast("_Caller", self._peers)
-        response: StopJobResponse = caller.call(request, timeout_s=max(1.0, self._grace_s))
-        mine = response.HasField("notice") and response.notice.generation == self._peers.generation
-        return response.notice if mine else None
+        return ask_to_stop(self._peers, reason, grace_s=self._grace_s, member_only=member_only)
 
     def _notice(self, reason: str) -> StopNotice:
         return StopNotice(

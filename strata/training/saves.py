@@ -34,6 +34,10 @@ SAVE: Final = "save"
 """The phase of a rank that waits for a save."""
 TELL_S: Final = 2.0
 """How often a rank that waits for a save says so."""
+LOOK_S: Final = 0.25
+"""How often it looks whether it is to leave instead."""
+UNSAVED: Final = -1
+"""What is the saved step of who has saved none."""
 HELD_S: Final = 5.0
 """How long a run that fails waits for what is in flight while a rank holds a save."""
 LEAST_S: Final = 0.1
@@ -82,6 +86,8 @@ class Saves:
         self._clock = clock
         self._ledger = ledger
         self.failure_s = failure_s
+        self.out_of_time: Callable[[], bool] = lambda: False
+        """Whether this process should have left by now, as it was asked to."""
         self._made = 0
         self._skipped = False
         """Whether the save that was due last was skipped."""
@@ -158,6 +164,7 @@ class Saves:
     ) -> CheckpointInfo:
         """Hand the state over to be saved, now that all ranks do."""
         met_s = self._clock.monotonic_s()
+        self._telling(position.step, self._checkpoints.holds.make_room)
         pace = agreed(told)
         account = json.loads(told[0]).get("account", {}) if 0 in told else {}
         self._plan(position, pace)
@@ -199,30 +206,44 @@ class Saves:
             self._last[0].wait(timeout_s)
 
     def wait_ended(self, info: CheckpointInfo) -> None:
-        """Return once a save is committed, or was dropped; raise what it failed of."""
+        """Return once a save is committed, or was dropped; raise what it failed of.
+
+        All ranks wait for it, so all know when it was dropped: its step may be saved again then.
+        """
         try:
-            self._telling(info.step, info.wait, failed=lambda: info.done)
+            self._telling(info.step, info.wait, done=lambda: info.done)
         except CheckpointAborted:
             if not info.dropped:
                 raise
+            if self.saved_step == info.step:
+                self.saved_step = UNSAVED
 
     def finish(self, step: int) -> None:
         """Return once no save is in flight, whatever became of them."""
-        self._telling(step, self._checkpoints.settle, failed=lambda: False)
+        self._telling(step, self._checkpoints.settle)
 
-    def _telling(self, step: int, wait: Callable[[float], object], *, failed: Callable[[], bool]) -> None:
-        """Do `wait`; say every few seconds that this rank does, or it would seem to stand still while one is held."""
-        begun_s = self._clock.monotonic_s()
+    def _telling(
+        self, step: int, wait: Callable[[float], object], *, done: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Do `wait`; say every few seconds that this rank does, or it would seem to stand still while one is held.
+
+        It goes on until `done`, and no save is held any longer once this process is `out_of_time`.
+        """
+        begun_s = told_s = self._clock.monotonic_s()
         while True:
             try:
-                wait(TELL_S)
+                wait(LOOK_S)
             except Unavailable:  # it takes longer, unless that is what it failed of
-                if failed():
-                    raise
+                if done():
+                    wait(0.0)
+                    return
             else:
                 return
-            waited_s = self._clock.monotonic_s() - begun_s
-            self._peers.progress(step, f"{SAVE} {waited_s:.0f} s")
+            if self.out_of_time():
+                self._checkpoints.holds.drop()
+            if (now_s := self._clock.monotonic_s()) - told_s >= TELL_S:
+                told_s = now_s
+                self._peers.progress(step, f"{SAVE} {now_s - begun_s:.0f} s")
 
     def give_up_held(self, limit_s: float | None) -> float | None:
         """Drop what is held here, at the end of a run; return how long what is in flight may take, of `limit_s`."""

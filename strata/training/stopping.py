@@ -34,13 +34,17 @@ from strata.core.agreement import Agreement, Gate, TimeLeft, choose_save
 from strata.core.reshaping import CLOSING_BARRIER, SAVED_BARRIER
 from strata.errors import BarrierTimeout, Preempted, StrataError, Unavailable
 from strata.training.bounded import within
+from strata.training.peers import Peers
 from strata.training.saves import SLACK_S
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import (
     JOB_PHASE_DONE,
     JOB_PHASE_FAILED,
     STOP_ACTION_DRAIN,
+    STOP_ACTION_PREEMPT,
     STOP_ACTION_RESHAPE,
+    StopJobRequest,
+    StopJobResponse,
     StopNotice,
 )
 
@@ -118,9 +122,7 @@ class Stopper:
         return notice is not None and self._means_us(notice) and left_s <= grace_s
 
     def _means_us(self, notice: StopNotice) -> bool:
-        if notice.action == STOP_ACTION_DRAIN:
-            return self._peers.worker_id in notice.worker_ids
-        return notice.action != STOP_ACTION_RESHAPE
+        return means(notice, self._peers.worker_id)
 
     # -- in the session's thread
 
@@ -229,7 +231,7 @@ class Stopper:
                 self._agreement, gate = self._agreement.begin(step)
                 if gate is Gate.WAIT and since_s is not None:
                     self._changed.wait(_LOOK_S)
-            if gate is not Gate.STOP and self._is_overdue():
+            if gate is not Gate.STOP and self.out_of_time(for_s=HELD_S):
                 log.error("THE SAVE OF STEP %d IS SKIPPED: no common step was agreed on in time", step)
                 self._leave(step)
             if gate is Gate.GO:
@@ -245,12 +247,12 @@ class Stopper:
                 continue
             self._peers.progress(step, STOP)  # raises once the world has ended
 
-    def _is_overdue(self) -> bool:
-        """Tell whether this process should have left by now."""
+    def out_of_time(self, *, for_s: float = 0.0) -> bool:
+        """Tell whether this process should have left by now, or so long ago. Any thread."""
         with self._changed:
             notice = self._notice
             left_s = self._deadline_s - self._clock()
-        return notice is not None and self._means_us(notice) and left_s <= -HELD_S
+        return notice is not None and self._means_us(notice) and left_s <= -for_s
 
     def _heard_nothing(self, since_s: float) -> bool:
         """Tell whether nobody said anything for long, and nobody is to leave."""
@@ -452,6 +454,28 @@ class Stopper:
     def _left_s(self) -> float:
         with self._changed:
             return self._deadline_s - self._clock()
+
+
+def means(notice: StopNotice, worker_id: str) -> bool:
+    """Tell whether a notice asks this member to leave."""
+    if notice.action == STOP_ACTION_DRAIN:
+        return worker_id in notice.worker_ids
+    return notice.action != STOP_ACTION_RESHAPE
+
+
+def ask_to_stop(peers: Peers, reason: str, *, grace_s: float, member_only: bool = False) -> StopNotice | None:
+    """Have all ranks of the generation asked to stop, or this member's; return the notice that holds, if any does."""
+    request = StopJobRequest(
+        job=peers.job,
+        action=STOP_ACTION_DRAIN if member_only else STOP_ACTION_PREEMPT,
+        worker_ids=[peers.worker_id] if member_only else [],
+        reason=reason,
+        grace_ms=round(1000 * grace_s),
+        generation=peers.generation,
+    )
+    response: StopJobResponse = peers.call(request, timeout_s=max(1.0, grace_s))
+    mine = response.HasField("notice") and response.notice.generation == peers.generation
+    return response.notice if mine else None
 
 
 def _is_reshape(notice: StopNotice) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from strata.client import CoordinatorClient
 from strata.errors import CheckpointNotFound
 from strata.launch.local_cluster import LocalCluster
-from tests.cluster_fixtures import Nodes
+from tests.cluster_fixtures import ROOT, Nodes
 from tests.processes import Record, Talker
 from tests.s3_stub import StubS3, serving
 from tests.small_disk import Need, SmallDisk, mounted
@@ -26,6 +28,8 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 HELD_S = float(os.environ.get("STRATA_HELD_S", "15"))
 EVERY_STEPS = 10
 LIMIT_S = 60.0
+EVERYTHING = ("put", "get", "head", "delete", "list", "create", "part", "complete", "uploads")
+START = "and the start waits"
 
 
 @pytest.fixture
@@ -60,6 +64,13 @@ class Training:
     def start(self, storage: str, **settings: str) -> int:
         """Start both nodes; return the step from which their ranks go on."""
         known = len(self.record.of("begun"))
+        self.launch(storage, **settings)
+        begun = self.record.wait("begun", count=known + 2)[known:]
+        (step,) = {int(e["step"]) for e in begun}
+        return step
+
+    def launch(self, storage: str, **settings: str) -> None:
+        """Start both nodes, which may have to wait."""
         env: dict[str, str | None] = {
             "STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS),
             "STRATA_TRAIN_KEEP_COUNT": "2",
@@ -76,9 +87,19 @@ class Training:
             )
             for node in ("a", "b")
         ]
-        begun = self.record.wait("begun", count=known + 2)[known:]
-        (step,) = {int(e["step"]) for e in begun}
-        return step
+
+    def kill_rank_1(self) -> None:
+        """Kill it, and return once both ranks are started anew."""
+        started = self.record.of("rank.started")
+        os.kill([e["pid"] for e in started if e["rank"] == 1][-1], signal.SIGKILL)
+        self.record.wait("rank.started", count=len(started) + 2, limit_s=LIMIT_S)
+
+    def wait_starts(self, *, beyond: int) -> int:
+        """Return how many ranks have said by now that their start waits, once that are two more than `beyond`."""
+        self.record.until(
+            "two starts that wait", lambda _: len(self.lines(START)) >= beyond + 2, limit_s=LIMIT_S
+        )
+        return len(self.lines(START))
 
     def latest(self) -> int:
         with (
@@ -195,3 +216,68 @@ def test_a_last_step_that_cannot_be_saved_ends_the_run_with_75_and_the_next_one_
     assert training.start(storage, STRATA_TRAIN_SAVE_GRACE_S="4") == saved
     assert training.codes() == [0, 0]
     assert training.latest() > saved
+
+
+def test_a_signal_ends_the_wait_for_a_last_save_that_is_held(
+    nodes: Nodes, record: Record, disk: SmallDisk, tmp_path: Path
+) -> None:
+    """Of a process that trains alone: there is no supervisor to end it."""
+    until = tmp_path / "over"
+    arguments = ("--storage", str(disk.folder / "checkpoints"), "--until", str(until))
+    alone = nodes.start(
+        *(sys.executable, str(ROOT / "tests" / "ranks" / "held.py"), *arguments),
+        name="alone",
+        env={"STRATA_TRAIN_SAVE_EVERY_STEPS": str(EVERY_STEPS), "STRATA_TRAIN_PREEMPT_GRACE_S": "2"},
+    )
+    record.wait("step", count=EVERY_STEPS + 1)
+    disk.fill()
+    record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
+    until.touch()
+    record.wait("step", count=2 * EVERY_STEPS + 1)
+    time.sleep(1.0)
+    alone.signal(signal.SIGTERM)
+    assert alone.join(LIMIT_S) == 75
+    record.wait_line("THE LAST STEP IS NOT SAVED")
+
+
+# -- at the start of a rank -------------------------------------------------------------------
+
+
+def test_a_rank_that_dies_while_an_s3_refuses_everything_waits_at_its_start(
+    training: Training, stub: StubS3
+) -> None:
+    training.start("s3://bucket/held")
+    training.wait_committed(beyond=0)
+    faults = [stub.fail(kind, status=503, times=1 << 30) for kind in EVERYTHING]
+    training.record.wait_line("no checkpoint since step", limit_s=LIMIT_S)
+    saved, begun, waiting = training.latest(), len(training.record.of("begun")), 0
+    for _ in range(2):
+        training.kill_rank_1()
+        waiting = training.wait_starts(beyond=waiting)
+    assert all(talker.child.poll() is None for talker in training.talkers)
+    assert len(training.record.of("begun")) == begun, "nobody begins meanwhile"
+    for fault in faults:
+        fault.times = 0
+    again = training.record.wait("begun", count=begun + 2, limit_s=LIMIT_S)[begun:]
+    assert {e["step"] for e in again} == {saved}
+    training.finish()
+    assert training.codes() == [0, 0]
+
+
+def test_a_new_job_on_a_full_disk_waits_at_its_start(training: Training, disk: SmallDisk) -> None:
+    disk.fill()
+    storage, settings = str(disk.folder / "checkpoints"), {"STRATA_TRAIN_SAVE_GRACE_S": "6"}
+    training.launch(storage, **settings)
+    waiting = training.wait_starts(beyond=0)
+    assert training.codes() == [75, 75], "after the grace"
+    training.launch(storage, **settings)
+    waiting = training.wait_starts(beyond=waiting)
+    for talker in training.talkers:
+        talker.signal(signal.SIGTERM)
+    assert training.codes() == [75, 75], "a signal ends the wait"
+    training.launch(storage, **settings)
+    training.wait_starts(beyond=waiting)
+    disk.clear()
+    training.record.wait("begun", count=2)
+    training.finish()
+    assert training.codes() == [0, 0]

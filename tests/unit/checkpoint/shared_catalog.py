@@ -36,6 +36,8 @@ class SharedCatalog:
 class RankCatalog:
     """A `Catalog` for one rank."""
 
+    by_marker = False
+
     def __init__(self, shared: SharedCatalog, rank: int) -> None:
         self._shared = shared
         self.rank = rank

@@ -190,6 +190,26 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         read_file(tmp_path)
 
 
+def test_what_says_the_byte_order_is_measured_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros take no room in an archive, and all that they are in memory."""
+    read, asked = zipfile.ZipFile.read, list[int]()
+
+    def reads(archive: zipfile.ZipFile, name: Any, pwd: bytes | None = None) -> bytes:
+        asked.append(archive.getinfo(getattr(name, "filename", name)).file_size)
+        return read(archive, name, pwd)
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", reads)
+    for order in (bytes(32 << 20), b"big"):
+        path = pickled(tmp_path / "m.pt", pickle.dumps({}))
+        with zipfile.ZipFile(path, "a", compression=zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/byteorder", order)
+        with pytest.raises(CheckpointError, match="little-endian machine"):
+            read_file(path)
+    assert max(asked) < 1000
+
+
 def safetensors(path: Path, header: Any, data: bytes = b"") -> Path:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)

@@ -310,6 +310,15 @@ def test_a_document_that_changes_between_two_reads_is_not_copied(pair: Pair) -> 
     assert not pair.far.exists(f"{replica.folder}/rank-00000.json")
 
 
+def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked_there(pair: Pair) -> None:
+    """The catalog says that it is committed."""
+    replica = pair.save(1)
+    del pair.near.objects[f"{replica.folder}/{MARKER}"]
+    pair.replicator.add(replica)
+    pair.replicator.wait(LIMIT_S)
+    assert committed(pair.far, replica.folder) is not None
+
+
 # -- several ranks ----------------------------------------------------------------------------
 
 

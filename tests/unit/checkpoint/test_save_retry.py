@@ -14,7 +14,7 @@ from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.local_file import as_storage_error
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import committed
+from strata.checkpoint.marker import committed, read_manifest, write_marker
 from strata.checkpoint.s3_errors import storage_error
 from strata.checkpoint.save_retry import PAUSES_S, HoldOver, SaveRetry
 from strata.checkpoint.saving import DROPPED, Saver
@@ -153,11 +153,50 @@ def test_after_the_grace_it_is_the_error_or_whoever_is_told_takes_over() -> None
         clock.first(Refusing(*(full() for _ in range(99))))
     assert clock.now_s == 100.0, "the last pause ends with the grace"
     over: list[str] = []
-    clock.retry.on_over, clock.retry.committed_step = over.append, 10
+    clock.retry.committed(10)
+    clock.retry.on_over = over.append
     with pytest.raises(HoldOver):
         clock.first(Refusing(*(full() for _ in range(99))))
     assert over[0].startswith("no checkpoint since step 10, 100 s: disk full on host ")
     assert clock.told[-1] is None
+
+
+def test_the_grace_counts_from_the_first_refusal_since_the_newest_commit() -> None:
+    """Whichever object it was of: a storage that takes one of them now and then saves nothing."""
+    clock = Clock()
+    clock.retry.on_over = lambda why: None
+    for seconds in (90.0, 5.0):
+        began_s = clock.now_s
+
+        def until(end_s: float = began_s + seconds) -> int:
+            if clock.now_s < end_s:
+                raise full()
+            return 7
+
+        assert clock.first(until) == 7
+    assert [hold.held_s for hold in clock.told if hold] == [0.0, 90.0], (
+        "and how long it is does not begin anew"
+    )
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(*(full() for _ in range(99))))
+    assert clock.now_s == 100.0
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(full()))
+    assert clock.now_s == 100.0, "nor has another save in flight a grace of its own"
+
+    clock.retry.committed(20)
+    began_s = clock.now_s
+    with pytest.raises(HoldOver):
+        clock.first(Refusing(*(full() for _ in range(99))))
+    assert clock.now_s == began_s + 100.0
+
+
+def test_a_refusal_long_after_the_last_one_has_a_grace_of_its_own() -> None:
+    """Its save was cancelled, say, and the next one is due an hour later."""
+    clock = Clock()
+    clock.first(Refusing(full()))
+    clock.now_s += 3600.0
+    assert clock.first(Refusing(*(full() for _ in range(5)))) == 7
 
 
 def test_without_a_grace_nothing_is_held() -> None:
@@ -238,7 +277,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize(
-    "file", ["rank-00001.safetensors", "rank-00001.json", "manifest.json", "rank-00000.safetensors", MARKER]
+    "file", ["rank-00001.safetensors", "rank-00001.json", "manifest.json", "rank-00000.safetensors"]
 )
 def test_a_part_that_is_refused_for_a_while_is_committed_within_the_same_attempt(file: str) -> None:
     ranks = Ranks(2)
@@ -310,21 +349,51 @@ def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from
     assert f"{ranks.folder}/{MARKER}" in ranks.near.objects
 
 
-@pytest.mark.parametrize("refused", [("",), (MARKER,)], ids=["all", "the marker alone"])
-def test_the_far_storage_is_marked_only_where_all_of_it_lies(refused: tuple[str, ...]) -> None:
+def test_the_far_storage_is_marked_where_all_of_it_lies() -> None:
     far = MemoryStorage()
     ranks = Ranks(2, far=far)
-    ranks.refuse(*refused)
+    ranks.refuse("")
     ranks.begin()
-    if refused == (MARKER,):
-        held = threading.Event()
-        while not held.wait(0.02) and not any(retry.hold for retry in ranks.retries):
-            pass
-        assert f"{ranks.folder}/{MARKER}" not in far.objects, "half of it is no checkpoint"
-        ranks.is_full = False
     ranks.end()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
-    assert (committed(far, ranks.folder) is not None) == (refused == ("",))
+    assert committed(far, ranks.folder) is not None
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_a_marker_that_is_refused_after_the_commit_holds_nothing(
+    two: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record says that it is committed; whoever restores it writes the marker."""
+    far = MemoryStorage() if two else None
+    ranks = Ranks(2, far=far)
+    ranks.refuse(MARKER)
+    ranks.begin()
+    ranks.end()
+    assert ranks.states() == [CheckpointState.COMMITTED] * 2
+    assert "step 20 is committed, and has no marker until it is restored: cannot write" in caplog.text
+    assert [retry.hold for retry in ranks.retries] == [None] * 2
+    assert not any(
+        name.endswith(MARKER) for storage in (ranks.near, far) if storage for name in storage.objects
+    )
+
+
+def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_now(tmp_path: Path) -> None:
+    storage = MemoryStorage()
+    catalog = local_catalog(storage)
+    saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5)
+    record = saver.save(snapshot_of({"w": 1}), SaveRequest(step=20), an_info(20))
+    folder = catalog.folder(record)
+
+    def fault(verb: str, name: str) -> None:
+        if verb in {"create", "finish"}:
+            raise full()
+
+    storage.fault = fault
+    manifest = read_manifest(storage, folder, record.manifest_digest)
+    write_marker(storage, folder, manifest, record.manifest_digest)
+    del storage.objects[f"{folder}/{MARKER}"]
+    with pytest.raises(StorageError, match="No space left"):
+        write_marker(storage, folder, manifest, record.manifest_digest)
 
 
 def test_a_save_without_coordinators_is_held_from_its_first_word_on(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from google.protobuf.message import Message
 
 from strata.checkpoint.probe import refusal
-from strata.client.storage_wait import ANSWER_S, MOST_S, SAY_S, in_thread, wait_for_storage
+from strata.checkpoint.transient import SILENT
+from strata.client.storage_wait import ANSWER_S, FIRST_S, MOST_S, SAY_S, in_thread, wait_for_storage
 from strata.errors import CheckpointNotFound, NotFound, StrataError, Unavailable
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointResponse
+from strata.v1.checkpoints_pb2 import Checkpoint, GetCheckpointResponse, Tier
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_RUNNING, GetJobRequest, GetJobResponse, Job
 
 SAVED = Checkpoint(step=20, path="file:///data/job/step-20-gen-1-a")
@@ -94,7 +95,9 @@ async def test_it_waits_says_why_and_goes_on_once_there_is_space() -> None:
     assert "storage answers 503" in words.said[2], "and when it is another reason"
     disk.why = ""
     await asyncio.wait_for(waiting, MOST_S + 1)
-    assert words.over == ["waited 7 min for the storage (storage answers 503), and joins now"]
+    assert words.over == [
+        "waited 7 min for the storage (file:///data/job: storage answers 503), and joins now"
+    ]
     gaps = [round(b[0] - a[0]) for a, b in zip(disk.tried, disk.tried[1:], strict=False)]
     assert gaps[:7] == [1, 2, 4, 8, 16, 30, 30]
 
@@ -130,6 +133,84 @@ async def test_it_waits_no_more_for_a_job_that_others_finish() -> None:
     await asyncio.sleep(10)
     assert not again.done(), "it goes on with this member"
     again.cancel()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_after_the_grace_it_joins_all_the_same_and_says_so(silent: bool) -> None:
+    """The job may save elsewhere by now: nobody knows of that before it has."""
+
+    @in_virtual_time()
+    async def run() -> None:
+        words, began_s = Words(), asyncio.get_running_loop().time()
+        waiting = wait_for_storage(
+            Coordinators(),
+            job="job",
+            taken_up=False,
+            say=words.said.append,
+            over=words.over.append,
+            limit_s=100.0,
+            refuses=SilentDisk() if silent else Disk().refuses,
+        )
+        await asyncio.wait_for(waiting, 130)
+        assert round(asyncio.get_running_loop().time() - began_s) == (120 if silent else 100)
+        why = SILENT if silent else "disk full"
+        told = f"no checkpoint can be written to file:///data/job: {why}; it joins all the same, after 100 s"
+        assert (words.said[-1], words.over) == (told, [])
+
+    run()
+
+
+@pytest.mark.parametrize("far", ["", "storage answers 503"])
+def test_it_waits_only_where_no_copy_can_be_written(far: str) -> None:
+    saved = Checkpoint(
+        path="file:///data/job/step-20",
+        tiers=[Tier(path="file:///data/job/step-20"), Tier(path="s3://b/job/step-20")],
+    )
+
+    @in_virtual_time()
+    async def run() -> None:
+        words, tried = Words(), list[str]()
+
+        async def refuses(uri: str) -> str:
+            tried.append(uri)
+            return far if uri.startswith("s3") else "disk full"
+
+        waiting = asyncio.ensure_future(
+            wait_for_storage(
+                Coordinators(saved),
+                job="job",
+                taken_up=False,
+                say=words.said.append,
+                over=words.over.append,
+                refuses=refuses,
+            )
+        )
+        await asyncio.sleep(0.5)
+        assert tried == ["file:///data/job", "s3://b/job"], "each once"
+        assert waiting.done() == (not far)
+        both = "to file:///data/job: disk full; s3://b/job: storage answers 503; waiting"
+        assert [both in said for said in words.said] == ([True] if far else [])
+        waiting.cancel()
+
+    run()
+
+
+@in_virtual_time()
+async def test_the_end_of_the_job_ends_a_wait_for_a_storage_that_never_answers() -> None:
+    unary, words = Coordinators(), Words()
+    waiting = asyncio.create_task(
+        wait_for_storage(
+            unary,
+            job="job",
+            taken_up=False,
+            say=words.said.append,
+            over=words.over.append,
+            refuses=SilentDisk(),
+        )
+    )
+    await asyncio.sleep(ANSWER_S + 1)
+    unary.phase = JOB_PHASE_DONE
+    await asyncio.wait_for(waiting, ANSWER_S + FIRST_S)
 
 
 # -- the probe

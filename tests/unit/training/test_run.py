@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import sys
 import threading
@@ -387,6 +389,26 @@ def test_who_closes_meets_who_saves_the_same_step(tmp_path: Path) -> None:
     for rank in ranks:
         rank.join(LIMIT_S / 2)
     assert ended == {0: 1, 1: 1}
+
+
+def test_a_step_whose_save_was_dropped_is_saved_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(Alone(world_size=1), tmp_path, state={"w": np.zeros(3)}, wait_s=1.0)
+    run.step_done()
+
+    def fails(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fails)
+        run.saves.out_of_time = lambda: True
+        info = run.save(wait=True)
+    assert info is not None
+    assert info.dropped
+    run.saves.out_of_time = lambda: False
+    run.close()
+    assert CheckpointManager(tmp_path).all_steps() == [1]
 
 
 def test_plain_values_are_saved_as_they_are_then_and_restored_where_they_stand(tmp_path: Path) -> None:

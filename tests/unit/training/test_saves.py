@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strata.checkpoint.handle import CheckpointInfo
@@ -219,6 +222,47 @@ def test_a_rank_at_its_end_saves_whoever_holds_one_and_so_do_all(
         info = made.save_unless_held({}, Position(step=10), {}, patient=True)
     assert info is not None
     info.wait(20)
+    manager.close()
+
+
+def test_who_should_have_left_by_now_holds_no_save_any_longer(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the one at hand, nor those behind it, nor another one that waits for their room."""
+
+    def fails(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    made, _ = saves(Pair(other=payload_of(Pace())), manager, Time())
+    state = {"w": np.zeros(3)}
+    infos = [made.save(dict(state), Position(step=step), {}, patient=True) for step in (10, 20)]
+    while manager.holds.current is None:
+        assert not infos[0].done
+    made.out_of_time = lambda: True
+    infos.append(made.save(dict(state), Position(step=30), {}, patient=True))
+    made.finish(30)
+    assert [info.dropped for info in infos] == [True] * 3
+    assert "step 30 was given up while the storage refused it" in made.lost
+    manager.close()  # and none of them is a failure
+    assert manager.all_steps() == []
+
+
+def test_a_save_that_is_committed_as_its_wait_ends_is_no_error(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = saves(Pair(other=payload_of(Pace())), manager, Time())
+    info = made.save({}, Position(step=10), {}, patient=True)
+    waits, waited = [Unavailable("not done")], info.wait
+
+    def wait(timeout_s: float) -> CheckpointInfo:
+        waited(20)
+        if waits:
+            raise waits.pop()
+        return info
+
+    monkeypatch.setattr(info, "wait", wait)
+    made.wait_ended(info)
     manager.close()
 
 
