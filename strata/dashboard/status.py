@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strata.coordinator.ailments import trouble_of
 from strata.coordinator.context import EtcdMember
+from strata.coordinator.diagnosis import diagnose_world
 from strata.core.checkpoints import newest
 from strata.core.etcd_version import EtcdVersion, judge
 from strata.core.job import JobView, job_names
@@ -232,7 +232,7 @@ def job_line(source: Source, job: JobView, said: Collection[RankProgress]) -> Jo
         step_low=min(steps, default=None),
         step_high=max(steps, default=None),
         open_barriers=sum(1 for _ in source.soft.open_rounds(name)) if source.soft is not None else 0,
-        trouble=trouble_of(source.soft, job, said, world).says
+        trouble=diagnose_world(source.soft, job, said, world).says
         if source.soft is not None and world is not None
         else "",
     )

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from strata.coordinator.ailments import trouble_of, world_devices
+from strata.coordinator.diagnosis import diagnose_world, world_devices
+from strata.core.findings import Diagnosis
 from strata.core.job import JobView, World
 from strata.core.stalls import is_outlier
-from strata.core.trouble import Trouble
 from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus as DeviceMessage
 from strata.v1.members_pb2 import RankProgress
@@ -99,7 +99,7 @@ def trouble_status(
     """Return what is wrong with a job whose ranks said `said`."""
     if world is None or source.soft is None:
         return TroubleStatus()
-    found = trouble_of(source.soft, job, said.values(), world)
+    found = diagnose_world(source.soft, job, said.values(), world)
     devices = sorted(
         world_devices(source.soft, job.keys.name, world),
         key=lambda each: (not each[1].fault, each[0], each[1].index),
@@ -118,7 +118,7 @@ def trouble_status(
     )
 
 
-def _stall(world: World, progress: RankProgress, found: Trouble) -> StallStatus:
+def _stall(world: World, progress: RankProgress, found: Diagnosis) -> StallStatus:
     return StallStatus(
         rank=progress.rank,
         worker_id=_owner(world, progress.rank),
@@ -132,7 +132,7 @@ def _stall(world: World, progress: RankProgress, found: Trouble) -> StallStatus:
     )
 
 
-def _held(world: World, found: Trouble) -> Iterable[HeldStatus]:
+def _held(world: World, found: Diagnosis) -> Iterable[HeldStatus]:
     for word in found.held:
         if word.hold is not None:
             yield HeldStatus(
@@ -145,7 +145,7 @@ def _held(world: World, found: Trouble) -> Iterable[HeldStatus]:
             )
 
 
-def _slow(world: World, said: dict[int, RankProgress], found: Trouble) -> Iterable[SlowStatus]:
+def _slow(world: World, said: dict[int, RankProgress], found: Diagnosis) -> Iterable[SlowStatus]:
     for slow in found.slow:
         progress = said[slow.rank]
         why = f"{slow.times:.1f} times the median of all ranks"

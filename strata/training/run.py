@@ -30,13 +30,13 @@ from strata.errors import (
 from strata.training.beginning import Beginning
 from strata.training.bounded import within
 from strata.training.clock import Clock
+from strata.training.compute_timer import ComputeTimer
 from strata.training.cursors import Cursors
 from strata.training.ending import Ending, nothing_to_do_where_done
 from strata.training.feeds import Feed, Loader
 from strata.training.goodput import START, STEP, Goodput
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
-from strata.training.own_part import OwnPart
 from strata.training.peers import Peers
 from strata.training.saves import SAVE
 from strata.training.state import Position, Remembered, on_optimizer_steps
@@ -81,7 +81,7 @@ class Run:
         self._hooked = hooked
         self._ending = ending
         self._clock = clock
-        self._own = OwnPart(clock)
+        self._own = ComputeTimer(clock)
         self._data = data
         self._owns_group = False
         self._at_end: list[Callable[[], None]] = []

@@ -17,7 +17,7 @@ from strata.training.clock import Clock
 T = TypeVar("T")
 
 
-class OwnPart:
+class ComputeTimer:
     """Measures the steps of one run, in its trainer's thread."""
 
     def __init__(self, clock: Clock) -> None:

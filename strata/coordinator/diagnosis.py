@@ -7,10 +7,10 @@ from typing import Protocol
 
 from strata.core.arrivals import OpenRound
 from strata.core.checkpoints import COMPARE_BARRIER
+from strata.core.findings import Diagnosis, RankReport, diagnose
 from strata.core.job import JobView, World
 from strata.core.save_hold import SaveHold
 from strata.core.stalls import innermost
-from strata.core.trouble import RankWord, Trouble, trouble
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
 
 
@@ -34,16 +34,16 @@ class Told(Protocol):
         ...
 
 
-def job_trouble(told: Told, job: JobView) -> Trouble:
+def diagnose_job(told: Told, job: JobView) -> Diagnosis:
     """Return what is wrong with a job's keys, and with the ranks and devices of its current world."""
     world = job.world()
     if world is None:
-        return trouble((), {}, told.violations(job.keys.name))
+        return diagnose((), {}, told.violations(job.keys.name))
     head = world.head
-    return trouble_of(told, job, told.progress(job.keys.name, head.generation, range(head.size)), world)
+    return diagnose_world(told, job, told.progress(job.keys.name, head.generation, range(head.size)), world)
 
 
-def trouble_of(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Trouble:
+def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:
     """The same, of what ranks said, when that is known already."""
     name, generation, latest = job.keys.name, world.head.generation, job.latest()
     waiting = {
@@ -54,7 +54,7 @@ def trouble_of(told: Told, job: JobView, said: Iterable[RankProgress], world: Wo
         for rank in round_.arrived
     }
     words = [
-        RankWord(
+        RankReport(
             rank=each.rank,
             step=each.step,
             phase=each.phase,
@@ -68,7 +68,7 @@ def trouble_of(told: Told, job: JobView, said: Iterable[RankProgress], world: Wo
         for each in said
     ]
     faults = {(worker, device.index): device.fault for worker, device in world_devices(told, name, world)}
-    return trouble(
+    return diagnose(
         words,
         faults,
         told.violations(name),

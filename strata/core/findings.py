@@ -14,7 +14,7 @@ NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankWord:
+class RankReport:
     """What is known of one rank of the current generation."""
 
     rank: int
@@ -38,10 +38,10 @@ class SickDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Diagnosis:
     """What is wrong at this moment; `says` is empty when nothing is known."""
 
-    stalled: tuple[RankWord, ...] = ()
+    stalled: tuple[RankReport, ...] = ()
     suspects: tuple[int, ...] = ()
     """Those of the stalled ranks that hold up the others, as far as it shows."""
     how: str = ""
@@ -50,7 +50,7 @@ class Trouble:
     sick: tuple[SickDevice, ...] = ()
     impossible: tuple[str, ...] = ()
     """What the job's keys say and cannot be (`core.invariants`)."""
-    held: tuple[RankWord, ...] = ()
+    held: tuple[RankReport, ...] = ()
     """The ranks that train on and cannot save for now, the one that cannot for longest first."""
     says: str = ""
 
@@ -60,13 +60,13 @@ class Trouble:
         return self.held[0].hold.held_s if self.held and self.held[0].hold is not None else 0.0
 
 
-def trouble(
-    words: Sequence[RankWord],
+def diagnose(
+    words: Sequence[RankReport],
     faults: Mapping[tuple[str, int], str],
     impossible: Sequence[str] = (),
     *,
     committed_step: int | None = None,
-) -> Trouble:
+) -> Diagnosis:
     """Return what is wrong with ranks that said `words`, with devices by (worker, index), and with the keys.
 
     `committed_step`: that of the job's newest checkpoint, which is old while saves are held.
@@ -90,7 +90,7 @@ def trouble(
         *_few([f"device {s.index} of {s.worker}: {s.fault}" for s in sick], "sick devices"),
         *_few([f"its keys hold what cannot be: {each}" for each in impossible], "things that cannot be"),
     ]
-    return Trouble(
+    return Diagnosis(
         stalled=stalled,
         suspects=named,
         how=how if stalled else "",
@@ -102,7 +102,7 @@ def trouble(
     )
 
 
-def _stalls(stalled: Sequence[RankWord], named: tuple[int, ...]) -> list[str]:
+def _stalls(stalled: Sequence[RankReport], named: tuple[int, ...]) -> list[str]:
     if not stalled:
         return []
     blamed = [word for word in stalled if word.rank in named]
