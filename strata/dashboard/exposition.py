@@ -99,6 +99,7 @@ def _etcd(read: Callable[..., float]) -> Read:
 def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
     """Yield what is wrong with jobs. Each rank is looked at once a scrape: there may be thousands."""
     families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in DIAGNOSES]
+    findings = GaugeMetricFamily(FINDING, FINDING_SAYS, labels=("job", "kind", "rank", "host", "cause"))
     for name in jobs if source.soft is not None else ():
         try:
             job = JobView(source.view, source.keys.job(name))
@@ -122,7 +123,19 @@ def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
         for family, value in zip(families, values, strict=True):
             if value is not None:
                 family.add_metric((name,), float(value))
-    yield from families
+        labels = (
+            (each.kind, each.rank_runs, each.host, each.cause[:MAX_CAUSE_CHARS]) for each in found.findings
+        )
+        for label in list(dict.fromkeys(labels))[:MAX_FINDINGS]:
+            findings.add_metric((name, *label), 1.0)
+    yield from (*families, findings)
+
+
+FINDING: Final = "strata_job_finding"
+FINDING_SAYS: Final = "1 for each thing that is wrong with the job; gone when it is not wrong any more."
+MAX_FINDINGS: Final = 20
+"""Of one job in one scrape."""
+MAX_CAUSE_CHARS: Final = 64
 
 
 DIAGNOSES: Final = (
@@ -132,7 +145,7 @@ DIAGNOSES: Final = (
     ),
     (
         "strata_job_slow_ranks",
-        "Ranks of the job whose steps take 1.5 times the median of all its ranks or more.",
+        "Ranks of the job whose steps cost them 1.5 times what those of most others cost, or more.",
     ),
     ("strata_job_sick_devices", "Accelerators of the job that are not to be trained on."),
     (

@@ -37,6 +37,7 @@ from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
+from strata.launch.stack_dump import process_state
 from strata.launch.starting import Starter
 from strata.launch.stopping import StopRequest
 from strata.observe import get_logger
@@ -179,6 +180,11 @@ class Supervisor:
         """Return where a rank's threads stand; None when it does not run here or cannot tell."""
         ranks = self._slots.ranks
         return await ranks.stack(rank) if ranks is not None else None
+
+    def process(self, rank: int) -> str:
+        """Return the state of a rank's process; "" when it does not run here or cannot tell."""
+        ranks = self._slots.ranks
+        return process_state(ranks.pid(rank)) if ranks is not None else ""
 
     def rank_heeds_notices(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""

@@ -54,10 +54,12 @@ class Peers(Protocol):
         """Return once every rank is here, with what each brought."""
         ...
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self, step: int, phase: str = "", *, own_s: float | None = None, data_wait_s: float | None = None
+    ) -> None:
         """Say how far this rank is; raises once its generation or session has ended.
 
-        `own_s` is how long its own part of the last step took.
+        `own_s` is how long its own part of the last step took, `data_wait_s` how much of that was for data.
         """
         ...
 
@@ -119,7 +121,9 @@ class Alone:
     ) -> dict[int, bytes]:
         return {0: payload} if payload else {}
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self, step: int, phase: str = "", *, own_s: float | None = None, data_wait_s: float | None = None
+    ) -> None:
         pass  # nobody listens
 
     def heed_notices(self) -> None:

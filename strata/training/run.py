@@ -81,7 +81,7 @@ class Run:
         self._hooked = hooked
         self._ending = ending
         self._clock = clock
-        self._own = ComputeTimer(clock)
+        self._timer = ComputeTimer(clock)
         self._data = data
         self._owns_group = False
         self._at_end: list[Callable[[], None]] = []
@@ -253,7 +253,7 @@ class Run:
         self._facts = feed.facts
         with self._within_generation():
             self._buckets.begin()
-        for fed in self._own.waiting(feed.epoch(self.position)):
+        for fed in self._timer.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
             self._weight, self._last = fed.weight, fed.last
@@ -293,7 +293,7 @@ class Run:
             hook.begins(number)
         self._begun = number
         self._as_restored = False
-        self._own.begins()
+        self._timer.begins()
         if self._phase != STEP:
             self._tell(STEP)
 
@@ -309,7 +309,7 @@ class Run:
 
     def _complete(self, samples: int, *, batches: int) -> None:
         self._count(samples, batches=batches)
-        self._own.completed()
+        self._timer.completed()
         self._tell(STEP)
         for hook in self.hooks:
             hook.completed(self.position.step)
@@ -338,7 +338,7 @@ class Run:
     def _tell(self, phase: str) -> None:
         self._phase = phase
         self._ledger.enter(phase, self._clock.monotonic_s())
-        self.peers.progress(self.position.step, phase, own_s=self._own.last_s)
+        self.peers.progress(self.position.step, phase, **self._timer.costs)
 
     # -- saving
 

@@ -20,6 +20,8 @@ MAX_STACK_CHARS: Final = 4096
 MAX_STACKS: Final = 64
 """Stacks kept of one job: of its ranks that are furthest behind."""
 MAX_PATH_CHARS: Final = 512
+MAX_WHERE_CHARS: Final = 256
+MAX_WORD_CHARS: Final = 16
 MAX_DEVICES: Final = 64
 MAX_XIDS: Final = 32
 NEWS_BYTES: Final = 1 << 20
@@ -40,6 +42,12 @@ class _Said:
     trace_bytes: int = 0
     hold: members_pb2.SaveHold | None = None
     """Why the rank could not save when it said so."""
+    late: bool = False
+    usual_ms: int = 0
+    where: str = ""
+    activity: str = ""
+    process: str = ""
+    times: members_pb2.StepTimes | None = None
 
     def keeps_of(self, before: _Said) -> None:
         """Keep what was known of the same words. A hold begins and ends without a step: the newest word has it."""
@@ -50,6 +58,11 @@ class _Said:
         self.stack = self.stack or before.stack
         self.step_us = self.step_us or before.step_us
         self.median_step_us = self.median_step_us or before.median_step_us
+        self.late = self.late or before.late
+        self.usual_ms = self.usual_ms or before.usual_ms
+        if not (self.where or self.process):
+            self.where, self.activity, self.process = before.where, before.activity, before.process
+        self.times = self.times or before.times
         if not self.trace_file:
             self.trace_file, self.trace_bytes = before.trace_file, before.trace_bytes
 
@@ -203,6 +216,18 @@ def _said(rank: members_pb2.RankProgress, now: float) -> _Said:
         trace_file=rank.trace_file[:MAX_PATH_CHARS],
         trace_bytes=max(0, rank.trace_bytes),
         hold=_hold(rank.save_hold) if rank.HasField("save_hold") else None,
+        late=rank.late_ms > 0,
+        usual_ms=min(max(0, rank.usual_ms), MAX_TIME_MS),
+        where=rank.where[:MAX_WHERE_CHARS],
+        activity=rank.activity[:MAX_WORD_CHARS],
+        process=rank.process[:MAX_WORD_CHARS],
+        times=_times(rank.step_times) if rank.HasField("step_times") else None,
+    )
+
+
+def _times(times: members_pb2.StepTimes) -> members_pb2.StepTimes:
+    return members_pb2.StepTimes(
+        **{field.name: min(max(0, value), MAX_TIME_MS) for field, value in times.ListFields()}
     )
 
 
@@ -228,6 +253,7 @@ def _bounded(member: members_pb2.MemberDevices) -> members_pb2.MemberDevices:
         copy = kept.devices.add()
         copy.CopyFrom(device)
         copy.name, copy.uuid, copy.fault = device.name[:128], device.uuid[:128], device.fault[:256]
+        copy.throttled = device.throttled[:256]
         del copy.xids[:-MAX_XIDS]
     return kept
 
@@ -252,4 +278,10 @@ def _message(rank: int, said: _Said) -> members_pb2.RankProgress:
         trace_file=said.trace_file,
         trace_bytes=said.trace_bytes,
         save_hold=said.hold,
+        late_ms=max(1, age_ms) if said.late else 0,
+        usual_ms=said.usual_ms,
+        where=said.where,
+        activity=said.activity,
+        process=said.process,
+        step_times=said.times,
     )

@@ -56,7 +56,10 @@ def page(shown: Shown) -> str:
 
 async def test_the_page_names_the_rank_that_holds_up_the_others_with_its_stack() -> None:
     words = " ".join(read(page(ailing())).text.split())
-    assert "rank 2 stands still at step 40 (data) for 42 s, and 2 more with it" in words
+    assert (
+        "rank 2 on host host stands still at step 40 (data) for 42 s, and 2 more with it: waiting for the data loader"
+        in words
+    )
     assert (
         'rank 2 of w1, at step 40, data, for 42 s Thread 0x1 (most recent call first): File "loader.py"'
         in words
@@ -75,7 +78,7 @@ async def test_the_page_shows_devices_the_sick_one_first() -> None:
 async def test_the_list_of_jobs_and_the_json_say_the_same() -> None:
     shown = ailing()
     status = cluster_status(shown, ())
-    assert "rank 2 stands still" in " ".join(read(cluster_page(status)).text.split())
+    assert "rank 2 on host host stands still" in " ".join(read(cluster_page(status)).text.split())
     detail = job_detail(shown, "job", 1)
     assert detail is not None
     body = as_json(detail)
@@ -149,6 +152,12 @@ async def test_metrics_count_stalls_and_tell_of_devices() -> None:
     assert 'strata_job_stalled_ranks{job="job"} 3.0' in lines
     assert 'strata_job_slow_ranks{job="job"} 1.0' in lines
     assert 'strata_job_sick_devices{job="job"} 1.0' in lines
+    findings = [line.partition("{")[2] for line in lines if line.startswith("strata_job_finding{")]
+    assert sorted(findings) == [
+        'cause="XID 79: the GPU has fallen off the bus",host="host",job="job",kind="device",rank=""} 1.0',
+        'cause="compute",host="host",job="job",kind="slow",rank="3"} 1.0',
+        'cause="data",host="host",job="job",kind="stalled",rank="2"} 1.0',
+    ]
     assert 'strata_job_step_seconds{job="job"} 0.1' in lines
     assert 'strata_device_temperature_celsius{device="0",job="job",worker="w1"} 40.0' in lines
     assert 'strata_device_fault{device="1",job="job",worker="w1"} 1.0' in lines

@@ -125,7 +125,9 @@ class RoomRank:
                 f"{name}: missing {missing}", missing=missing
             )
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self, step: int, phase: str = "", *, own_s: float | None = None, data_wait_s: float | None = None
+    ) -> None:
         self._check()
         self.phases.append(phase)
 

@@ -34,7 +34,9 @@ class Lone(Port):
         if newest > self.generation:
             raise StaleGeneration(f"the world is generation {newest}")
 
-    def progress(self, step: int, phase: str = "", *, own_s: float | None = None) -> None:
+    def progress(
+        self, step: int, phase: str = "", *, own_s: float | None = None, data_wait_s: float | None = None
+    ) -> None:
         self.check()
 
     def barrier(
