@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from strata.core.stalls import shortened
+from strata.core.stacks import shortened
 from strata.v1.members_pb2 import RankEvidence
 from strata.v1.session_pb2 import Down
 

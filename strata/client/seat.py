@@ -12,6 +12,7 @@ from strata.client.barriers import RoundBook
 from strata.client.held_saves import HeldSaves
 from strata.client.session import Session
 from strata.client.stall_watch import StallWatch
+from strata.core.stragglers import StepWindow
 from strata.errors import JobDone, JobFailed, StrataError
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -53,6 +54,8 @@ class Seat:
     phase: str = ""
     said: RankProgress | None = None
     """What the rank said last of its step and phase."""
+    steps: StepWindow = field(default_factory=StepWindow)
+    """What its newest steps cost the rank."""
     save_hold: HeldSaves | None = None
     """Why the rank cannot save for now."""
     heeds_notices: bool = False

@@ -1,9 +1,9 @@
 """The watch over ranks that live but do nothing: a supervisor's over its own, a lone trainer's over itself.
 
 It hears what each rank says on its way up (`core.stalls` has the rules), adds how long steps take,
-and looks once a second who has stood still for too long. Such a rank is asked where its threads are
-and what its communication library recorded; both go up with its next word, so that the status page
-of any replica shows them. With `evict` the rank that seems to hold up the others is killed, which
+and looks twice a second who is late, and who has stood still for too long. A late rank is asked where its threads
+are, and one that stands still also what its communication library recorded; both go up with its next word, so that
+any replica can tell who holds up whom. With `evict` the rank that seems to hold up the others is killed, which
 ends the generation: one restart instead of a hang of hours.
 
 What it decides costs nobody's life by default: a long evaluation that was told as a step is reported,
@@ -21,15 +21,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
 
-from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, Standing, innermost, shortened, suspects
-from strata.v1.members_pb2 import RankProgress, SaveHold
+from strata.core.attribution import STOPPED
+from strata.core.stacks import COLLECTIVE, activity, innermost, shortened
+from strata.core.stalls import KEPT, RankPace, Stall, StallLimits, Standing, kind_of, suspects
+from strata.v1.members_pb2 import RankProgress, SaveHold, StepTimes
 
-LOOK_S: Final = 1.0
-"""How often it looks who stands still."""
-LATE_S: Final = 0.5
+LOOK_S: Final = 0.5
+"""How often it looks who is late, and who stands still."""
+OVERSLEPT_S: Final = 0.5
 """A look that came later than this tells of our own stall: nobody is blamed for that time."""
 STACKS: Final = 16
-"""At most so many stacks are asked for at a time, and told of: hundreds of slots may stand still."""
+"""At most so many stacks are asked for at a time, and told of: hundreds of slots may stand still. Where the main
+thread stands is told of all that were asked."""
 STACK_CHARS: Final = 4000
 EVICT_AFTER_S: Final = 3.0
 """Between the first stall and the eviction: others come to stand still in the same moments, and who
@@ -63,6 +66,8 @@ class Actions:
     """Returns where the recording of a rank's communication lies and its size, if there is one."""
     evict: Callable[[int, int, str], None] | None
     """Kills (rank, generation) for a reason; None: ranks are only reported."""
+    process: Callable[[int], str] = lambda _rank: ""
+    """Returns the state of a rank's process, as `RankProgress.process` has it; "" when it cannot tell."""
     blame: Callable[[], Awaitable[Collection[int] | None]]
     """Returns the ranks that hold up the others, of the whole world, if that shows; None: nobody answers."""
 
@@ -71,10 +76,19 @@ class Actions:
 class _Watched:
     pace: RankPace = field(default_factory=RankPace)
     stall: Stall | None = None
+    late: bool = False
+    """Whether it has not moved for clearly longer than usual."""
+    asked: bool = False
+    """Whether it was asked where it stands, since it is late."""
     stack: str = ""
+    where: str = ""
+    activity: str = ""
+    process: str = ""
     trace: tuple[Path, int] | None = None
     since_s: float = 0.0
     """When the stall was found."""
+    times: StepTimes | None = None
+    """What its steps cost it, in its own last words."""
     save_hold: SaveHold | None = None
     """Why it cannot save for now, in its own last words."""
     own_us: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -125,8 +139,12 @@ class StallWatch:
                     stood_still_s=round(watched.stall.still_s + now_s - watched.since_s, 1),
                 )
             watched.stall, watched.stack, watched.trace = None, "", None
+            watched.late = watched.asked = False
+            watched.where = watched.activity = watched.process = ""
         if said.step_us > 0 and said.step != before:
             watched.own_us.append(said.step_us)
+        if said.HasField("step_times"):
+            watched.times = said.step_times
         self._note_hold(watched, said)
         told = RankProgress()
         told.CopyFrom(said)  # with what is none of this watch's business
@@ -158,43 +176,77 @@ class StallWatch:
             trace_file=str(trace),
             trace_bytes=trace_bytes,
             save_hold=watched.save_hold,
+            late_ms=max(1, age_ms) if watched.late else 0,
+            usual_ms=round(1000 * (pace.usual_s(kind_of(pace.phase)) or 0)),
+            where=watched.where,
+            activity=watched.activity,
+            process=watched.process,
+            step_times=watched.times,
         )
 
     # -- its life
 
     async def run(self) -> None:
-        """Look once a second who stands still, until cancelled."""
+        """Look twice a second who stands still, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LOOK_S
             await asyncio.sleep(LOOK_S)
             late_s = loop.time() - due_s
-            if late_s > LATE_S:
+            if late_s > OVERSLEPT_S:
                 for watched in self._ranks.values():
                     watched.pace.forgive(late_s)
             await self._look(loop.time())
             await self._evict(loop.time())
 
     async def _look(self, now_s: float) -> None:
-        """Report each rank that has come to stand still since the last look."""
+        """Report each rank that has become late, or has come to stand still, since the last look.
+
+        A rank is asked where it stands when it is late, and once more when that is a stall.
+        """
         generation = self._generation
         found: dict[int, Stall] = {}
+        late: set[int] = set()
         for rank, watched in self._ranks.items():
             if watched.stall is None and (stall := watched.pace.stall(now_s, self._limits)) is not None:
                 watched.stall, watched.since_s = stall, now_s
                 found[rank] = stall
-        if not found:
+            elif watched.pace.late_s(now_s) is not None and not watched.asked:
+                late.add(rank)
+        if not (found or late):
             return
-        held = sum(1 for watched in self._ranks.values() if watched.stack)
-        asked = sorted(found, key=lambda rank: (found[rank].step, rank))[: max(0, STACKS - held)]
-        evidence = await asyncio.gather(*map(self._evidence, asked))
+        moved = {rank: (watched.pace.step, watched.pace.phase) for rank, watched in self._ranks.items()}
+        asked = sorted([*found, *late], key=lambda rank: (rank not in found, moved[rank], rank))[:STACKS]
+        evidence = await asyncio.gather(*(self._evidence(rank, stalled=rank in found) for rank in asked))
         if generation != self._generation:
             return
-        for rank, (stack, trace) in zip(asked, evidence, strict=True):
+        held = sum(1 for rank, watched in self._ranks.items() if watched.stack and rank not in asked)
+        for rank, (process, stack, trace) in zip(asked, evidence, strict=True):
             now = self._ranks.get(rank)
-            if now is not None and now.stall is found[rank]:
-                now.stack, now.trace = shortened(stack, STACK_CHARS), trace
-        self._report(generation, found, asyncio.get_running_loop().time() - now_s)
+            if now is None or (now.pace.step, now.pace.phase) != moved[rank]:
+                continue  # it moved while it was asked
+            now.late = now.late or rank in late
+            now.asked, now.process, now.trace = True, process, trace
+            now.where, now.activity = innermost(stack), activity(stack)
+            if stack and held < STACKS:
+                now.stack, held = shortened(stack, STACK_CHARS), held + 1
+        passed_s = asyncio.get_running_loop().time() - now_s
+        self._report(generation, found, passed_s)
+        self._report_late(generation, [rank for rank in asked if rank in late and self._is_late(rank)])
+
+    def _is_late(self, rank: int) -> bool:
+        watched = self._ranks.get(rank)
+        return watched is not None and watched.late and watched.stall is None
+
+    def _report_late(self, generation: int, ranks: Sequence[int]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        told = []
+        for rank in ranks:
+            watched = self._ranks[rank]
+            still_s = watched.pace.still_s(now_s)
+            told.append(self._message(rank, watched, age_ms=round(1000 * still_s)))
+        if told:
+            self._actions.tell(generation, told)
 
     def _report(self, generation: int, found: dict[int, Stall], passed_s: float) -> None:
         told = []
@@ -216,9 +268,15 @@ class StallWatch:
         if told:
             self._actions.tell(generation, told)
 
-    async def _evidence(self, rank: int) -> tuple[str, tuple[Path, int] | None]:
+    async def _evidence(self, rank: int, *, stalled: bool) -> tuple[str, str, tuple[Path, int] | None]:
+        """Return the state of a rank's process, its stacks, and, of a stalled one, its recording."""
+        process = self._actions.process(rank)
+        if process == STOPPED:
+            return process, "", None  # it answers nothing
+        if not stalled:
+            return process, await self._actions.stack(rank) or "", None
         stack, trace = await asyncio.gather(self._actions.stack(rank), self._actions.trace(rank))
-        return stack or "", trace
+        return process, stack or "", trace
 
     async def _evict(self, now_s: float) -> None:
         """Kill one of the ranks here that hold up the others, once all had time to come to stand still.
@@ -246,7 +304,14 @@ class StallWatch:
             return  # another node's rank: its supervisor sees to it
         named, how = suspects(
             [
-                Standing(rank=rank, step=w.pace.step, phase=w.pace.phase, where=innermost(w.stack))
+                Standing(
+                    rank=rank,
+                    step=w.pace.step,
+                    phase=w.pace.phase,
+                    waits=w.activity == COLLECTIVE,
+                    where=w.where,
+                    unable=w.process == STOPPED,
+                )
                 for rank, w in still.items()
                 if not blamed or rank in blamed
             ]

@@ -127,9 +127,10 @@ class JobCharts:
         if (self.heat.generation, self.heat.ranks) != (generation, size):
             self.heat, self._seen = Heat(generation, size), {}
         for rank, report in reports.items():
-            if report.step_us > 0 and self._seen.get(rank) != report.at:
+            step_us = report.times.compute_us if report.times is not None else report.step_us
+            if step_us > 0 and self._seen.get(rank) != report.at:
                 self._seen[rank] = report.at
-                self.heat.put(second, rank, report.step_us)
+                self.heat.put(second, rank, step_us)
 
     def _take_training(self, first: Reported, report: TrainingReport, now_s: float, second: int) -> None:
         put, self.training = self.history.put, report

@@ -32,6 +32,7 @@ from strata.coordinator.context import (
 )
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
+from strata.coordinator.finding_log import FindingLog
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition, Prober, cannot_tell
 from strata.coordinator.leadership.election import Election
@@ -228,6 +229,7 @@ class Replica:
                 tasks.create_task(context.election.run(address=address), name="election"),
                 tasks.create_task(self._government.run(), name="government"),
                 tasks.create_task(context.deposition.run(), name="deposition"),
+                tasks.create_task(FindingLog(context).run(), name="findings"),
             ]
             log.info(
                 "replica_serves",

@@ -30,6 +30,13 @@ FATAL_XIDS: Final[Mapping[int, str]] = {
     140: "an unrecovered ECC error",
     143: "the GPU could not be initialised",
 }
+THROTTLE_REASONS: Final[Mapping[int, str]] = {
+    0x08: "hardware slowdown",
+    0x20: "hot: software thermal slowdown",
+    0x40: "hot: hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of NVML's clocks event reasons. Idle, an application's own clocks and the power cap are how devices work."""
 MAX_XIDS: Final = 32
 """How many of a device's XIDs are kept, the newest: a broken one may report without end."""
 
@@ -54,6 +61,8 @@ class DeviceReading:
     """The driver does not reach the device any more."""
     needs_reset: bool = False
     """The driver wants the device reset before it is used again."""
+    throttled: str = ""
+    """Why the driver runs it slower than it could; empty while it does not."""
     xids: tuple[int, ...] = ()
     """Errors reported since the supervisor started, in their order, the last `MAX_XIDS`."""
 
@@ -80,6 +89,11 @@ def fault(
     if grown > 0 and now.ecc_uncorrected is not None:
         return f"{grown} uncorrectable ECC errors since this run began"
     return ""
+
+
+def throttle_reason(bits: int | None) -> str:
+    """Return in words why a device runs slower than it could, from NVML's clocks event reasons; "" if it does not."""
+    return ", ".join(words for bit, words in THROTTLE_REASONS.items() if (bits or 0) & bit)
 
 
 def visible(

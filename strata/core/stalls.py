@@ -15,9 +15,8 @@ of them stand still by this rule. `suspects` says who is to blame, as far as it 
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -33,16 +32,12 @@ MIN_SAMPLES: Final = 3
 """So many durations make a median: the first step of a generation is longer than all others."""
 KEPT: Final = 64
 
-_FRAME: Final = re.compile(r'\s*File "(?P<file>[^"]*)", line \d+ in (?P<function>.+)$')
-
-_PYTHONS_OWN: Final = re.compile(r"/python3(\.\d+)?/(?!(site|dist)-packages/)")
-
-SLOW_FACTOR: Final = 1.5
-"""A rank whose steps take so many times the median of all ranks is a straggler."""
 OUTLIER_FACTOR: Final = 3.0
 """A step that took so many times the median of the rank's own is an outlier."""
-MIN_RANKS: Final = 3
-"""Of two ranks nobody can say which one is slow."""
+
+LATE_S: Final = 2.0
+LATE_FACTOR: Final = 3.0
+"""A rank is late once it has not moved for so many times what its phase usually takes, and for `LATE_S` at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +69,11 @@ class StallLimits:
         if limit_s < self.least_s:
             return self.least_s, f"the least; it usually takes {_span(usual_s)}"
         return limit_s, f"{self.factor:g} times the usual {_span(usual_s)}"
+
+
+def late_after_s(usual_s: float) -> float:
+    """Return after how long a rank is late whose phase usually takes `usual_s`."""
+    return max(LATE_S, LATE_FACTOR * usual_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,19 @@ class RankPace:
         """How long the last step took, as far as it could be told."""
         return self._step_s
 
+    def still_s(self, now_s: float) -> float:
+        """Return for how long the rank has not moved."""
+        return max(0.0, now_s - self._moved_s)
+
+    def late_s(self, now_s: float) -> float | None:
+        """Return for how long the rank has not moved, if that is clearly longer than usual; else None.
+
+        It is no stall yet, and no fault: others may hold it up. While nothing is usual, nobody is late.
+        """
+        usual_s = self.usual_s(kind_of(self.phase)) if self._said else None
+        still_s = now_s - self._moved_s
+        return still_s if usual_s is not None and still_s > late_after_s(usual_s) else None
+
     def stall(self, now_s: float, limits: StallLimits) -> Stall | None:
         """Return how the rank stands still at `now_s`, or None while it may still be at work."""
         if not self._said:
@@ -163,21 +176,26 @@ class Standing:
     step: int
     phase: str
     waits: bool = False
-    """It waits for others at a barrier: it is held up, whatever else it says."""
+    """It waits for others at a barrier or in a collective: it is held up, whatever else it says."""
     where: str = ""
     """The innermost function of its main thread, if that is known."""
+    unable: bool = False
+    """Its process is stopped, or its agent reports nothing: it can do nothing at all."""
 
 
 def suspects(standing: Sequence[Standing]) -> tuple[tuple[int, ...], str]:
     """Return which of the ranks that stand still hold up the others, and how that shows.
 
-    Who waits at a barrier is held up; who is at an earlier step than others is not; of ranks at the
-    same step those are that say they do something else than most, or whose main thread stands in
-    another function than that of most. When nothing tells them apart, all are named.
+    A rank that can do nothing at all holds up the others. Who waits at a barrier or in a collective is held up; who
+    is at an earlier step than others is not; of ranks at the same step those are that say they do something else than
+    most, or whose main thread stands in another function than that of most. When nothing tells them apart, all are
+    named.
     """
+    if unable := tuple(sorted(each.rank for each in standing if each.unable)):
+        return unable, "" if len(unable) == len(standing) else "the others wait for them"
     left = [each for each in standing if not each.waits] or list(standing)
     if len(left) < len(standing):
-        how = "the others wait for them at a barrier"
+        how = "the others wait for them"
     elif len(left) == 1 or not left:
         return tuple(each.rank for each in left), ""
     else:
@@ -205,78 +223,9 @@ def _unlike_most(what: Mapping[int, str]) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, each in what.items() if each != counted[0][0]))
 
 
-def innermost(stack: str) -> str:
-    """Return `function (file)` where the main thread stands, from a dump of faulthandler; "" if unknown.
-
-    faulthandler writes the newest thread first, so the main thread is the last one. Frames of
-    Python's own library are passed over: everybody who waits, waits in `threading` or `selectors`.
-    """
-    frames: list[re.Match[str]] = []
-    for line in stack.splitlines():
-        if line.rstrip().endswith("(most recent call first):"):
-            frames = []
-        elif match := _FRAME.match(line):
-            frames.append(match)
-    own = [frame for frame in frames if not _PYTHONS_OWN.search(frame["file"])]
-    for frame in own or frames:
-        return f"{frame['function']} ({frame['file'].rpartition('/')[2]})"
-    return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slow:
-    """A rank whose steps take longer than those of the others."""
-
-    rank: int
-    step_s: float
-    times: float
-    """How many times the median of all ranks."""
-
-
-def stragglers(usual_s: Mapping[int, float], *, factor: float = SLOW_FACTOR) -> list[Slow]:
-    """Return the ranks whose usual step takes `factor` times the median of all, the slowest first.
-
-    In synchronous training every rank waits for the slowest, so their steps are equally long; what
-    shows here is a rank that says how long its own part took, or one that trains by itself.
-    """
-    known = {rank: seconds for rank, seconds in usual_s.items() if seconds > 0}
-    if len(known) < MIN_RANKS:
-        return []
-    middle = median(known.values())
-    slow = [
-        Slow(rank=rank, step_s=seconds, times=seconds / middle)
-        for rank, seconds in known.items()
-        if seconds > factor * middle
-    ]
-    return sorted(slow, key=lambda each: (-each.times, each.rank))
-
-
 def is_outlier(step_s: float, usual_s: float, *, factor: float = OUTLIER_FACTOR) -> bool:
     """Tell whether a step took far longer than this rank's steps usually do."""
     return usual_s > 0 and step_s > factor * usual_s
-
-
-def shortened(stack: str, limit: int) -> str:
-    """Return a dump of stacks in at most `limit` characters: the first and the last lines of it.
-
-    faulthandler writes the thread that it found first at the top and the main thread last, each with
-    its innermost call first: both ends say more than the middle.
-    """
-    if len(stack) <= limit:
-        return stack
-    lines, cut = stack.splitlines(), "  …"
-    head, tail = _fitting(lines, limit // 3), _fitting(reversed(lines), limit - limit // 3 - len(cut) - 2)
-    return "\n".join([*head, cut, *reversed(tail)])
-
-
-def _fitting(lines: Iterable[str], limit: int) -> list[str]:
-    taken: list[str] = []
-    for line in lines:
-        limit -= len(line) + 1
-        if limit < 0:
-            break
-        taken.append(line)
-    return taken
 
 
 def _span(seconds: float) -> str:

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from strata.coordinator.ailments import trouble_of, world_devices
+from strata.coordinator.diagnosis import diagnose_world, world_devices
 from strata.core.job import JobView, job_names
 from strata.dashboard.choosing import shown_jobs
 from strata.dashboard.source import Source
@@ -96,9 +96,10 @@ def _etcd(read: Callable[..., float]) -> Read:
     return lambda source, _jobs: [((m.endpoint,), float(read(m))) for m in source.last_etcd_members()]
 
 
-def _ailments(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
+def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
     """Yield what is wrong with jobs. Each rank is looked at once a scrape: there may be thousands."""
-    families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in AILMENTS]
+    families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in DIAGNOSES]
+    findings = GaugeMetricFamily(FINDING, FINDING_SAYS, labels=("job", "kind", "rank", "host", "cause"))
     for name in jobs if source.soft is not None else ():
         try:
             job = JobView(source.view, source.keys.job(name))
@@ -106,7 +107,7 @@ def _ailments(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
             if world is None or source.soft is None:
                 continue
             said = source.soft.progress(name, world.head.generation, range(world.head.size))
-            found = trouble_of(source.soft, job, said, world)
+            found = diagnose_world(source.soft, job, said, world)
         except StrataError:  # written by hand: a record, or the name itself
             continue
         usual_us = [each.median_step_us for each in said if each.median_step_us > 0]
@@ -122,17 +123,29 @@ def _ailments(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
         for family, value in zip(families, values, strict=True):
             if value is not None:
                 family.add_metric((name,), float(value))
-    yield from families
+        labels = (
+            (each.kind, each.rank_runs, each.host, each.cause[:MAX_CAUSE_CHARS]) for each in found.findings
+        )
+        for label in list(dict.fromkeys(labels))[:MAX_FINDINGS]:
+            findings.add_metric((name, *label), 1.0)
+    yield from (*families, findings)
 
 
-AILMENTS: Final = (
+FINDING: Final = "strata_job_finding"
+FINDING_SAYS: Final = "1 for each thing that is wrong with the job; gone when it is not wrong any more."
+MAX_FINDINGS: Final = 20
+"""Of one job in one scrape."""
+MAX_CAUSE_CHARS: Final = 64
+
+
+DIAGNOSES: Final = (
     (
         "strata_job_stalled_ranks",
         "Ranks of the job that have stood still for longer than their phase may take.",
     ),
     (
         "strata_job_slow_ranks",
-        "Ranks of the job whose steps take 1.5 times the median of all its ranks or more.",
+        "Ranks of the job whose steps cost them 1.5 times what those of most others cost, or more.",
     ),
     ("strata_job_sick_devices", "Accelerators of the job that are not to be trained on."),
     (
@@ -337,7 +350,7 @@ class _Replica(Collector):
         jobs = shown_jobs(self._source.view, self._source.keys)
         for gauge in GAUGES:
             yield gauge.collect(self._source, jobs)
-        yield from _ailments(self._source, jobs)
+        yield from _diagnoses(self._source, jobs)
         yield CounterMetricFamily(
             "strata_audit_differences",
             "Keys that an audit found different in etcd and in the view: an event was lost. Must stay 0.",

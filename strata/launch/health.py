@@ -51,6 +51,10 @@ class Ranks(Protocol):
         """Return where a rank's threads stand; None when it does not run here or cannot tell."""
         ...
 
+    def process(self, rank: int) -> str:
+        """Return the state of a rank's process; "" when it does not run here or cannot tell."""
+        ...
+
 
 class Health:
     """The watch over one supervisor's ranks."""
@@ -65,6 +69,7 @@ class Health:
                 log=log,
                 tell=upstream.progress,
                 stack=ranks.stack,
+                process=ranks.process,
                 trace=self._trace,
                 evict=ranks.evict if config.on_stall == EVICT else None,
                 blame=self._blame,

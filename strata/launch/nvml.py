@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from strata.core.devices import MAX_XIDS, DeviceReading, visible
+from strata.core.devices import MAX_XIDS, DeviceReading, throttle_reason, visible
 
 MAX_EVENTS: Final = 1000
 """Taken at once: a device that reports without end must not hold up what is told of it."""
@@ -52,6 +52,7 @@ class NvmlReader:
         self._chosen = [each.index for each in chosen]
         self._xids: dict[int, list[int]] = {index: [] for index in self._chosen}
         self._events = self._listen()
+        self._throttled: dict[int, str] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,8 +65,9 @@ class NvmlReader:
         return tuple(self._read(index) for index in self._chosen)
 
     def take_events(self) -> bool:
-        """Take note of the XIDs that came since the last time; tell whether there were any."""
-        came = False
+        """Take note of the XIDs since the last time; tell whether there were any, or a device's throttling changed."""
+        throttled = {index: self._throttle(index) for index in self._chosen if index in self._handles}
+        came, self._throttled = throttled != self._throttled, throttled
         for index, xid in self._new_xids():
             for each in [index] if index in self._xids else self._chosen:
                 self._xids[each] = [*self._xids[each], xid][-MAX_XIDS:]
@@ -110,6 +112,7 @@ class NvmlReader:
         )
         return replace(
             known,
+            throttled=self._throttle(index),
             utilization_percent=None if busy is None else int(busy.gpu),
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
@@ -121,6 +124,14 @@ class NvmlReader:
             needs_reset=ask.needs_reset,
             xids=tuple(self._xids[index]),
         )
+
+    def _throttle(self, index: int) -> str:
+        """Return why a device runs slower than it could; "" if it does not."""
+        ask = _Asked(self._library, self._handles[index])
+        reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # its name until driver 535
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return throttle_reason(reasons)
 
     # -- events
 

@@ -13,7 +13,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 SIGNAL = signal.SIGUSR2
 LIMIT_S = 2.0
@@ -67,6 +67,21 @@ def _read(file: Path) -> str | None:
         return file.read_text(errors="replace") or None
     except FileNotFoundError:
         return None
+
+
+_STATES: Final = {"R": "running", "S": "sleeping", "D": "blocked", "T": "stopped", "t": "stopped"}
+
+
+def process_state(pid: int | None) -> str:
+    """Return what a process does, as the kernel knows it: running, sleeping, blocked, stopped; "" if unknown."""
+    if pid is None:
+        return ""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # the name of the program, in parentheses, may have anything in it
+    return _STATES.get(stat.rpartition(")")[2].strip()[:1], "")
 
 
 def catches(pid: int, number: signal.Signals) -> bool:

@@ -38,6 +38,7 @@ from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
 from strata.launch.slots import Slots
+from strata.launch.stack_dump import process_state
 from strata.launch.starting import Starter
 from strata.launch.stopping import StopRequest
 from strata.observe import get_logger
@@ -183,9 +184,12 @@ class Supervisor:
         return await ranks.stack(rank) if ranks is not None else None
 
     def log_file(self, rank: int) -> Path | None:
-        """Return what a rank's output goes to; None when it does not run here, or writes where this process does."""
-        ranks = self._slots.ranks
-        return ranks.log_file(rank) if ranks is not None else None
+        """Return what a rank's output goes to; None when it does not run here, or has no file of its own."""
+        return self._slots.ranks.log_file(rank) if self._slots.ranks is not None else None
+
+    def process(self, rank: int) -> str:
+        """Return the state of a rank's process; "" when it does not run here or cannot tell."""
+        return process_state(self._slots.ranks.pid(rank)) if self._slots.ranks is not None else ""
 
     def rank_heeds_notices(self, rank: int, generation: int) -> None:
         """Take note that a rank stops by itself when its generation is asked to."""

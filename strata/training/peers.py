@@ -61,11 +61,13 @@ class Peers(Protocol):
         phase: str = "",
         *,
         own_s: float | None = None,
+        data_wait_s: float | None = None,
         training: TrainingReport | None = None,
     ) -> None:
         """Say how far this rank is; raises once its generation or session has ended.
 
-        `own_s` is how long its own part of the last step took, `training` how the training goes as a whole.
+        `own_s` is how long its own part of the last step took, `data_wait_s` how much of that was for data,
+        `training` how the training goes as a whole.
         """
         ...
 
@@ -133,6 +135,7 @@ class Alone:
         phase: str = "",
         *,
         own_s: float | None = None,
+        data_wait_s: float | None = None,
         training: TrainingReport | None = None,
     ) -> None:
         pass  # nobody listens

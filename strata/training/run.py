@@ -31,12 +31,12 @@ from strata.errors import (
 from strata.training.beginning import Beginning
 from strata.training.bounded import within
 from strata.training.clock import Clock
+from strata.training.compute_timer import ComputeTimer
 from strata.training.cursors import Cursors
 from strata.training.ending import Ending, nothing_to_do_where_done
 from strata.training.feeds import Feed, Loader
 from strata.training.group import end_group
 from strata.training.hooks import StepHook
-from strata.training.own_part import OwnPart
 from strata.training.peers import Peers
 from strata.training.reporting import TrainingReporter
 from strata.training.saves import SAVE
@@ -83,7 +83,7 @@ class Run:
         self._hooked = hooked
         self._ending = ending
         self._clock = clock
-        self._own = OwnPart(clock)
+        self._timer = ComputeTimer(clock)
         self._data = data
         self._reporter = reporter
         self._owns_group = False
@@ -255,7 +255,7 @@ class Run:
         self._facts = feed.facts
         with self._within_generation():
             self._buckets.begin()
-        for fed in self._own.waiting(feed.epoch(self.position)):
+        for fed in self._timer.waiting(feed.epoch(self.position)):
             with self._within_generation():
                 self._begin()
             self._weight, self._last = fed.weight, fed.last
@@ -295,13 +295,13 @@ class Run:
             hook.begins(number)
         self._begun = number
         self._as_restored = False
-        self._own.begins()
+        self._timer.begins()
         if self._phase != STEP:
             self._tell(STEP)
 
     def _complete(self, samples: int, *, batches: int) -> None:
         self.position = self.position.next(samples, batches=batches)
-        self._own.completed()
+        self._timer.completed()
         self._tell(STEP)
         for hook in self.hooks:
             hook.completed(self.position.step)
@@ -338,7 +338,7 @@ class Run:
         self._phase = phase
         self._ledger.enter(phase, self._clock.monotonic_s())
         training = self._reporter.message(self.peers.rank, self.position, self._ledger.so_far())
-        self.peers.progress(self.position.step, phase, own_s=self._own.last_s, training=training)
+        self.peers.progress(self.position.step, phase, **self._timer.costs, training=training)
 
     # -- saving
 

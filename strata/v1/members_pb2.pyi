@@ -413,6 +413,12 @@ class RankProgress(_message.Message):
     HEEDS_NOTICES_FIELD_NUMBER: _builtins.int
     SAVE_HOLD_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    STEP_TIMES_FIELD_NUMBER: _builtins.int
+    LATE_MS_FIELD_NUMBER: _builtins.int
+    USUAL_MS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    ACTIVITY_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     step: _builtins.int
     phase: _builtins.str
@@ -434,6 +440,21 @@ class RankProgress(_message.Message):
     trace_bytes: _builtins.int
     heeds_notices: _builtins.bool
     """Whether it stops by itself when its generation is asked to, so that no signal is needed."""
+    late_ms: _builtins.int
+    """Milliseconds since it completed a step or changed its phase, once that is clearly longer than such a
+    stay usually takes; 0 before. Nobody is blamed for it alone: others may hold the rank up.
+    """
+    usual_ms: _builtins.int
+    """How long its phase usually takes, as its agent saw it; 0 while that is unknown."""
+    where: _builtins.str
+    """Where its main thread stood when it was late: the innermost function, and what that is for: "data",
+    "collective", "storage" or "code". Empty while unknown.
+    """
+    activity: _builtins.str
+    process: _builtins.str
+    """The state of its process when it was late, as the kernel knows it: "running", "sleeping", "blocked"
+    (in uninterruptible I/O), "stopped" (by a signal). Empty while unknown.
+    """
     @_builtins.property
     def save_hold(self) -> Global___SaveHold:
         """Set while this rank cannot save for a reason that time may heal. A message of the rank without
@@ -443,6 +464,10 @@ class RankProgress(_message.Message):
     @_builtins.property
     def training(self) -> Global___TrainingReport:
         """What rank 0 knows of the training as a whole; that of other ranks is not looked at."""
+
+    @_builtins.property
+    def step_times(self) -> Global___StepTimes:
+        """What its steps cost the rank itself; empty until it has measured enough of them, absent if it does not measure."""
 
     def __init__(
         self,
@@ -460,14 +485,69 @@ class RankProgress(_message.Message):
         heeds_notices: _builtins.bool = ...,
         save_hold: Global___SaveHold | None = ...,
         training: Global___TrainingReport | None = ...,
+        step_times: Global___StepTimes | None = ...,
+        late_ms: _builtins.int = ...,
+        usual_ms: _builtins.int = ...,
+        where: _builtins.str = ...,
+        activity: _builtins.str = ...,
+        process: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["save_hold", b"save_hold", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["save_hold", b"save_hold", "step_times", b"step_times", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "median_step_us", b"median_step_us", "phase", b"phase", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "age_ms", b"age_ms", "heeds_notices", b"heeds_notices", "late_ms", b"late_ms", "median_step_us", b"median_step_us", "phase", b"phase", "process", b"process", "rank", b"rank", "save_hold", b"save_hold", "stack", b"stack", "stalled_ms", b"stalled_ms", "step", b"step", "step_times", b"step_times", "step_us", b"step_us", "trace_bytes", b"trace_bytes", "trace_file", b"trace_file", "training", b"training", "usual_ms", b"usual_ms", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
+
+@_typing.final
+class StepTimes(_message.Message):
+    """What the steps of a rank cost it by itself, without waiting for other ranks. Medians are over its
+    newest steps: two seconds of them, and at least five.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPUTE_US_FIELD_NUMBER: _builtins.int
+    DATA_WAIT_US_FIELD_NUMBER: _builtins.int
+    MEDIAN_COMPUTE_US_FIELD_NUMBER: _builtins.int
+    MEDIAN_DATA_WAIT_US_FIELD_NUMBER: _builtins.int
+    BEST_COMPUTE_US_FIELD_NUMBER: _builtins.int
+    STEADY_STEPS_FIELD_NUMBER: _builtins.int
+    SLOWED_MS_FIELD_NUMBER: _builtins.int
+    CHEAPER_US_FIELD_NUMBER: _builtins.int
+    compute_us: _builtins.int
+    """Of its last complete step."""
+    data_wait_us: _builtins.int
+    median_compute_us: _builtins.int
+    median_data_wait_us: _builtins.int
+    best_compute_us: _builtins.int
+    """The smallest median of sixteen steps in a row; 0 before there is one."""
+    steady_steps: _builtins.int
+    """For how many steps they have cost about as much as they do."""
+    slowed_ms: _builtins.int
+    """Milliseconds since its steps became slower than its best; 0 while they are not, or if that is unknown."""
+    cheaper_us: _builtins.int
+    """What the cheaper one of its last two steps cost."""
+    def __init__(
+        self,
+        *,
+        compute_us: _builtins.int = ...,
+        data_wait_us: _builtins.int = ...,
+        median_compute_us: _builtins.int = ...,
+        median_data_wait_us: _builtins.int = ...,
+        best_compute_us: _builtins.int = ...,
+        steady_steps: _builtins.int = ...,
+        slowed_ms: _builtins.int = ...,
+        cheaper_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_compute_us", b"best_compute_us", "cheaper_us", b"cheaper_us", "compute_us", b"compute_us", "data_wait_us", b"data_wait_us", "median_compute_us", b"median_compute_us", "median_data_wait_us", b"median_data_wait_us", "slowed_ms", b"slowed_ms", "steady_steps", b"steady_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 
 @_typing.final
 class RankEvidence(_message.Message):
@@ -665,6 +745,7 @@ class DeviceStatus(_message.Message):
     ECC_UNCORRECTED_FIELD_NUMBER: _builtins.int
     XIDS_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    THROTTLED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     name: _builtins.str
     uuid: _builtins.str
@@ -676,6 +757,8 @@ class DeviceStatus(_message.Message):
     ecc_uncorrected: _builtins.int
     fault: _builtins.str
     """Why this device is not to be trained on; empty while it is healthy."""
+    throttled: _builtins.str
+    """Why its driver runs it slower than it could, other than by its power limit; empty while it does not."""
     @_builtins.property
     def xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """XID errors seen since the supervisor started."""
@@ -694,10 +777,11 @@ class DeviceStatus(_message.Message):
         ecc_uncorrected: _builtins.int | None = ...,
         xids: _abc.Iterable[_builtins.int] | None = ...,
         fault: _builtins.str = ...,
+        throttled: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_mw", b"_power_mw", "_temperature_c", b"_temperature_c", "_utilization_percent", b"_utilization_percent", "ecc_uncorrected", b"ecc_uncorrected", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "power_mw", b"power_mw", "temperature_c", b"temperature_c", "utilization_percent", b"utilization_percent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_mw", b"_power_mw", "_temperature_c", b"_temperature_c", "_utilization_percent", b"_utilization_percent", "ecc_uncorrected", b"ecc_uncorrected", "fault", b"fault", "index", b"index", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "name", b"name", "power_mw", b"power_mw", "temperature_c", b"temperature_c", "utilization_percent", b"utilization_percent", "uuid", b"uuid", "xids", b"xids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected", "_memory_total_bytes", b"_memory_total_bytes", "_memory_used_bytes", b"_memory_used_bytes", "_power_mw", b"_power_mw", "_temperature_c", b"_temperature_c", "_utilization_percent", b"_utilization_percent", "ecc_uncorrected", b"ecc_uncorrected", "fault", b"fault", "index", b"index", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "name", b"name", "power_mw", b"power_mw", "temperature_c", b"temperature_c", "throttled", b"throttled", "utilization_percent", b"utilization_percent", "uuid", b"uuid", "xids", b"xids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ecc_uncorrected: _TypeAlias = _typing.Literal["ecc_uncorrected"]  # noqa: Y015
     _WhichOneofArgType__ecc_uncorrected: _TypeAlias = _typing.Literal["_ecc_uncorrected", b"_ecc_uncorrected"]  # noqa: Y015

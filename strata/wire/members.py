@@ -75,4 +75,5 @@ def device_message(reading: DeviceReading, fault: str) -> members_pb2.DeviceStat
         ecc_uncorrected=reading.ecc_uncorrected,
         xids=reading.xids,
         fault=fault,
+        throttled=reading.throttled,
     )

@@ -128,6 +128,10 @@ def nvmlDeviceGetRemappedRows(device: int) -> tuple[int, int, int, int]:
     return 0, 0, 0, int(_offered(device, "remap_failed"))
 
 
+def nvmlDeviceGetCurrentClocksEventReasons(handle: int) -> int:
+    return int(_offered(handle, "clocks_event_reasons"))
+
+
 def nvmlEventSetCreate() -> _Events:
     return _Events()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from strata.client import CoordinatorClient
 from strata.errors import NotFound
 from strata.launch.local_cluster import LocalCluster
 from strata.v1.members_pb2 import RankProgress
-from tests.cluster_fixtures import Nodes, run_strata
+from tests.cluster_fixtures import Nodes, StartCluster, run_strata
 from tests.processes import LIMIT_S
 
 OPTIONS = ("--slots", "3", "--stall-limits", "step=4")
@@ -46,8 +49,11 @@ def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, no
         assert "in fetch_from_a_dead_disk" in ranks[1].stack
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
         trouble = client.job_status().trouble
-    assert trouble.startswith("rank 1 stands still at step 5 (step) for "), "the others wait for it"
-    assert trouble.endswith(", and 2 more with it")
+    assert re.fullmatch(
+        r"rank 1 on host \S+ stands still at step 5 \(step\) for \d+ s, and 2 more with it:"
+        r" in its own code in fetch_from_a_dead_disk \(hanging\.py\)",
+        trouble,
+    ), "the others wait for it"
     code, shown = run_strata(
         "members", "--endpoints", cluster.endpoints, "--job", nodes.job, "--stacks", "--devices"
     )
@@ -55,7 +61,10 @@ def test_a_hung_rank_is_named_with_its_phase_and_stack(cluster: LocalCluster, no
     assert "STALLED: 0-2 for" in shown
     assert "rank 1 of node-1 stands still at step 5, step for" in shown
     assert "in fetch_from_a_dead_disk" in shown
-    assert f"{nodes.job}: rank 1 stands still" in run_strata("status", "--endpoints", cluster.endpoints)[1]
+    assert (
+        f"{nodes.job}: {trouble.partition(' stands still')[0]}"
+        in run_strata("status", "--endpoints", cluster.endpoints)[1]
+    )
 
 
 @pytest.mark.slow
@@ -76,7 +85,7 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     node = nodes.run(cluster.endpoints, *arguments, options=("--slots", "4"))
     deadline = time.monotonic() + LIMIT_S
     with CoordinatorClient.connect(cluster.endpoints, job=nodes.job) as client:
-        while not (trouble := said_of(client)).startswith("rank 2 takes "):
+        while not (trouble := said_of(client)).startswith("rank 2 on host "):
             assert time.monotonic() < deadline, trouble
             time.sleep(0.05)  # another process: until it has done a few steps
         (member,) = client.members()
@@ -84,9 +93,55 @@ def test_the_rank_that_all_others_wait_for_is_shown_as_slow(
     assert own_us[2] > 100_000 > max(own for rank, own in own_us.items() if rank != 2), (
         "though all step alike"
     )
-    assert trouble.endswith("times the median for a step")
+    assert re.search(
+        r" takes \d+\.\d times the median for a step: slow data loading, \d+ ms more a step$", trouble
+    )
+    own_times = {rank.rank: rank.step_times for rank in member.ranks}
+    assert own_times[2].median_data_wait_us > 90_000 > 10 * own_times[2].median_compute_us
     until.touch()
     assert node.join() == 0
+
+
+def test_a_rank_whose_loader_blocks_and_one_that_is_stopped_are_named_before_that_is_a_stall(
+    start_cluster: StartCluster, nodes: Nodes, tmp_path: Path
+) -> None:
+    patient = start_cluster(coordinators=2, detect_s=10.0)  # else the agent kills a stopped rank first
+    block, until = tmp_path / "block", tmp_path / "until"
+    arguments = ("stuck", str(tmp_path / "storage"), str(block), str(until))
+    node = nodes.run(patient.endpoints, *arguments, options=("--slots", "4"))
+    trains = nodes.record.wait("trains", count=4)
+    with CoordinatorClient.connect(patient.endpoints, job=nodes.job) as client:
+        block.touch()
+        said = wait_for(client, "waiting for the data loader")
+        assert re.fullmatch(
+            r"rank 2 on host \S+ stands still at step \d+ \(step\) for \d s, and 3 more with it:"
+            r" waiting for the data loader in read_shard \(stuck\.py\)",
+            said,
+        )
+        assert not client.job_status().suspects, "it is no stall yet: nobody is evicted for it"
+        block.unlink()
+        wait_for(client, "")
+        (stopped,) = [event["pid"] for event in trains if event["rank"] == 1]
+        os.kill(stopped, signal.SIGSTOP)
+        said = wait_for(client, "stopped by a signal")
+        os.kill(stopped, signal.SIGCONT)
+        assert re.match(
+            r"rank 1 on host \S+ stands still at step \d+ \(step\) for \d s, and 3 more with it", said
+        )
+        wait_for(client, "")
+    until.touch()
+    assert node.join() == 0
+
+
+def wait_for(client: CoordinatorClient, words: str) -> str:
+    """Return the job's trouble once it has these words; without words, once there is none."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        said = said_of(client)
+        if (words and words in said) or not (words or said):
+            return said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)  # another process: until its agent has looked
 
 
 def said_of(client: CoordinatorClient) -> str:

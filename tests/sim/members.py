@@ -298,6 +298,9 @@ class _NoProcesses:
     async def stack(self, rank: int) -> str | None:
         return None
 
+    def process(self, rank: int) -> str:
+        return ""
+
 
 class _Over(Exception):
     """The program ends."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from strata.coordinator.ailments import job_trouble
 from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import fill, of_state, page
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.diagnosis import diagnose_job
 from strata.core.job import JobView, World, job_names
 from strata.core.job_requests import decide_delete, decide_resume, decide_scale
 from strata.core.stopping import decide_stop
@@ -92,7 +92,7 @@ class WorldCalls:
         """Return a job with what is wrong with its ranks, as far as this replica heard."""
         message = wire.job_message(job)
         if (told := self._context.soft.state) is not None:
-            found = job_trouble(told, job)
+            found = diagnose_job(told, job)
             message.trouble = found.says
             message.suspects.extend(found.suspects)
         return message

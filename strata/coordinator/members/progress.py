@@ -23,6 +23,8 @@ MAX_STACK_CHARS: Final = 4096
 MAX_STACKS: Final = 64
 """Stacks kept of one job: of its ranks that are furthest behind."""
 MAX_PATH_CHARS: Final = 512
+MAX_WHERE_CHARS: Final = 256
+MAX_WORD_CHARS: Final = 16
 MAX_DEVICES: Final = 64
 MAX_LINES: Final = 40
 MAX_LINE_CHARS: Final = 300
@@ -51,6 +53,12 @@ class Reported:
     """Why the rank could not save when it said so."""
     training: members_pb2.TrainingReport | None = None
     """Of rank 0: how the training goes."""
+    late: bool = False
+    usual_ms: int = 0
+    where: str = ""
+    activity: str = ""
+    process: str = ""
+    times: members_pb2.StepTimes | None = None
 
     def keeps_of(self, before: Reported) -> None:
         """Keep what was known of the same words. A hold begins and ends without a step: the newest word has it."""
@@ -61,6 +69,11 @@ class Reported:
         self.stack = self.stack or before.stack
         self.step_us = self.step_us or before.step_us
         self.median_step_us = self.median_step_us or before.median_step_us
+        self.late = self.late or before.late
+        self.usual_ms = self.usual_ms or before.usual_ms
+        if not (self.where or self.process):
+            self.where, self.activity, self.process = before.where, before.activity, before.process
+        self.times = self.times or before.times
         if not self.trace_file:
             self.trace_file, self.trace_bytes = before.trace_file, before.trace_bytes
 
@@ -300,6 +313,18 @@ def _said(rank: members_pb2.RankProgress, now: float) -> Reported:
         trace_bytes=max(0, rank.trace_bytes),
         hold=_hold(rank.save_hold) if rank.HasField("save_hold") else None,
         training=_training(rank.training) if rank.rank == 0 and rank.HasField("training") else None,
+        late=rank.late_ms > 0,
+        usual_ms=min(max(0, rank.usual_ms), MAX_TIME_MS),
+        where=rank.where[:MAX_WHERE_CHARS],
+        activity=rank.activity[:MAX_WORD_CHARS],
+        process=rank.process[:MAX_WORD_CHARS],
+        times=_times(rank.step_times) if rank.HasField("step_times") else None,
+    )
+
+
+def _times(times: members_pb2.StepTimes) -> members_pb2.StepTimes:
+    return members_pb2.StepTimes(
+        **{field.name: min(max(0, value), MAX_TIME_MS) for field, value in times.ListFields()}
     )
 
 
@@ -339,6 +364,7 @@ def _bounded(member: members_pb2.MemberDevices) -> members_pb2.MemberDevices:
         copy = kept.devices.add()
         copy.CopyFrom(device)
         copy.name, copy.uuid, copy.fault = device.name[:128], device.uuid[:128], device.fault[:256]
+        copy.throttled = device.throttled[:256]
         del copy.xids[:-MAX_XIDS]
     return kept
 
@@ -364,4 +390,10 @@ def _message(rank: int, said: Reported) -> members_pb2.RankProgress:
         trace_bytes=said.trace_bytes,
         save_hold=said.hold,
         training=said.training,
+        late_ms=max(1, age_ms) if said.late else 0,
+        usual_ms=said.usual_ms,
+        where=said.where,
+        activity=said.activity,
+        process=said.process,
+        step_times=said.times,
     )

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from strata.coordinator.ailments import trouble_of
 from strata.coordinator.context import EtcdMember as Member
 from strata.coordinator.job_phases import phase_of
 from strata.core.checkpoints import newest
 from strata.core.etcd_version import EtcdVersion, judge
 from strata.core.job import JobView
 from strata.core.records import JobPhase, Standbys
-from strata.core.stopping import active_world
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.errors import StrataError
@@ -167,17 +165,8 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
         goodput_ratio=goodput.ratio if goodput is not None else None,
         checkpoint_step=latest.record.step if latest is not None else None,
         open_barriers=sum(1 for _ in source.soft.open_rounds(name)) if source.soft is not None else 0,
-        finding=trouble_says(source, job),
+        finding=source.diagnosis(name).says,
     )
-
-
-def trouble_says(source: Source, job: JobView) -> str:
-    """Return what is wrong with a job, in a sentence; an empty string if nothing is known to be."""
-    world = active_world(job)
-    if source.soft is None or world is None:
-        return ""
-    said = source.soft.progress(job.keys.name, world.head.generation, range(world.head.size))
-    return trouble_of(source.soft, job, said, world).says
 
 
 def progress(source: Source, job: JobView) -> model.Progress | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Final
 
-from strata.coordinator.ailments import trouble_of
+from strata.core.findings import Finding
 from strata.core.goodput import STEP
 from strata.core.goodput import Goodput as Account
-from strata.core.job import JobView, World
+from strata.core.job import JobView
 from strata.core.stopping import active_world
-from strata.core.trouble import Trouble
 from strata.dashboard.api import model
 from strata.dashboard.api.cluster import job_summary
 from strata.dashboard.source import Source
@@ -32,7 +31,7 @@ def job(source: Source, name: str) -> model.Job | None:
         restored_step=world.head.restore.step if world is not None and world.head.restore else None,
         failed_in_a_row=world.head.fruitless if world is not None else 0,
         max_failed_in_a_row=spec.record.max_fruitless_generations if spec is not None else 0,
-        findings=tuple(_findings(source, view, world)),
+        findings=tuple(map(_finding, source.diagnosis(name).findings)),
         notice=_notice(view),
         goodput=_goodput(account) if account is not None else None,
         reported={each: value if math.isfinite(value) else None for each, value in sorted(reported.items())},
@@ -52,51 +51,17 @@ def _goodput(account: Account) -> model.Goodput:
     )
 
 
-def _findings(source: Source, view: JobView, world: World | None) -> Iterator[model.Finding]:
-    if world is None or source.soft is None:
-        return
-    said = source.soft.progress(view.keys.name, world.head.generation, range(world.head.size))
-    found = trouble_of(source.soft, view, said, world)
-    yield from _stalls(found)
-    for word in found.held:
-        if word.hold is not None:
-            yield model.Finding(
-                kind="held",
-                text=f"rank {word.rank} cannot save step {word.hold.step}: {word.hold.reason} on host {word.hold.host}",
-                ranks=(word.rank,),
-                host=word.hold.host,
-                cause=word.hold.reason,
-                since_ms=int(1000 * word.hold.held_s),
-            )
-    for slow in found.slow:
-        yield model.Finding(
-            kind="slow",
-            text=f"rank {slow.rank} takes {slow.times:.1f} times the median for a step",
-            ranks=(slow.rank,),
-        )
-    for sick in found.sick:
-        yield model.Finding(
-            kind="device",
-            text=f"device {sick.index} of {sick.worker}: {sick.fault}",
-            worker_id=sick.worker,
-            device=sick.index,
-            cause=sick.fault,
-        )
-    for each in found.impossible:
-        yield model.Finding(kind="invariant", text=f"its keys hold what cannot be: {each}")
-
-
-def _stalls(found: Trouble) -> Iterator[model.Finding]:
-    for word in found.stalled:
-        if word.rank in found.suspects:
-            phase = f" ({word.phase})" if word.phase else ""
-            yield model.Finding(
-                kind="stalled",
-                text=f"rank {word.rank} stands still at step {word.step}{phase} for {word.stalled_ms / 1000:.0f} s",
-                ranks=(word.rank,),
-                cause=found.how,
-                since_ms=word.stalled_ms,
-            )
+def _finding(found: Finding) -> model.Finding:
+    return model.Finding(
+        kind=found.kind,
+        text=found.text,
+        ranks=found.ranks,
+        worker_id=found.worker_id,
+        host=found.host,
+        device=found.device,
+        cause=found.cause,
+        since_ms=found.since_ms,
+    )
 
 
 def _notice(view: JobView) -> model.Notice | None:

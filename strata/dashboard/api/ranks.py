@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from strata.coordinator.ailments import trouble_of, world_devices
+from strata.coordinator.diagnosis import world_devices
 from strata.coordinator.members.progress import Reported
 from strata.core.history import HEAT_S
 from strata.core.job import JobView, World
@@ -23,6 +23,8 @@ def ranks(source: Source, name: str) -> model.Ranks:
     workers, owner = _workers(source, job, world, now_s)
     size = world.head.size if world is not None else 0
     said = [reports.get(rank) for rank in range(size)]
+    found = source.diagnosis(name).scores if world is not None else {}
+    scores = [found.get(rank) for rank in range(size)]
     phases = sorted({each.phase for each in said if each is not None} | {""})
     index = {phase: number for number, phase in enumerate(phases)}
     return model.Ranks(
@@ -37,10 +39,10 @@ def ranks(source: Source, name: str) -> model.Ranks:
         stalled_ms=tuple(
             max(1, _age_ms(each, now_s)) if each is not None and each.stalled else 0 for each in said
         ),
-        compute_us=tuple(None if each is None else each.step_us or None for each in said),
-        median_compute_us=tuple(None if each is None else each.median_step_us or None for each in said),
-        relative_score=tuple(None for _ in said),
-        own_score=tuple(None for _ in said),
+        compute_us=tuple(map(_compute_us, said)),
+        median_compute_us=tuple(map(_median_us, said)),
+        relative_score=tuple(None if each is None else each.relative for each in scores),
+        own_score=tuple(None if each is None else each.own for each in scores),
     )
 
 
@@ -53,13 +55,11 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
     report = _reports(source, name, world).get(number)
     place = world.member_of(number)
     entry = job.worker(place.worker)
-    found, evidence = "", None
+    found, evidence = source.diagnosis(name), None
+    score = found.scores.get(number)
     if source.soft is not None:
         source.soft.look(name, number)
         evidence = source.soft.evidence(name, world.head.generation, number)
-        said = source.soft.progress(name, world.head.generation, range(world.head.size))
-        trouble = trouble_of(source.soft, job, said, world)
-        found = trouble.says if number in trouble.suspects or number in {s.rank for s in trouble.slow} else ""
     return model.Rank(
         rank=number,
         worker_id=place.worker,
@@ -68,11 +68,11 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
         phase=report.phase if report is not None else "",
         heard_ms=_age_ms(report, now_s) if report is not None else None,
         stalled_ms=max(1, _age_ms(report, now_s)) if report is not None and report.stalled else 0,
-        compute_us=report.step_us or None if report is not None else None,
-        median_compute_us=report.median_step_us or None if report is not None else None,
-        relative_score=None,
-        own_score=None,
-        finding=found,
+        compute_us=_compute_us(report),
+        median_compute_us=_median_us(report),
+        relative_score=score.relative if score is not None else None,
+        own_score=score.own if score is not None else None,
+        finding=found.of_rank(number),
         stack=(evidence.stack if evidence is not None else "")
         or (report.stack if report is not None else ""),
         trace_file=report.trace_file if report is not None else "",
@@ -111,6 +111,16 @@ def _reports(source: Source, name: str, world: World | None) -> Mapping[int, Rep
         return {}
     generation, reports = source.soft.reported(name)
     return reports if generation == world.head.generation else {}
+
+
+def _compute_us(report: Reported | None) -> int | None:
+    return (report.times.compute_us or None) if report is not None and report.times is not None else None
+
+
+def _median_us(report: Reported | None) -> int | None:
+    return (
+        (report.times.median_compute_us or None) if report is not None and report.times is not None else None
+    )
 
 
 def _age_ms(report: Reported, now_s: float) -> int:

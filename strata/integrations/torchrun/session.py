@@ -33,7 +33,7 @@ from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.reports import ExitReports
 from strata.launch.run_folder import run_folder
-from strata.launch.stack_dump import dump_stacks
+from strata.launch.stack_dump import dump_stacks, process_state
 from strata.observe import get_logger
 from strata.v1.barriers_pb2 import BarrierOutcome
 from strata.v1.checkpoints_pb2 import Checkpoint
@@ -293,6 +293,10 @@ class AgentSession:
         if self._relay is None or place is None or (pid := self._relay.pid(rank)) is None:
             return None
         return await dump_stacks(_Worker(pid), Path(self.stacks(place.generation, str(rank))))
+
+    def process(self, rank: int) -> str:
+        """Return the state of a worker's process; "" when it has not attached or cannot tell."""
+        return process_state(self._relay.pid(rank)) if self._relay is not None else ""
 
     def stacks(self, generation: int, rank: str) -> str:
         """Return the file in which a worker says where its threads stand."""

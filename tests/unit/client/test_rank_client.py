@@ -18,6 +18,7 @@ from strata.v1.barriers_pb2 import (
     BarrierOutcome,
 )
 from strata.v1.checkpoints_pb2 import Checkpoint
+from strata.v1.members_pb2 import RankProgress
 from strata.v1.session_pb2 import ArrivalRefused, Down, Outcomes, WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_DONE, JOB_PHASE_FAILED, RestorePoint
 from strata.wire.status import pack
@@ -292,3 +293,28 @@ def test_what_an_outcome_means() -> None:
     assert payloads_of(released) == {1: b"x"}
     with pytest.raises(errors.Refused):
         payloads_of(BarrierOutcome(name="b"))
+
+
+@in_virtual_time()
+async def test_of_several_steps_the_newest_is_sent_with_what_all_of_them_cost() -> None:
+    async with rank_client() as (_r, client):
+        told: list[RankProgress] = []
+        client._session.progress = lambda _generation, ranks: told.extend(ranks)  # type: ignore[method-assign,assignment]  # what is handed on
+        for step in range(1, 41):
+            client.progress(step, "step", own_s=0.25 if step > 5 else 9.0, data_wait_s=0.05)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert told[0].step == 1, "the first one at once"
+        assert len(told) < 8
+        assert not told[0].step_times.median_compute_us, "it warms up"
+        last = told[-1]
+        assert (last.step, last.step_us) == (40, 250_000)
+        assert (last.step_times.median_compute_us, last.step_times.median_data_wait_us) == (200_000, 50_000)
+        assert last.step_times.best_compute_us == 200_000
+        client.progress(41, "eval")
+        await asyncio.sleep(0.2)
+        assert (told[-1].step, told[-1].phase) == (41, "eval")
+        client.progress(42)
+        client.progress(43)
+        client._tell_reported()  # as its close does
+        assert told[-1].step == 43

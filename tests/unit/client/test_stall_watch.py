@@ -24,6 +24,10 @@ class Node:
     def __init__(self, *, evict: bool = False) -> None:
         self.told: list[RankProgress] = []
         self.asked: list[int] = []
+        self.first_asked = asyncio.Event()
+        self.asking = 0
+        self.at_once: list[int] = []
+        self.states: dict[int, str] = {}
         self.evicted: list[tuple[int, int, str]] = []
         self.where: dict[int, str] = {}
         self.unable: set[int] = set()
@@ -33,6 +37,7 @@ class Node:
             tell=self._tell,
             stack=self._stack,
             trace=self._trace,
+            process=lambda rank: self.states.get(rank, "sleeping"),
             evict=self._evict if evict else None,
             blame=self._blame,
         )
@@ -44,7 +49,11 @@ class Node:
 
     async def _stack(self, rank: int) -> str | None:
         self.asked.append(rank)
+        self.first_asked.set()
+        self.asking += 1
+        self.at_once.append(self.asking)
         await asyncio.sleep(0.1)
+        self.asking -= 1
         return None if rank in self.unable else DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
 
     async def _trace(self, rank: int) -> tuple[Path, int] | None:
@@ -88,7 +97,8 @@ async def test_words_pass_with_how_long_steps_take() -> None:
     async with watched() as node:
         await node.train(1, 4)
         last = node.told[-1]
-        assert (last.step, last.step_us, last.median_step_us) == (4, 1_000_000, 1_000_000)
+        assert (last.step, last.usual_ms) == (4, 1_000)
+        assert (round(last.step_us, -2), round(last.median_step_us, -2)) == (1_000_000, 1_000_000)
         for step, own_us in ((5, 7), (6, 9), (7, 50)):
             node.watch.hear(1, [RankProgress(rank=0, step=step, phase="step", step_us=own_us)])
         last = node.told[-1]
@@ -130,9 +140,40 @@ async def test_a_rank_that_stands_still_is_told_of_once_with_its_stack_and_trace
         assert told.age_ms >= told.stalled_ms
         assert "line 1 in backward" in told.stack
         assert (told.trace_file, told.trace_bytes) == ("/traces/rank_1", 2048)
-        assert node.asked == [1]
+        assert node.asked == [1, 1], "when it is late, and when that is a stall"
         node.say(1, 6)
         assert node.told[-1].stalled_ms == 0
+
+
+@in_virtual_time()
+async def test_a_late_rank_is_told_of_with_what_it_does_before_that_is_a_stall() -> None:
+    async with watched() as node:
+        node.where, node.states = {1: "all_reduce"}, {2: "stopped"}
+        await node.train(3, 5)
+        await asyncio.sleep(
+            2.0 + 0.5 + 0.2
+        )  # three times the usual, of which one has passed; a look, the stacks
+        late = [told for told in node.told if told.late_ms]
+        found = {told.rank: (told.where, told.activity, told.process, told.stalled_ms) for told in late}
+        assert found == {
+            0: ("backward (train.py)", "code", "sleeping", 0),
+            1: ("all_reduce (train.py)", "code", "sleeping", 0),
+            2: ("", "", "stopped", 0),
+        }
+        assert all(told.age_ms >= 3_000 for told in late)
+        assert 2 not in node.asked, "a stopped process answers nothing"
+        node.say(1, 6)
+        assert (node.told[-1].late_ms, node.told[-1].where, node.told[-1].process) == (0, "", "")
+
+
+@in_virtual_time()
+async def test_a_rank_that_moves_while_it_is_asked_is_not_late() -> None:
+    async with watched() as node:
+        await node.train(1, 5)
+        await node.first_asked.wait()
+        node.say(0, 6)
+        await asyncio.sleep(1)
+        assert not [told for told in node.told if told.late_ms]
 
 
 @in_virtual_time()
@@ -150,7 +191,12 @@ async def test_of_very_many_only_some_are_asked() -> None:
         await node.train(40, 5)
         await asyncio.sleep(12)
         assert len(node.stalled) == 40
-        assert len(node.asked) == STACKS
+        assert max(node.at_once) == STACKS
+        last = {told.rank: told for told in node.told}
+        assert sum(1 for told in last.values() if told.stack) == STACKS
+        assert {told.where for told in last.values()} == {"backward (train.py)"}, (
+            "each was asked, some at a time"
+        )
 
 
 @in_virtual_time()

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from strata.coordinator.members.progress import MAX_STACK_CHARS, MAX_STACKS, NEWS_BYTES, ProgressBoard
+from strata.coordinator.members.progress import (
+    MAX_STACK_CHARS,
+    MAX_STACKS,
+    MAX_WHERE_CHARS,
+    MAX_WORD_CHARS,
+    NEWS_BYTES,
+    ProgressBoard,
+)
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, SaveHold
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, SaveHold, StepTimes
 
 
 def said(rank: int, step: int, phase: str = "step", **more: object) -> RankProgress:
@@ -33,6 +40,26 @@ async def test_a_stall_lasts_until_the_rank_says_something_else() -> None:
     assert one(board).stalled_ms == 40_000, "an older message by way of a peer ends nothing"
     board.note("j", 1, [said(0, 8)], own=True)
     assert (one(board).stalled_ms, one(board).stack) == (0, "")
+
+
+@in_virtual_time()
+async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_cost_for_longer() -> None:
+    board = ProgressBoard()
+    times = StepTimes(compute_us=7, median_compute_us=8, steady_steps=9)
+    board.note("j", 1, [said(0, 7, step_times=times, usual_ms=500)], own=True)
+    await asyncio.sleep(3)
+    late = said(0, 7, age_ms=3_000, late_ms=3_000, where="w" * 9999, activity="data", process="p" * 99)
+    board.note("j", 1, [late], own=True)
+    await asyncio.sleep(1)
+    known = one(board)
+    assert (known.late_ms, known.usual_ms, known.activity) == (4_000, 500, "data"), "it grows by itself"
+    assert (len(known.where), len(known.process)) == (MAX_WHERE_CHARS, MAX_WORD_CHARS)
+    assert known.step_times == times
+    board.note("j", 1, [said(0, 7, age_ms=4_000)], own=False)
+    assert one(board).late_ms == 4_000, "an older message by way of a peer ends nothing"
+    board.note("j", 1, [said(0, 8, step_times=StepTimes(compute_us=-5))], own=True)
+    assert (one(board).late_ms, one(board).where, one(board).process) == (0, "", "")
+    assert one(board).step_times.compute_us == 0
 
 
 @in_virtual_time()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strata.core.devices import FATAL_XIDS, DeviceReading, fault, visible
+from strata.core.devices import FATAL_XIDS, DeviceReading, fault, throttle_reason, visible
 
 HEALTHY = DeviceReading(index=0, uuid="GPU-aa", ecc_uncorrected=2, remap_failed=False)
 
@@ -73,3 +73,9 @@ def test_only_devices_that_cuda_would_use_are_watched(variable: str | None, indi
 def test_what_is_not_understood_is_said() -> None:
     assert visible(DEVICES, "1,7")[1] == "'7' names no device"
     assert visible(DEVICES, "")[1] == ""
+
+
+def test_a_throttled_device_is_one_that_heat_or_power_slows_down_and_not_one_at_its_power_limit() -> None:
+    assert throttle_reason(None) == throttle_reason(0) == throttle_reason(0x1 | 0x2 | 0x4) == ""
+    assert throttle_reason(0x4 | 0x40) == "hot: hardware thermal slowdown"
+    assert throttle_reason(0x80 | 0x8) == "hardware slowdown, power brake"

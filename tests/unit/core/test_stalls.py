@@ -13,11 +13,8 @@ from strata.core.stalls import (
     RankPace,
     StallLimits,
     Standing,
-    innermost,
     is_outlier,
     kind_of,
-    shortened,
-    stragglers,
     suspects,
 )
 
@@ -134,28 +131,25 @@ def test_who_does_something_else_at_the_same_step_holds_up_the_others() -> None:
 
 def test_who_waits_at_a_barrier_is_held_up() -> None:
     standing = [Standing(rank=r, step=8, phase="save", waits=r != 3) for r in range(4)]
-    assert suspects(standing) == ((3,), "the others wait for them at a barrier")
+    assert suspects(standing) == ((3,), "the others wait for them")
 
 
-DUMP = """Thread 0x00007f1 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 324 in wait
+def test_a_rank_is_late_long_before_that_is_a_stall_and_never_while_nothing_is_usual() -> None:
+    pace, now = stepping(10, 0.2)
+    assert pace.late_s(now + 1.9) is None
+    assert pace.late_s(now + 2.1) == pytest.approx(2.1)
+    pace, now = stepping(10, 1.0)
+    assert pace.late_s(now + 2.9) is None, "three times the usual"
+    assert pace.late_s(now + 3.1) == pytest.approx(3.1)
+    pace, now = stepping(2, 0.2)
+    assert pace.late_s(now + 500) is None, "its first steps may compile"
+    pace.hear(2, "eval", now)
+    assert pace.late_s(now + 500) is None
 
-Current thread 0x00007f2 (most recent call first):
-  File "/app/torch/autograd/graph.py", line 841 in _engine_run_backward
-  File "/app/train.py", line 30 in <module>
-"""
 
-
-def test_the_main_thread_stands_where_the_last_stack_begins() -> None:
-    assert innermost(DUMP) == "_engine_run_backward (graph.py)"
-    waiting = (
-        'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 9 in wait\n'
-    )
-    assert innermost(waiting) == "wait (threading.py)"
-    assert innermost(waiting + '  File "/app/loader.py", line 9 in fetch\n') == "fetch (loader.py)"
-    site = '  File "/usr/lib/python3/dist-packages/torch/autograd/graph.py", line 9 in backward\n'
-    assert innermost(waiting + site) == "backward (graph.py)"
-    assert innermost("") == innermost("no stack\nat all") == ""
+def test_a_rank_that_can_do_nothing_holds_up_the_others_whatever_they_do() -> None:
+    standing = [Standing(rank=r, step=8, phase="step", waits=r != 1, unable=r == 3) for r in range(4)]
+    assert suspects(standing) == ((3,), "the others wait for them")
 
 
 def test_who_stands_elsewhere_than_most_holds_up_the_others() -> None:
@@ -196,30 +190,7 @@ def test_somebody_is_always_named_and_nobody_who_does_not_stand_still(standing: 
 # -- who is slow
 
 
-def test_a_straggler_is_slower_than_most() -> None:
-    slow = stragglers({0: 1.0, 1: 1.1, 2: 0.9, 3: 2.0, 4: 4.0})
-    assert [(each.rank, round(each.times, 2)) for each in slow] == [(4, 3.64), (3, 1.82)]
-
-
-def test_of_two_nobody_is_slow_and_equal_ranks_are_none() -> None:
-    assert stragglers({0: 1.0, 1: 9.0}) == []
-    assert stragglers(dict.fromkeys(range(8), 1.0)) == []
-    assert stragglers({}) == []
-
-
 def test_an_outlier_is_against_the_ranks_own_median() -> None:
     assert is_outlier(3.1, 1.0)
     assert not is_outlier(2.9, 1.0)
     assert not is_outlier(1.0, 0.0), "nothing to compare with"
-
-
-# -- stacks
-
-
-@given(st.lists(st.text(alphabet="abc", max_size=40), max_size=200), st.integers(60, 500))
-def test_a_shortened_stack_fits_and_keeps_its_ends(lines: list[str], limit: int) -> None:
-    stack = "\n".join(lines)
-    short = shortened(stack, limit)
-    assert len(short) <= limit
-    if len(stack) <= limit:
-        assert short == stack

@@ -12,6 +12,7 @@ from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember
+from strata.coordinator.diagnosis import diagnose_job
 from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.measures import Measures
 from strata.coordinator.members.progress import ProgressBoard, Reported
@@ -19,6 +20,7 @@ from strata.coordinator.observed import ReplicaState
 from strata.core import records
 from strata.core.arrivals import Arrival, BarrierBook, OpenRound
 from strata.core.authority import Identity
+from strata.core.findings import Diagnosis
 from strata.core.ids import AttemptId, BootId, InstanceId, ReplicaId, Uid, WorkerId
 from strata.core.job import JobView, World
 from strata.core.keys import ClusterKeys
@@ -201,6 +203,9 @@ class Shown:
 
     def outage(self) -> str:
         return self.unwritable
+
+    def diagnosis(self, name: str) -> Diagnosis:
+        return diagnose_job(self, JobView(self.view, KEYS.job(name)))
 
     def job_phases(self) -> Mapping[str, str]:
         return self._phases.phases()

@@ -51,7 +51,8 @@ async def shown() -> Shown:
     )
     made.save("gpt", 7, CheckpointState.COMMITTED, ranks=4)
     for rank in range(3):
-        said = RankProgress(rank=rank, step=10 + rank, phase="step", step_us=1000 * (rank + 1), age_ms=200)
+        said = RankProgress(rank=rank, step=10 + rank, phase="step", step_us=1, age_ms=200)
+        said.step_times.compute_us = 1000 * (rank + 1)
         if rank == 0:
             said.training.CopyFrom(
                 TrainingReport(

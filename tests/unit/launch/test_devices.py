@@ -99,6 +99,17 @@ def test_xids_are_those_since_the_start_of_the_device_that_had_them(host: Host) 
     assert [each.xids for each in reader.read()] == [(), (31, 79)]
 
 
+def test_a_device_that_becomes_hot_is_read_at_once(host: Host) -> None:
+    host.has(WELL, {**WELL, "clocks_event_reasons": 0x4})
+    reader = host.reader()
+    assert [each.throttled for each in reader.read()] == ["", ""], "a power limit is how devices work"
+    assert not reader.take_events()
+    host.has(WELL, {**WELL, "clocks_event_reasons": 0x44})
+    assert reader.take_events()
+    assert [each.throttled for each in reader.read()] == ["", "hot: hardware thermal slowdown"]
+    assert not reader.take_events(), "it is known by now"
+
+
 @pytest.mark.parametrize(("error", "says"), [(LOST, "lost"), (RESET, "needs_reset")])
 def test_a_device_that_is_gone_says_so_with_every_call(host: Host, error: int, says: str) -> None:
     host.has(WELL, WELL)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ import pytest
 from strata.errors import ConfigError
 from strata.launch.environment import Place
 from strata.launch.ranks import Program, RankGroup, inherited_environment
-from strata.launch.stack_dump import dump_stacks
+from strata.launch.stack_dump import dump_stacks, process_state
 from strata.launch.starting import ColdStarter
 from strata.launch.warm import WarmStarter
 from strata.v1.worlds_pb2 import World, WorldMember
@@ -283,3 +284,16 @@ async def test_the_end_of_a_traceback_is_the_reason(warm: bool, broken: Path) ->
         " | ModuleNotFoundError: No module named 'no_such_module'"
     )
     assert os.listdir(broken) == ["train.py"]  # noqa: PTH208
+
+
+def test_the_state_of_a_process_is_the_kernels() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert process_state(child.pid) in {"sleeping", "running"}
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert process_state(child.pid) == "stopped"
+    finally:
+        child.kill()
+        child.wait()
+    assert process_state(child.pid) == process_state(None) == ""

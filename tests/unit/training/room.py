@@ -132,6 +132,7 @@ class RoomRank:
         phase: str = "",
         *,
         own_s: float | None = None,
+        data_wait_s: float | None = None,
         training: TrainingReport | None = None,
     ) -> None:
         self._check()

@@ -41,6 +41,7 @@ class Lone(Port):
         phase: str = "",
         *,
         own_s: float | None = None,
+        data_wait_s: float | None = None,
         training: TrainingReport | None = None,
     ) -> None:
         self.check()

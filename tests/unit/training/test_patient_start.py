@@ -50,6 +50,7 @@ class Waiting(Lone):
         phase: str = "",
         *,
         own_s: float | None = None,
+        data_wait_s: float | None = None,
         training: TrainingReport | None = None,
     ) -> None:
         self.__dict__.setdefault("phases", []).append(phase)

@@ -1,4 +1,4 @@
-"""How long a rank's own part of a step takes: what tells the slow rank from those that wait for it.
+"""The compute time and the data wait of a rank's steps: what tells the slow rank from those that wait for it.
 
 In synchronous training all ranks wait for the slowest in every step, so their steps are equally
 long. A rank's own part is the time that it waits for its batches, and the processor time of its
@@ -17,17 +17,24 @@ from strata.training.clock import Clock
 T = TypeVar("T")
 
 
-class OwnPart:
+class ComputeTimer:
     """Measures the steps of one run, in its trainer's thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._spent_s = 0.0
+        self._spent_s = self._waited_s = 0.0
+        """What the open step has cost so far, and how much of that was the wait for its batches."""
         self._mark_s = 0.0
         """The thread's processor time up to which the open step has been counted."""
         self._open = False
         self.last_s = 0.0
-        """Of the last complete step; 0 before the first."""
+        """Compute time and data wait together, of the last complete step; 0 before the first."""
+        self.last_data_wait_s = 0.0
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What the last complete step cost this rank, as `progress` takes it."""
+        return {"own_s": self.last_s, "data_wait_s": self.last_data_wait_s}
 
     def waiting(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield `batches`, and count the wait for each."""
@@ -39,7 +46,9 @@ class OwnPart:
                 batch = next(iterator)
             except StopIteration:
                 return
-            self._spent_s += self._clock.monotonic_s() - asked_s
+            waited_s = self._clock.monotonic_s() - asked_s
+            self._spent_s += waited_s
+            self._waited_s += waited_s
             self._mark_s = self._clock.thread_s()
             yield batch
 
@@ -51,7 +60,9 @@ class OwnPart:
     def completed(self) -> None:
         """The step is complete; what follows until the next one (a save, say) is nobody's part."""
         self._count_work()
-        self.last_s, self._spent_s, self._open = self._spent_s, 0.0, False
+        self.last_s, self.last_data_wait_s = self._spent_s, self._waited_s
+        self._spent_s = self._waited_s = 0.0
+        self._open = False
 
     def _count_work(self) -> None:
         if self._open:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strata.training.clock import Clock
-from strata.training.own_part import OwnPart
+from strata.training.compute_timer import ComputeTimer
 
 
 class Time:
@@ -23,10 +23,10 @@ class Time:
         self.used_s += seconds
 
 
-def make() -> tuple[Time, OwnPart]:
+def make() -> tuple[Time, ComputeTimer]:
     time = Time()
     clock = Clock(monotonic_s=lambda: time.now_s, unix_s=lambda: time.now_s, thread_s=lambda: time.used_s)
-    return time, OwnPart(clock)
+    return time, ComputeTimer(clock)
 
 
 def test_the_wait_for_data_and_the_work_count_and_the_wait_for_others_does_not() -> None:

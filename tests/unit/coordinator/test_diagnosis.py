@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
-from strata.coordinator.ailments import job_trouble
+from strata.coordinator.diagnosis import diagnose_job
 from strata.core.arrivals import BarrierKey, OpenRound
 from strata.core.checkpoints import COMPARE_BARRIER
 from strata.v1.members_pb2 import MemberDevices, RankProgress
@@ -40,5 +40,5 @@ def test_a_rank_whose_save_is_compared_in_the_background_is_not_held_up(
     job = Job(a=1, b=1).store.job()
     head = job.head()
     assert head is not None
-    found = job_trouble(Heard(barrier, head.record.generation), job)
+    found = diagnose_job(Heard(barrier, head.record.generation), job)
     assert found.suspects == suspects

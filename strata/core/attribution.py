@@ -1,0 +1,201 @@
+"""Which rank holds up a job, and why: a rule on what is known of all its ranks at one moment.
+
+    crashed     a rank ended before its time, or its node did
+    stalled     ranks stand still: long enough to be a stall (`core.stalls`), or, earlier, while others wait for them
+    slow        steps cost a rank more than they cost others (`core.stragglers`)
+
+A rank that others hold up is late as well, so being late is no fault. Before it is a stall somebody is blamed only
+with evidence: most ranks are late, at least one of them waits for others, and what the blamed ones do instead is known.
+That names the rank within seconds, and costs nobody's life: evictions go by stalls alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from strata.core import stacks
+from strata.core.save_hold import SaveHold
+from strata.core.stalls import Standing, kind_of, late_after_s, suspects
+from strata.core.stragglers import Paced, Slow, StepTimes, stragglers
+
+SILENT_S: Final = 2.3
+"""How long it takes at most until a late rank is told of: its agent looks, asks for its stacks, and reports."""
+
+STOPPED: Final = "stopped"
+BLOCKED: Final = "blocked"
+"""States of a process: stopped by a signal, in uninterruptible I/O."""
+
+CAUSE_STOPPED: Final = "stopped"
+CAUSE_SILENT: Final = "silent"
+CAUSE_DATA: Final = "data"
+CAUSE_STORAGE: Final = "storage"
+CAUSE_COLLECTIVE: Final = "collective"
+CAUSE_CODE: Final = "code"
+CAUSE_UNKNOWN: Final = "unknown"
+CAUSE_COMPUTE: Final = "compute"
+CAUSE_HOST: Final = "host"
+CAUSE_DEVICE: Final = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What is known of one rank of the current generation."""
+
+    rank: int
+    step: int
+    phase: str
+    age_ms: int
+    """Since it moved, as far as is known here."""
+    stalled_ms: int = 0
+    late_ms: int = 0
+    usual_ms: int = 0
+    """How long its phase usually takes; 0 while that is unknown."""
+    times: StepTimes | None = None
+    waits: bool = False
+    """It has arrived at a barrier that is open."""
+    where: str = ""
+    """The innermost function of its main thread, if that is known."""
+    activity: str = ""
+    """What that is for, one of `core.stacks.ACTIVITIES`."""
+    process: str = ""
+    worker: str = ""
+    host: str = ""
+    throttled: tuple[int, str] | None = None
+    """The device of it that runs slower than it could, and why."""
+    trace_file: str = ""
+    hold: SaveHold | None = None
+    """Why it cannot save for now, and for how long by now."""
+
+    @property
+    def held_up(self) -> bool:
+        """Whether it waits for other ranks, for all that is known."""
+        return self.waits or self.activity == stacks.COLLECTIVE
+
+    @property
+    def reported_late(self) -> bool:
+        return self.stalled_ms > 0 or self.late_ms > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """The ranks that hold up `others`, with the cause of each; `ranks` is empty if nobody is to be named."""
+
+    ranks: Mapping[int, str]
+    how: str = ""
+    others: tuple[int, ...] = ()
+    is_stall: bool = False
+    """Whether any rank has stood still for long enough to be a stall."""
+
+
+NOBODY: Final = Blame(ranks={})
+
+
+def blame(reports: Sequence[RankReport]) -> Blame:
+    """Return who holds up the others at this moment."""
+    late = [each for each in reports if each.reported_late]
+    if not late:
+        return NOBODY
+    is_stall = any(each.stalled_ms > 0 for each in late)
+    standing = [each for each in late if each.stalled_ms > 0] if is_stall else late
+    if is_stall:  # those that are late as well by now, and have the same words
+        seen = {each.rank for each in standing}
+        standing += [each for each in late if each.rank not in seen]
+    silent = _silent(reports)
+    named, how = suspects(
+        [_standing(each, silent=each.rank in silent) for each in [*standing, *silent.values()]]
+    )
+    by_rank = {each.rank: each for each in standing} | silent
+    blamed = {rank: _cause(by_rank[rank], silent=rank in silent) for rank in named}
+    others = tuple(sorted(by_rank.keys() - blamed.keys()))
+    if not is_stall and not _evident(blamed, [by_rank[rank] for rank in others], len(reports)):
+        return NOBODY
+    return Blame(ranks=blamed, how=how, others=others, is_stall=is_stall)
+
+
+def _evident(blamed: Mapping[int, str], others: Sequence[RankReport], size: int) -> bool:
+    """Tell whether ranks may be blamed though nobody has stood still for long enough to be a stall."""
+    enough = 2 * (len(blamed) + len(others)) >= size and len(blamed) <= len(others)
+    known = CAUSE_UNKNOWN not in blamed.values()
+    unable = bool(blamed) and set(blamed.values()) <= {CAUSE_STOPPED, CAUSE_SILENT}
+    return enough and known and (unable or any(each.held_up for each in others))
+
+
+def _silent(reports: Iterable[RankReport]) -> dict[int, RankReport]:
+    """Return the ranks that must be late by now, and whose agents do not say so.
+
+    While nothing is usual for its phase, a rank's agent does not know when it is late.
+    """
+    return {
+        each.rank: each
+        for each in reports
+        if not each.reported_late
+        and not each.waits
+        and each.usual_ms > 0
+        and each.age_ms > 1000 * (late_after_s(each.usual_ms / 1000) + SILENT_S)
+    }
+
+
+def _standing(report: RankReport, *, silent: bool) -> Standing:
+    return Standing(
+        rank=report.rank,
+        step=report.step,
+        phase=report.phase,
+        waits=report.held_up and report.process != STOPPED,
+        where=report.where,
+        unable=silent or report.process == STOPPED,
+    )
+
+
+def _cause(report: RankReport, *, silent: bool) -> str:
+    if silent:
+        return CAUSE_SILENT
+    if report.process == STOPPED:
+        return CAUSE_STOPPED
+    kind = kind_of(report.phase)
+    if report.activity == stacks.DATA or kind == "data":
+        return CAUSE_DATA
+    if report.activity == stacks.STORAGE or kind in {"save", "restore"} or report.process == BLOCKED:
+        return CAUSE_STORAGE
+    if report.held_up:
+        return CAUSE_COLLECTIVE
+    return CAUSE_CODE if report.activity else CAUSE_UNKNOWN
+
+
+def slow_ranks(reports: Iterable[RankReport]) -> list[Slow]:
+    """Return the ranks whose steps cost them more than those of others, the slowest first."""
+    return stragglers(
+        [
+            Paced(rank=each.rank, step=each.step, times=each.times)
+            for each in reports
+            if each.times is not None
+        ]
+    )
+
+
+def slow_causes(slow: Iterable[Slow], reports: Mapping[int, RankReport]) -> dict[int, str]:
+    """Return why each of the slow ranks is slow.
+
+    Its batches, if they cost most of what it takes longer; else its device, if that is throttled; else its host, if
+    all ranks of the host are slow alike and there are several, and another host has none that are.
+    """
+    causes = {
+        each.rank: CAUSE_DATA
+        if each.data_more_s > each.compute_more_s
+        else CAUSE_DEVICE
+        if reports[each.rank].throttled is not None
+        else CAUSE_COMPUTE
+        for each in slow
+    }
+    by_host: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        by_host.setdefault(report.host, []).append(rank)
+    for host, ranks in by_host.items():
+        if (
+            host
+            and 1 < len(ranks) < len(reports)
+            and all(causes.get(rank) == CAUSE_COMPUTE for rank in ranks)
+        ):
+            causes.update(dict.fromkeys(ranks, CAUSE_HOST))
+    return causes

@@ -1,0 +1,255 @@
+"""Which ranks are slow: two scores a rank, and who is slow enough to be named.
+
+In synchronous training all ranks wait for the slowest in every step, so their steps are equally long. A rank is judged
+by what a step costs it by itself: the compute time of its trainer's thread, and the wait for its batches.
+
+The two scores are those of NVIDIA's resiliency extension, 1 is as fast, 0 is endlessly slow:
+
+- *relative*: the compute time of the fastest rank over that of this one;
+- *own*: this rank's best compute time over its present one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from statistics import median, median_low
+from typing import Final
+
+WINDOW_S: Final = 2.0
+LEAST_STEPS: Final = 5
+MOST_STEPS: Final = 64
+"""A median is over the steps of the last `WINDOW_S`, but of so many at least and at most: pauses do not show in it."""
+WARM_UP_STEPS: Final = 5
+"""The first steps of a rank in a generation compile and fill caches: they do not count."""
+BEST_OF_STEPS: Final = 16
+"""The best is a median of so many steps in a row: that of a few is small by chance now and then."""
+SLOWED_FACTOR: Final = 1.25
+"""The steps of a rank have become slower, or faster, once they cost so many times as much, or as little."""
+SLOW_FACTOR: Final = 1.5
+"""A rank is slow if its steps cost so many times the median of the ranks that it is compared with…"""
+SLOW_LEAST_S: Final = 0.01
+"""…and so much more."""
+MIN_RANKS: Final = 3
+"""Of two ranks nobody can say which one is slow."""
+MOST_SUSPECTS: Final = 64
+"""So many of the slowest are compared with all others: more slow ranks than that are no stragglers."""
+OVERLAP_STEPS: Final = 1
+"""Two ranks are compared if the steps of both cost what they do now at a step that both have made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What its steps cost a rank; medians are over its newest ones. `best_compute_s`: 0 while unknown."""
+
+    compute_s: float
+    data_wait_s: float
+    median_compute_s: float
+    median_data_wait_s: float
+    best_compute_s: float = 0.0
+    cheaper_s: float = 0.0
+    """What the cheaper one of its last two steps cost it."""
+    steady_steps: int = 0
+    """For how many steps they have cost as much as they do, give or take `SLOWED_FACTOR`."""
+    slowed_s: float = 0.0
+    """Since when its steps have been slower than its best; 0 if they are not, or if that is unknown."""
+
+    @property
+    def median_s(self) -> float:
+        """What a step costs it, of whatever kind."""
+        return self.median_compute_s + self.median_data_wait_s
+
+    @property
+    def last_s(self) -> float:
+        """What the last one cost it."""
+        return self.compute_s + self.data_wait_s
+
+
+class StepWindow:
+    """One rank's steps of one generation. All times are arguments."""
+
+    __slots__ = (
+        "_best_compute_s",
+        "_best_s",
+        "_block",
+        "_changed_step",
+        "_level_s",
+        "_seen",
+        "_slowed",
+        "_slowed_since_s",
+        "_step",
+        "_steps",
+        "_times",
+    )
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._seen = 0
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=MOST_STEPS)
+        """(when it was complete, compute time, wait for data) of the newest steps."""
+        self._block: list[tuple[float, float]] = []
+        self._best_s = self._best_compute_s = 0.0
+        self._slowed = False
+        self._slowed_since_s = 0.0
+        self._level_s = 0.0
+        """What a step cost when that changed last, in `_changed_step`."""
+        self._changed_step = 0
+        self._times: StepTimes | None = None
+
+    @property
+    def times(self) -> StepTimes | None:
+        """What its steps cost the rank, or None before it made enough of them."""
+        return self._times
+
+    def note(self, step: int, compute_s: float, data_wait_s: float, now_s: float) -> None:
+        """Take note of a complete step; one that is known already, or that cost nothing, does not count."""
+        if step == self._step or compute_s + data_wait_s <= 0:
+            return
+        self._step = step
+        self._seen += 1
+        if self._seen <= WARM_UP_STEPS:
+            self._changed_step = step + 1
+            return
+        steps = self._steps
+        steps.append((now_s, compute_s, data_wait_s))
+        while len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S:
+            steps.popleft()
+        self._note_best(compute_s, data_wait_s)
+        if len(steps) < LEAST_STEPS:
+            return
+        median_compute_s = median_low([each[1] for each in steps])
+        median_wait_s = median_low([each[2] for each in steps])
+        self._note_level(step, median_compute_s + median_wait_s)
+        slowed = 0 < self._best_s * SLOWED_FACTOR < median_compute_s + median_wait_s
+        if slowed != self._slowed:
+            self._slowed, self._slowed_since_s = slowed, now_s
+        self._times = StepTimes(
+            compute_s=compute_s,
+            data_wait_s=data_wait_s,
+            median_compute_s=median_compute_s,
+            median_data_wait_s=median_wait_s,
+            best_compute_s=self._best_compute_s,
+            cheaper_s=min(sum(steps[-1][1:]), sum(steps[-2][1:])),
+            steady_steps=step - self._changed_step + 1,
+            slowed_s=max(1e-6, now_s - self._slowed_since_s) if slowed else 0.0,
+        )
+
+    def _note_level(self, step: int, median_s: float) -> None:
+        if not self._level_s / SLOWED_FACTOR <= median_s <= self._level_s * SLOWED_FACTOR:
+            if self._level_s:
+                self._changed_step = step
+            self._level_s = median_s
+
+    def _note_best(self, compute_s: float, data_wait_s: float) -> None:
+        self._block.append((compute_s, data_wait_s))
+        if len(self._block) < BEST_OF_STEPS:
+            return
+        block_compute_s = median(each[0] for each in self._block)
+        block_s = median(sum(each) for each in self._block)
+        self._block.clear()
+        self._best_compute_s = min(self._best_compute_s or block_compute_s, block_compute_s)
+        self._best_s = min(self._best_s or block_s, block_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How fast a rank is, from 0 to 1: against the fastest rank, and against its own best. None: unknown."""
+
+    relative: float | None
+    own: float | None
+
+
+def scores(times: Mapping[int, StepTimes]) -> dict[int, Scores]:
+    """Return the scores of ranks by their compute times, without any wait."""
+    known = [each.median_compute_s for each in times.values() if each.median_compute_s > 0]
+    fastest_s = min(known, default=0.0)
+    return {rank: _scores(each, fastest_s) for rank, each in times.items()}
+
+
+def _scores(times: StepTimes, fastest_s: float) -> Scores:
+    now_s, best_s = times.median_compute_s, times.best_compute_s
+    if now_s <= 0:
+        return Scores(relative=None, own=None)
+    return Scores(relative=fastest_s / now_s, own=min(1.0, best_s / now_s) if best_s > 0 else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """A rank with what its steps cost it, as of step `step`."""
+
+    rank: int
+    step: int
+    times: StepTimes
+
+    @property
+    def since_step(self) -> int:
+        """The first step at which it was as it is now."""
+        return self.step - self.times.steady_steps + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A rank whose steps cost it more than others pay."""
+
+    rank: int
+    step_s: float
+    times: float
+    """How many times the median of the others."""
+    compute_more_s: float
+    data_more_s: float
+    """How much more than the median it computes and waits for data in a step."""
+    slowed_s: float
+
+
+def stragglers(ranks: Sequence[Paced], *, factor: float = SLOW_FACTOR) -> list[Slow]:
+    """Return the ranks whose steps cost `factor` times what those of most others cost, the slowest first.
+
+    What is known of ranks is of different ages, and all may have become slower since: a rank is compared with those
+    that were as they are now at a step at which it was as it is now. These have to be half of all.
+    Nobody is slow if more than half of all are as slow.
+    """
+    known = [each for each in ranks if each.times.median_s > 0]
+    if len(known) < MIN_RANKS:
+        return []
+    least_s = min(each.times.median_s for each in known)
+    suspects = [each for each in known if _is_slow(each.times.median_s, least_s, factor)]
+    if len(suspects) > MOST_SUSPECTS:
+        suspects = nlargest(MOST_SUSPECTS, suspects, key=lambda each: each.times.median_s)
+    slow = [found for each in suspects if (found := _compared(each, known, factor)) is not None]
+    return sorted(slow, key=lambda each: (-each.times, each.rank))
+
+
+def _compared(rank: Paced, known: Iterable[Paced], factor: float) -> Slow | None:
+    others, all_of_them = [], 0
+    for each in known:
+        all_of_them += 1
+        if each is not rank and _overlap(rank, each) >= OVERLAP_STEPS:
+            others.append(each.times)
+    if len(others) < MIN_RANKS - 1 or 2 * len(others) < all_of_them - 1:
+        return None
+    usual_s = median_low([*(each.median_s for each in others), rank.times.median_s])
+    if usual_s <= 0 or not _is_slow(rank.times.median_s, usual_s, factor):
+        return None
+    # medians follow a change that all ranks share within a step or two of each other; last steps show it at once
+    last_s = median_low(each.last_s for each in others)
+    if rank.times.median_s < factor * last_s or rank.times.cheaper_s < SLOWED_FACTOR * usual_s:
+        return None
+    return Slow(
+        rank=rank.rank,
+        step_s=rank.times.median_s,
+        times=rank.times.median_s / usual_s,
+        compute_more_s=rank.times.median_compute_s - median_low(each.median_compute_s for each in others),
+        data_more_s=rank.times.median_data_wait_s - median_low(each.median_data_wait_s for each in others),
+        slowed_s=rank.times.slowed_s,
+    )
+
+
+def _is_slow(step_s: float, usual_s: float, factor: float) -> bool:
+    return step_s >= factor * usual_s and step_s - usual_s >= SLOW_LEAST_S
+
+
+def _overlap(one: Paced, other: Paced) -> int:
+    """Return how many steps both made while they were as they are now."""
+    return min(one.step, other.step) - max(one.since_step, other.since_step) + 1

@@ -1,0 +1,234 @@
+"""What is wrong with a job: findings, each with the sentence that everybody shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strata.core.attribution import RankReport
+from strata.core.findings import Device, Diagnosis, Ended, diagnose, runs
+from strata.core.save_hold import SaveHold
+from strata.core.stragglers import StepTimes
+
+
+def report(
+    rank: int, step: int = 8, phase: str = "step", stalled_s: float = 0, usual_s: float = 1.0
+) -> RankReport:
+    times = StepTimes(
+        compute_s=usual_s,
+        data_wait_s=0.0,
+        median_compute_s=usual_s,
+        median_data_wait_s=0.0,
+        best_compute_s=1.0,
+        cheaper_s=usual_s,
+        steady_steps=8,
+    )
+    return RankReport(
+        rank=rank, step=step, phase=phase, age_ms=100, stalled_ms=int(stalled_s * 1000), times=times
+    )
+
+
+def slow(rank: int, *, compute_s: float = 1.0, wait_s: float = 0.0, host: str = "a") -> RankReport:
+    times = StepTimes(
+        compute_s=compute_s,
+        data_wait_s=wait_s,
+        median_compute_s=compute_s,
+        median_data_wait_s=wait_s,
+        cheaper_s=compute_s + wait_s,
+        steady_steps=8,
+    )
+    return RankReport(rank=rank, step=8, phase="step", age_ms=100, times=times, host=host, worker=f"w-{host}")
+
+
+def only_text(found: Diagnosis) -> str:
+    (finding,) = found.findings
+    assert found.says == finding.text
+    return finding.text
+
+
+def test_a_healthy_job_has_no_findings() -> None:
+    found = diagnose([report(0), report(1), report(2)])
+    assert (found.says, found.findings, found.stalled, found.slow, found.sick) == ("", (), (), (), ())
+    assert diagnose([]).says == ""
+
+
+# -- ranks that stand still
+
+
+def test_the_rank_that_holds_up_the_others_is_named() -> None:
+    found = diagnose([report(r, stalled_s=42, phase="data" if r == 2 else "step") for r in range(4)])
+    assert found.suspects == (2,)
+    assert found.says == (
+        "rank 2 stands still at step 8 (data) for 42 s, and 3 more with it: waiting for the data loader"
+    )
+    assert [(each.kind, each.cause, each.ranks, each.since_ms) for each in found.findings] == [
+        ("stalled", "data", (2,), 42_000)
+    ]
+    assert found.of_rank(2) == found.says
+    assert found.of_rank(0) == f"waits for others: {found.says}"
+    assert found.of_rank(9) == ""
+
+
+def test_the_sentence_has_host_cause_function_and_recording() -> None:
+    words = [replace(report(r, stalled_s=42), host="ab"[r // 2], activity="collective") for r in range(4)]
+    words[3] = replace(words[3], activity="code", where="take_two_locks (train.py)", trace_file="/t/nccl_3")
+    assert only_text(diagnose(words)) == (
+        "rank 3 on host b stands still at step 8 (step) for 42 s, and 3 more with it:"
+        " in its own code in take_two_locks (train.py); NCCL recorded /t/nccl_3"
+    )
+
+
+def test_ranks_of_one_host_with_one_cause_are_one_finding() -> None:
+    words = [
+        replace(report(r, stalled_s=42), host="ab"[r // 4], process="stopped" if r > 5 else "")
+        for r in range(8)
+    ]
+    assert only_text(diagnose(words)) == (
+        "ranks 6-7 on host b stand still at step 8 (step) for 42 s, and 6 more with them: stopped by a signal"
+    )
+
+
+def test_many_that_cannot_be_told_apart_are_counted() -> None:
+    found = diagnose([report(r, stalled_s=40 + r) for r in range(100)])
+    assert found.says == "100 ranks stand still at step 8 for 139 s"
+    assert len(found.stalled) == 100
+    waiting = [
+        replace(report(r, stalled_s=40), activity="collective", where="all_reduce (x.py)") for r in range(9)
+    ]
+    assert (
+        diagnose(waiting).says
+        == "9 ranks stand still at step 8 for 40 s: waiting for other ranks in all_reduce (x.py)"
+    )
+
+
+# -- before that is a stall
+
+
+def late(rank: int, activity: str = "collective", **more: object) -> RankReport:
+    found = RankReport(
+        rank=rank, step=8, phase="step", age_ms=3_000, late_ms=3_000, usual_ms=500, activity=activity
+    )
+    return replace(found, **more)  # type: ignore[arg-type]  # fields by name
+
+
+def test_a_rank_that_others_wait_for_is_named_before_that_is_a_stall() -> None:
+    found = diagnose([late(r, "data" if r == 2 else "collective") for r in range(4)])
+    assert found.says.startswith(
+        "rank 2 stands still at step 8 (step) for 3 s, and 3 more with it: waiting for the data"
+    )
+    assert not found.stalled
+    assert not found.suspects, "and nobody is evicted for it"
+    assert found.held_up == (0, 1, 3)
+
+
+def test_nobody_is_blamed_early_without_evidence() -> None:
+    assert not diagnose([late(r, "code") for r in range(4)]).findings, (
+        "all do the same, an evaluation perhaps"
+    )
+    assert not diagnose([late(r) for r in range(4)]).findings, "all wait: none is known to hold them up"
+    assert not diagnose([late(r, "" if r == 2 else "collective") for r in range(4)]).findings, (
+        "what it does is unknown"
+    )
+    few = [late(0, "code"), late(1), *(report(r) for r in range(2, 6))]
+    assert not diagnose(few).findings, "most ranks train on"
+    many = [late(r, "collective" if r == 2 else "code") for r in range(4)]
+    assert not diagnose(many).findings, "more are to blame than wait"
+
+
+def test_a_rank_whose_agent_does_not_even_say_that_it_is_late_is_silent() -> None:
+    def ranks(age_ms: int) -> list[RankReport]:
+        silent = late(2, "", late_ms=0, age_ms=age_ms, host="b")
+        return [silent if r == 2 else late(r, age_ms=age_ms) for r in range(4)]
+
+    assert not diagnose(ranks(3_000)).findings, "its agent may be about to"
+    assert (
+        "on host b stands still at step 8 (step) for 5 s, and 3 more with it: its agent reports nothing"
+        in (diagnose(ranks(4_600)).says)
+    )
+
+
+# -- slow ranks
+
+
+def test_why_a_rank_is_slow_is_told_apart() -> None:
+    fast = [slow(r) for r in range(5)]
+    assert only_text(diagnose([*fast, slow(5, compute_s=2.0, host="b")])) == (
+        "rank 5 on host b takes 2.0 times the median for a step: slow compute"
+    )
+    assert only_text(diagnose([*fast, slow(5, wait_s=0.9, host="b")])) == (
+        "rank 5 on host b takes 1.9 times the median for a step: slow data loading, 900 ms more a step"
+    )
+    assert only_text(diagnose([*fast, *(slow(r, compute_s=2.0, host="b") for r in (5, 6, 7))])) == (
+        "ranks 5-7 on host b take 2.0 times the median for a step: all ranks of the host are slow"
+    )
+    hot = replace(slow(5, compute_s=2.0, host="b"), throttled=(1, "hot"))
+    found = diagnose([*fast, hot], [Device(worker="w-b", index=1, throttled="hot", host="b")])
+    assert (
+        only_text(found)
+        == "rank 5 on host b takes 2.0 times the median for a step: device 1 is throttled (hot)"
+    )
+    assert (found.findings[0].device, found.findings[0].cause) == (1, "device")
+
+
+def test_slow_ranks_and_sick_devices_are_named_and_then_counted() -> None:
+    words = [report(r, usual_s=3.0 if r < 5 else 1.0) for r in range(16)]
+    devices = [
+        Device(worker="w1", index=2, fault="XID 79: gone"),
+        Device(worker="w0", index=1, throttled="power brake", host="h"),
+    ]
+    found = diagnose(words, devices)
+    assert found.says == (
+        "rank 0 takes 3.0 times the median for a step: slow compute;"
+        " rank 1 takes 3.0 times the median for a step: slow compute;"
+        " rank 2 takes 3.0 times the median for a step: slow compute; 2 more groups of slow ranks;"
+        " device 1 of w0 on host h is throttled (power brake); device 2 of w1: XID 79: gone"
+    )
+    assert [(sick.worker, sick.index) for sick in found.sick] == [("w1", 2)]
+    assert found.scores[0].relative == found.scores[0].own == 1 / 3
+
+
+# -- the others
+
+
+def test_who_waits_for_a_rank_that_ended_is_not_blamed() -> None:
+    ended = [Ended(rank=2, worker="w", host="b", reason="exit code 1")]
+    found = diagnose([late(r) for r in range(4)], ended=ended)
+    assert only_text(found) == "rank 2 on host b has ended: exit code 1"
+    assert found.of_rank(0) == "waits for others: rank 2 on host b has ended: exit code 1"
+    lost = [Ended(rank=r, worker="w", host="", reason="its node w is gone", lost=True) for r in (2, 3)]
+    assert only_text(diagnose([report(0)], ended=lost)) == "ranks 2-3 have ended: its node w is gone"
+
+
+def test_held_saves_are_said_first_with_every_host_or_their_number() -> None:
+    def held(rank: int, host: str, held_s: float, reason: str = "disk full") -> RankReport:
+        return replace(report(rank), hold=SaveHold(step=24, reason=reason, host=host, held_s=held_s))
+
+    found = diagnose([held(0, "a", 10), held(1, "b", 240), report(2, stalled_s=42)], committed_step=20)
+    assert found.says == (
+        "no checkpoint since step 20, 4 min: disk full on hosts a, b; rank 2 stands still at step 8 (step) for 42 s"
+    )
+    assert ([each.rank for each in found.held], found.held_s) == ([1, 0], 240)
+    many = [held(rank, f"n{rank:02}", 5, "storage answers 503") for rank in range(64)]
+    assert diagnose([*many, held(64, "x", 1)]).says == (
+        "no checkpoint yet, 5 s: disk full on host x; storage answers 503 on hosts n00, n01, n02 and 61 more"
+    )
+
+
+def test_what_cannot_be_is_said() -> None:
+    assert only_text(diagnose([], (), ["two worlds"])) == "its keys hold what cannot be: two worlds"
+
+
+def test_a_finding_stays_the_same_while_it_grows_older() -> None:
+    def key(stalled_s: float) -> tuple[object, ...]:
+        return (
+            diagnose([report(r, stalled_s=stalled_s, phase="data" if r == 2 else "step") for r in range(4)])
+            .findings[0]
+            .key
+        )
+
+    assert key(42) == key(43)
+
+
+def test_ranks_are_written_as_runs_and_many_of_them_counted() -> None:
+    assert runs([7, 0, 1, 2, 9]) == "0-2, 7, 9"
+    assert runs(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    assert runs([]) == ""

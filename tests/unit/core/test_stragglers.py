@@ -1,0 +1,159 @@
+"""What its steps cost a rank, and who is slow."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from strata.core.stragglers import (
+    BEST_OF_STEPS,
+    LEAST_STEPS,
+    WARM_UP_STEPS,
+    Paced,
+    StepTimes,
+    StepWindow,
+    scores,
+    stragglers,
+)
+
+
+def steady(compute_s: float, wait_s: float = 0.0, *, best_s: float = 0.0, steps: int = 100) -> StepTimes:
+    return StepTimes(
+        compute_s=compute_s,
+        data_wait_s=wait_s,
+        median_compute_s=compute_s,
+        median_data_wait_s=wait_s,
+        best_compute_s=best_s,
+        cheaper_s=compute_s + wait_s,
+        steady_steps=steps,
+    )
+
+
+def paced(*costs_s: float, step: int = 200) -> list[Paced]:
+    return [Paced(rank=rank, step=step, times=steady(cost)) for rank, cost in enumerate(costs_s)]
+
+
+def window(costs_s: list[tuple[float, float]], *, each_s: float = 0.5) -> StepWindow:
+    found = StepWindow()
+    for number, (compute_s, wait_s) in enumerate(costs_s):
+        found.note(number + 1, compute_s, wait_s, 100 + number * each_s)
+    return found
+
+
+# -- one rank
+
+
+def test_nothing_is_known_before_a_rank_has_warmed_up() -> None:
+    first = [(9.0, 0.0)] * WARM_UP_STEPS
+    assert window([*first, *[(0.1, 0.0)] * (LEAST_STEPS - 1)]).times is None
+    times = window([*first, *[(0.1, 0.0)] * LEAST_STEPS]).times
+    assert times is not None
+    assert times.median_compute_s == 0.1, "the first steps compile"
+
+
+def test_a_median_is_over_the_steps_of_two_seconds_so_that_a_pause_does_not_show() -> None:
+    times = window([*[(0.1, 0.02)] * 60, (3.0, 0.02)]).times
+    assert times is not None
+    assert (times.compute_s, times.median_compute_s, times.median_data_wait_s) == (3.0, 0.1, 0.02)
+    assert times.slowed_s == 0
+
+
+def test_a_rank_that_slows_down_tells_since_when() -> None:
+    slow = window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8]).times
+    assert slow is not None
+    assert slow.best_compute_s == 0.1
+    assert slow.median_compute_s == 0.3
+    assert 4 <= slow.steady_steps <= 7
+    assert 1.0 < slow.slowed_s < 4.0
+    again = window([*[(0.1, 0.0)] * 60, *[(0.3, 0.0)] * 8, *[(0.1, 0.0)] * 8]).times
+    assert again is not None
+    assert again.slowed_s == 0
+    assert 4 <= again.steady_steps <= 7
+
+
+def test_the_best_needs_many_steps_in_a_row() -> None:
+    few = window([(0.1, 0.0)] * (WARM_UP_STEPS + BEST_OF_STEPS - 1)).times
+    enough = window([(0.1, 0.0)] * (WARM_UP_STEPS + BEST_OF_STEPS)).times
+    assert few is not None
+    assert enough is not None
+    assert (few.best_compute_s, enough.best_compute_s) == (0.0, 0.1)
+
+
+def test_a_step_told_again_and_one_that_cost_nothing_do_not_count() -> None:
+    found = StepWindow()
+    for _ in range(50):
+        found.note(7, 0.1, 0.0, 1.0)
+        found.note(8, 0.0, 0.0, 1.0)
+    assert found.times is None
+
+
+# -- all ranks
+
+
+def test_scores_are_against_the_fastest_and_against_the_own_best_without_the_wait_for_data() -> None:
+    found = scores(
+        {0: steady(0.1, 9.0, best_s=0.1), 1: steady(0.2, best_s=0.1), 2: steady(0.4), 3: steady(0.0, 1.0)}
+    )
+    assert [(each.relative, each.own) for each in found.values()] == [
+        (1.0, 1.0),
+        (0.5, 0.5),
+        (0.25, None),
+        (None, None),
+    ]
+    assert scores({}) == {}
+
+
+def test_a_straggler_is_slower_than_most() -> None:
+    slow = stragglers(paced(1.0, 1.1, 0.9, 2.0, 4.0))
+    assert [(each.rank, round(each.times, 2)) for each in slow] == [(4, 3.64), (3, 1.82)]
+
+
+def test_of_two_nobody_is_slow_and_equal_ranks_are_none() -> None:
+    assert stragglers(paced(1.0, 9.0)) == []
+    assert stragglers(paced(*[1.0] * 8)) == []
+    assert stragglers([]) == []
+
+
+def test_a_few_milliseconds_accuse_nobody() -> None:
+    assert stragglers(paced(0.004, 0.004, 0.004, 0.012)) == []
+    assert [each.rank for each in stragglers(paced(0.004, 0.004, 0.004, 0.018))] == [3]
+
+
+def test_half_of_all_may_be_slow_and_more_than_half_are_not() -> None:
+    assert [each.rank for each in stragglers(paced(1, 1, 2, 2))] == [2, 3]
+    assert stragglers(paced(1, 2, 2)) == []
+
+
+def test_what_a_rank_takes_longer_for_is_told_apart() -> None:
+    ranks = [Paced(rank=rank, step=200, times=steady(0.1, 0.01)) for rank in range(4)]
+    ranks.append(Paced(rank=4, step=200, times=steady(0.11, 0.3)))
+    (slow,) = stragglers(ranks)
+    assert (round(slow.compute_more_s, 3), round(slow.data_more_s, 3)) == (0.01, 0.29)
+
+
+@pytest.mark.parametrize("then_s", [(0.3,), (0.3, 0.1)], ids=["slower", "slower and faster again"])
+def test_when_all_become_slower_or_faster_nobody_is_blamed_however_old_what_is_known_of_them_is(
+    then_s: tuple[float, ...],
+) -> None:
+    chance = random.Random(5)
+    ranks = 16
+    windows = [StepWindow() for _ in range(ranks)]
+    known: dict[int, list[Paced]] = {rank: [] for rank in range(ranks)}
+    for step in range(1, 300):
+        cost_s = (0.1, *then_s)[min(len(then_s), step // 100)]
+        for rank, each in enumerate(windows):
+            each.note(step, cost_s * chance.gauss(1, 0.05), 0.0, step * 0.2)
+            if each.times is not None:
+                known[rank].append(Paced(rank=rank, step=step, times=each.times))
+        seen = [told[-1 - min(len(told) - 1, chance.randrange(8))] for told in known.values() if told]
+        assert stragglers(seen) == [], step
+
+
+def test_a_slow_rank_is_named_though_what_is_known_of_the_others_is_a_second_old() -> None:
+    others = [Paced(rank=rank, step=180, times=steady(0.1, steps=150)) for rank in range(8)]
+    slow = steady(0.2, steps=5)
+    assert stragglers([*others, Paced(rank=8, step=190, times=slow)]) == [], (
+        "nobody was heard of since it is slow"
+    )
+    assert [each.rank for each in stragglers([*others, Paced(rank=8, step=183, times=slow)])] == [8]
