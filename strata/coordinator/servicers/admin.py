@@ -61,7 +61,8 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
                     f"{request.path[:200]} has {len(json)} bytes, and an answer at most {RESOURCE_BYTES}",
                     hint="ask for it over HTTP, or for a page or a shorter time",
                 )
-            return admin_pb2.GetResourceResponse(json=json)
+            mirror = self._context.mirror
+            return admin_pb2.GetResourceResponse(json=json, token=token(mirror.uid, mirror.view.revision))
 
         response: admin_pb2.GetResourceResponse = await answered(self._desk, "get_resource", call, read)
         return response

@@ -102,7 +102,7 @@ async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> 
 
         node.context.soft.resource = read
         assert len((await servicer.GetResource(GetResourceRequest(path="/200000"), call)).json) == 200_000
-        with pytest.raises(AbortedError, match="RESOURCE_EXHAUSTED.*300000 bytes"):
+        with pytest.raises(AbortedError, match=r"RESOURCE_EXHAUSTED.*300000 bytes"):
             await servicer.GetResource(GetResourceRequest(path="/300000"), call)
 
 
