@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "coordinator": "strata.cli.coordinator:coordinator",
     "run": "strata.cli.run:run",
     "status": "strata.cli.status:status",
+    "top": "strata.cli.top.command:top",
     "members": "strata.cli.members:members",
     "barriers": "strata.cli.barriers:barriers",
     "checkpoints": "strata.cli.checkpoints:app",

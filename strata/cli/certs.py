@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strata.cli.output import Json
+from strata.cli.output import Json, print_values
 from strata.core.authority import Role
 from strata.errors import ConfigError
 
@@ -30,6 +29,7 @@ def ca(
     ] = "default",
     days: Annotated[int, typer.Option("--days", help="How long it counts.")] = 3650,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Make an authority. Keep its key where no coordinator and no trainer runs.
 
@@ -39,6 +39,10 @@ def ca(
     from strata.security import certificates  # noqa: PLC0415  # the server extra
 
     made = certificates.Authority.create(out, cluster=cluster, now=datetime.now(UTC), days=days, force=force)
+    if as_json:
+        found = certificates.describe(out / certificates.CA)
+        print_values(_as_values(out, found, found.days_left(datetime.now(UTC))))
+        return
     end = made.certificate.not_valid_after_utc
     typer.echo(f"{out / certificates.CA}: the authority of cluster {cluster}, until {end:%Y-%m-%d}")
     typer.echo(f"{out / certificates.CA_KEY}: its key; who has it can be anybody")
@@ -61,6 +65,7 @@ def issue(
     ] = None,
     days: Annotated[int, typer.Option("--days", help="How long it counts.")] = 365,
     force: Force = False,
+    as_json: Json = False,
 ) -> None:
     """Sign a certificate for a coordinator, a member, an operator, a viewer or an etcd member.
 
@@ -72,7 +77,7 @@ def issue(
     made = certificates.Authority.open(authority).issue(
         out, role=role, id=id, hosts=host or (), jobs=job or (), now=datetime.now(UTC), days=days, force=force
     )
-    _say_issued(out, made)
+    _say_issued(out, made, as_json=as_json)
 
 
 @app.command()
@@ -82,6 +87,7 @@ def renew(
     days: Annotated[
         int | None, typer.Option("--days", help="How long it counts. (as long as the old one)")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Replace a certificate by a new one for the same identity, hosts and jobs, with a new key.
 
@@ -92,7 +98,8 @@ def renew(
     _need_library()
     from strata.security import certificates  # noqa: PLC0415  # the server extra
 
-    _say_issued(out, certificates.Authority.open(authority).renew(out, now=datetime.now(UTC), days=days))
+    made = certificates.Authority.open(authority).renew(out, now=datetime.now(UTC), days=days)
+    _say_issued(out, made, as_json=as_json)
 
 
 @app.command()
@@ -113,23 +120,7 @@ def show(
     found = certificates.describe(path)
     left = found.days_left(datetime.now(UTC))
     if as_json:
-        identity = found.identity
-        document = {
-            "path": str(path),
-            "identity": identity.uri if identity is not None else None,
-            "role": str(identity.role) if identity is not None else None,
-            "jobs": sorted(identity.jobs) if identity is not None else [],
-            "authority": found.authority,
-            "hosts": list(found.hosts),
-            "subject": found.subject,
-            "issuer": found.issuer,
-            "not_before": found.not_before.isoformat(),
-            "not_after": found.not_after.isoformat(),
-            "days_left": round(left, 2),
-            "serial": found.serial,
-            "sha256": found.fingerprint,
-        }
-        typer.echo(json.dumps(document, indent=2))
+        print_values(_as_values(path, found, left))
         return
     whose = found.identity.uri if found.identity is not None else "no identity of Strata's"
     rows = [
@@ -147,7 +138,29 @@ def show(
         typer.echo(f"{name:<12} {value}")
 
 
-def _say_issued(out: Path, made: Described) -> None:
+def _as_values(path: Path, found: Described, days_left: float) -> dict[str, Any]:
+    identity = found.identity
+    return {
+        "path": str(path),
+        "identity": identity.uri if identity is not None else None,
+        "role": str(identity.role) if identity is not None else None,
+        "jobs": sorted(identity.jobs) if identity is not None else [],
+        "authority": found.authority,
+        "hosts": list(found.hosts),
+        "subject": found.subject,
+        "issuer": found.issuer,
+        "not_before": found.not_before.isoformat(),
+        "not_after": found.not_after.isoformat(),
+        "days_left": round(days_left, 2),
+        "serial": found.serial,
+        "sha256": found.fingerprint,
+    }
+
+
+def _say_issued(out: Path, made: Described, *, as_json: bool) -> None:
+    if as_json:
+        print_values(_as_values(out, made, made.days_left(datetime.now(UTC))))
+        return
     identity = made.identity
     assert identity is not None
     typer.echo(f"{out}: {identity.uri}, until {made.not_after:%Y-%m-%d %H:%M:%SZ}")

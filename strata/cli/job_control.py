@@ -23,6 +23,7 @@ from strata.cli.output import (
     Json,
     TimeoutS,
     print_json,
+    print_values,
     printable,
 )
 from strata.cli.status import phase_name
@@ -193,6 +194,7 @@ def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     endpoints: Endpoints = DEFAULT_ENDPOINTS,
+    as_json: Json = False,
     timeout_s: TimeoutS = DEFAULT_TIMEOUT_S,
     *,
     credentials: Credentials,
@@ -211,6 +213,9 @@ def delete(
             latest = f", whose latest checkpoint is of step {job.latest_step}" if job.has_latest else ""
             typer.confirm(f"Forget job {name}{latest}? Its checkpoints' files stay.", abort=True, err=True)
         client.delete()
+    if as_json:
+        print_values({"job": name, "deleted": True})
+        return
     _say(f"{name} is forgotten")
 
 

@@ -13,6 +13,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -27,7 +28,7 @@ LINE_EVERY_S: Final = 10.0
 def byte_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Yield a function to be told how many more bytes are done."""
     console = Console(stderr=True, highlight=False, emoji=False)
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield _lines(printable(what), total_bytes)
         return
     columns = (
@@ -37,9 +38,43 @@ def byte_progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
         task = progress.add_task(printable(what), total=total_bytes)
         yield lambda count: progress.update(task, advance=count)
+
+
+@contextlib.contextmanager
+def item_progress(what: str) -> Iterator[Callable[[], None]]:
+    """Yield a function to be told that one more is done, of nobody knows how many.
+
+    Where a command prints a line for each to the same terminal, these lines are its progress.
+    """
+    console = Console(stderr=True, highlight=False, emoji=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield _counts(printable(what))
+        return
+    if sys.stdout.isatty():
+        yield lambda: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:.0f}", markup=False))
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+        task = progress.add_task(printable(what), total=None)
+        yield lambda: progress.update(task, advance=1)
+
+
+def _counts(what: str) -> Callable[[], None]:
+    done, told = 0, time.monotonic()
+
+    def advance() -> None:
+        nonlocal done, told
+        done += 1
+        now = time.monotonic()
+        if now - told >= LINE_EVERY_S:
+            told = now
+            sys.stderr.write(f"{what}: {done}\n")
+            sys.stderr.flush()
+
+    return advance
 
 
 def _lines(what: str, total_bytes: int) -> Callable[[int], None]:

@@ -125,6 +125,12 @@ def run(
         bool | None,
         typer.Option("--devices/--no-devices", help="Watch this node's NVIDIA devices. (it does)"),
     ] = None,
+    status_line: Annotated[
+        bool | None,
+        typer.Option(
+            "--status-line/--no-status-line", help="Progress in the terminal's last line. (if there is one)"
+        ),
+    ] = None,
     ca_file: TlsCaFile = None,
     cert_file: TlsCertFile = None,
     key_file: TlsKeyFile = None,
@@ -165,6 +171,7 @@ def run(
         "preempt_grace_s": preempt_grace_s,
         "resume": resume,
         "new": new,
+        "status_line": status_line,
         "health.on_stall": on_stall,
         "health.stall_factor": stall_factor,
         "health.stall_limits": stall_limits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from strata.v1.worlds_pb2 import Job
 
 _EVERY_S = 2.0
+_PLAIN = (None, "", "dumb", "unknown")
 _CLEAR = "\x1b[H\x1b[J"
 """To the top, and nothing below: the terminal's own history stays."""
 
@@ -54,7 +56,7 @@ def status(
         while True:
             answer = client.status()
             jobs = () if as_json else client.jobs()
-            if watch and sys.stdout.isatty():
+            if watch and not as_json and sys.stdout.isatty() and os.environ.get("TERM") not in _PLAIN:
                 sys.stdout.write(_CLEAR)
             if as_json:
                 print_json(answer)

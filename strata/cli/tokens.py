@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from strata.cli.output import Json, print_table
+from strata.cli.output import Json, print_table, print_values
 from strata.core.authority import Role
 from strata.security.private import write_private
-from strata.security.tokens import TokenFile
+from strata.security.tokens import Entry, TokenFile
 
 app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True)
 
@@ -39,6 +38,7 @@ def add(
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the token to this file, instead of showing it.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Make a token, accept it from now on, and show it once: only its hash is kept.
 
@@ -47,10 +47,15 @@ def add(
     entry, token = TokenFile(file).add(
         role=role, id=id, jobs=tuple(job or ()), now=datetime.now(UTC), days=days
     )
+    if out is not None:
+        write_private(out, token.encode() + b"\n")
+    if as_json:
+        where = {"token": token} if out is None else {"file": str(out)}
+        print_values({**_as_values(entry), **where})
+        return
     if out is None:
         typer.echo(token)
         return
-    write_private(out, token.encode() + b"\n")
     typer.echo(f"{out}: token {entry.name} of {entry.role} {entry.id}")
 
 
@@ -62,8 +67,7 @@ def list_(file: File, as_json: Json = False) -> None:
     """
     entries = TokenFile(file).entries()
     if as_json:
-        listed = [{key: value for key, value in asdict(e).items() if key != "digest"} for e in entries]
-        typer.echo(json.dumps(listed, indent=2))
+        print_values(list(map(_as_values, entries)))
         return
     now = datetime.now(UTC)
     print_table(
@@ -88,10 +92,18 @@ def list_(file: File, as_json: Json = False) -> None:
 def revoke(
     file: File,
     token: Annotated[str, typer.Argument(help="The token's name, or its beginning, as `list` shows it.")],
+    as_json: Json = False,
 ) -> None:
     """Accept a token no more. Coordinators that read this file refuse it from their next call on.
 
     Example: strata tokens revoke --file tokens.json 4f2a91c07d3e
     """
     entry = TokenFile(file).revoke(token)
+    if as_json:
+        print_values({**_as_values(entry), "revoked": True})
+        return
     typer.echo(f"token {entry.name} of {entry.role} {entry.id} is not accepted any more")
+
+
+def _as_values(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in asdict(entry).items() if key != "digest"}

@@ -125,6 +125,11 @@ class RunConfig:
         doc="begin a job that is done, has failed or ran another command from nothing;"
         " its checkpoints are given up, and stay",
     )
+    status_line: bool = setting(
+        "run.status_line",
+        default=True,
+        doc="show progress in the terminal's last line, where logs are plain text on a terminal",
+    )
     health: HealthConfig = field(default_factory=HealthConfig)
     credentials: Credentials = field(default_factory=Credentials)
     log: LogConfig = field(default_factory=LogConfig)

@@ -35,6 +35,7 @@ from strata.launch.health import Health
 from strata.launch.relay import Relay
 from strata.launch.relay_server import serving
 from strata.launch.run_folder import run_folder
+from strata.launch.run_progress import Listening, RunProgress, shown
 from strata.launch.starting import ColdStarter, Starter
 from strata.launch.stopping import PREEMPT_SIGNALS
 from strata.launch.supervisor import SOCKET, Supervisor
@@ -48,6 +49,7 @@ from strata.v1.worlds_pb2 import JOB_PHASE_PAUSED, JOB_PHASE_RUNNING, JobSpec
 
 log = get_logger()
 
+STDERR: Final = 2
 _GOES_ON: Final = {JOB_PHASE_RUNNING: "running", JOB_PHASE_PAUSED: "paused"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -58,7 +60,8 @@ class _Observer:
     supervisor: Supervisor | None = None
     relay: Relay | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
         self._told: set[str] = set()
         self._phase_reason = ""
 
@@ -85,17 +88,20 @@ class _Observer:
             self.relay.on_outcome(outcome)
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._progress.committed(checkpoint)
         if self.relay is not None:
             self.relay.on_checkpoint(checkpoint)
 
 
 class _Door:
-    """Where the supervisor tells of places: the relay lets ranks in, the watch looks at them."""
+    """Where the supervisor tells of places: the relay lets ranks in, the watch looks at them, the status line shows them."""
 
     relay: Relay
     health: Health
+    progress: RunProgress
 
     def set_place(self, place: Place | None) -> None:
+        self.progress.begin(place.generation if place is not None else 0)
         self.relay.set_place(place)
         self.health.set_place(place)
 
@@ -146,7 +152,8 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
             max_generations=config.max_generations,
         ),
     )
-    observer = _Observer()
+    progress = RunProgress(job)
+    observer = _Observer(progress)
     session = MemberSession(
         endpoints, registration, observer, rng=random.Random(), credentials=config.credentials
     )
@@ -160,7 +167,9 @@ async def run_supervisor(config: RunConfig, command: Sequence[str]) -> int:
                 return PREEMPTED if asked.result() in PREEMPT_SIGNALS else of_signal(asked.result())
             address = config.address or await find_address_towards(endpoints[0].host, endpoints[0].port)
             name_lookup.warn_if_slow(address, lambda said: log.warning("names.slow", reason=said))
-            run = _run(config, command, session, observer, folder, devices, worker_id, address, asked)
+            run = _run(
+                config, command, session, observer, progress, folder, devices, worker_id, address, asked
+            )
             supervise = asyncio.create_task(run, name="supervisor")
             try:
                 await asyncio.wait({supervise, serve_session}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,6 +192,7 @@ async def _run(
     command: Sequence[str],
     session: MemberSession,
     observer: _Observer,
+    progress: RunProgress,
     folder: Path,
     devices: OpenDevices | None,
     worker_id: str,
@@ -204,7 +214,7 @@ async def _run(
         door=door,
         will_heed=partial(uses_init, command),
     )
-    health = Health(config.health, session, supervisor, detect_s=timing.detect_s)
+    health = Health(config.health, Listening(session, progress), supervisor, detect_s=timing.detect_s)
     session.on_request = Inspection(session, supervisor.stack, supervisor.log_file).on_request
     relay = Relay(
         session,
@@ -218,8 +228,9 @@ async def _run(
         on_stopped=supervisor.rank_stopped,
         on_stepped=supervisor.rank_stepped,
     )
-    door.relay, door.health = relay, health
+    door.relay, door.health, door.progress = relay, health, progress
     async with (
+        shown(progress, STDERR, wanted=config.status_line and config.log.format != "json"),
         serving(relay, folder / SOCKET, timing),
         health.watching(),
         watching_devices(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from typing import Any, TextIO, cast
 
@@ -34,9 +35,10 @@ def configure(*, fmt: str = "auto", level: str = "info", stream: TextIO | None =
     out: TextIO | None = sys.stderr if stream is None else stream  # None, too: stderr was closed
     terminal = out is not None and out.isatty()
     plain = fmt == "plain" or (fmt == "auto" and terminal)
+    colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     renderer: list[Processor] = (
         # not rich's traceback, which shows local variables: a secret may be one
-        [ConsoleRenderer(colors=terminal, exception_formatter=plain_traceback)]
+        [ConsoleRenderer(colors=colours, exception_formatter=plain_traceback)]
         if plain
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

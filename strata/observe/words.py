@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 
 def printable(text: str) -> str:
@@ -43,3 +44,27 @@ def ranks(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def span(milliseconds: float) -> str:
+    """Return a time span in its two largest units: `48 s`, `3 min 12 s`, `2 h 31 min`, `4 d 2 h`."""
+    seconds = int(max(0.0, milliseconds) / 1000 + 0.5)
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    for (unit, length), (lesser, part) in pairwise(units):
+        if seconds >= length:
+            rest = seconds % length // part
+            return f"{seconds // length} {unit} {rest} {lesser}" if rest else f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def figure(value: float) -> str:
+    """Return a number with the digits that are read: `1,204`, `27.4`, `5.00`, `0.0312`, `1.5e-05`."""
+    magnitude = abs(value)
+    if magnitude >= 1e9 or 0 < magnitude < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if magnitude >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def percent(ratio: float) -> str:
+    """Return a share as people say it: `12.0 %`."""
+    return f"{100 * ratio:.1f} %"

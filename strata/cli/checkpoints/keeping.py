@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from strata.checkpoint.catalog import CheckpointMetadata
 from strata.cli.checkpoints.looking import Looking, on_shelf
 from strata.cli.checkpoints.where import Which, chosen, means_another
 from strata.cli.output import (
@@ -16,6 +17,7 @@ from strata.cli.output import (
     printable,
     size,
 )
+from strata.cli.progress import item_progress
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused, StorageError
 
 Name = Annotated[str, typer.Argument(help="The name: letters, digits, dots, dashes, underscores.")]
@@ -36,6 +38,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go
 def pin(
     which: Which,
     why: Why = "",
+    as_json: Json = False,
     *,
     looking: Looking,
 ) -> None:
@@ -46,12 +49,13 @@ def pin(
     with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.pin(checkpoint, who=whoever(), why=why)
-    _say(f"step {checkpoint.step} is pinned")
+    _changed(as_json, checkpoint, f"step {checkpoint.step} is pinned", pinned=True)
 
 
 @on_shelf
 def unpin(
     which: Which,
+    as_json: Json = False,
     *,
     looking: Looking,
 ) -> None:
@@ -62,13 +66,14 @@ def unpin(
     with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.unpin(checkpoint)
-    _say(f"step {checkpoint.step} is not pinned")
+    _changed(as_json, checkpoint, f"step {checkpoint.step} is not pinned", pinned=False)
 
 
 @on_shelf
 def tag(
     which: Which,
     name: Name,
+    as_json: Json = False,
     *,
     looking: Looking,
 ) -> None:
@@ -84,12 +89,13 @@ def tag(
     with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         shelf.tag(checkpoint, name, who=whoever())
-    _say(f"step {checkpoint.step} is {name}")
+    _changed(as_json, checkpoint, f"step {checkpoint.step} is {name}", tag=name)
 
 
 @on_shelf
 def untag(
     name: Name,
+    as_json: Json = False,
     *,
     looking: Looking,
 ) -> None:
@@ -101,6 +107,9 @@ def untag(
         if name not in shelf.tags():
             raise CheckpointNotFound(f"no checkpoint has the name {name!r}")
         shelf.untag(name)
+    if as_json:
+        print_values({"tag": name, "removed": True})
+        return
     _say(f"no checkpoint is {name} any more")
 
 
@@ -108,6 +117,7 @@ def untag(
 def delete(
     which: Which,
     yes: Yes = False,
+    as_json: Json = False,
     *,
     looking: Looking,
 ) -> None:
@@ -123,7 +133,7 @@ def delete(
         if not yes:
             typer.confirm(f"Delete {what} at {printable(checkpoint.path)}?", abort=True, err=True)
         shelf.remove(checkpoint)
-    _say(f"deleted: {what}")
+    _changed(as_json, checkpoint, f"deleted: {what}", deleted=True, size_bytes=checkpoint.size_bytes)
 
 
 @on_shelf
@@ -142,8 +152,9 @@ def collect(
     """
     gone: list[dict[str, Any]] = []
     trouble: StorageError | None = None
-    with looking.shelf() as shelf:
+    with looking.shelf() as shelf, item_progress("what may go") as advance:
         for each in shelf.garbage(keep_count):
+            advance()
             try:
                 if not dry_run:
                     each.remove()
@@ -168,6 +179,15 @@ def collect(
 def whoever() -> str:
     """Return the name of the person at the terminal, as far as the environment knows it."""
     return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
+
+
+def _changed(as_json: bool, checkpoint: CheckpointMetadata, said: str, **facts: object) -> None:
+    """Say what became of a checkpoint, in a sentence or as one JSON document."""
+    if not as_json:
+        _say(said)
+        return
+    which = {"step": checkpoint.step, "generation": checkpoint.generation, "attempt": checkpoint.id}
+    print_values({**which, **facts})
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -60,3 +61,17 @@ def test_a_command_loads_no_other() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "['status']"
+
+
+SERVERS = {"dev", "coordinator", "run"}
+
+
+def every_command() -> dict[str, Any]:
+    alone = {name: command for name, command in COMMANDS.items() if not hasattr(command, "commands")}
+    groups = {name: command.commands for name, command in COMMANDS.items() if hasattr(command, "commands")}
+    return alone | {f"{name} {own}": each for name, group in groups.items() for own, each in group.items()}
+
+
+@pytest.mark.parametrize("name", sorted(every_command().keys() - SERVERS))
+def test_every_command_that_says_something_says_it_as_json_too(name: str) -> None:
+    assert any("--json" in parameter.opts for parameter in every_command()[name].params)

@@ -1,0 +1,1 @@
+"""`strata top`: the jobs of a cluster and how each of them goes, live on a terminal."""

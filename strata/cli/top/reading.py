@@ -1,0 +1,143 @@
+"""Reads what a page shows, again and again, in a thread of its own: the keyboard waits for no coordinator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+from strata.cli.top.seen import Seen, merged
+from strata.errors import PermissionDenied, StrataError
+
+EVERY_S: Final = 1.0
+RARELY: Final = 5
+"""What changes slowly is read every so many times."""
+MOST_JOBS: Final = 200
+AGAIN_MS: Final = 5000
+"""How much of the history is read again: the newest values still change."""
+
+Read = Callable[[str], Any]
+
+
+class Client(Protocol):
+    """What this needs of a `CoordinatorClient`."""
+
+    def resource(self, path: str) -> Any:
+        """Return a resource, or raise a `StrataError`."""
+        ...
+
+
+def look(read: Read, job: str | None, before: Seen | None = None, *, all_of_it: bool = True) -> Seen:
+    """Return what the page of `job`, or the list of jobs, shows now."""
+    same = before if before is not None and before.job == job else None
+    at_s = time.monotonic()
+    if job is None:
+        jobs, total = _jobs(read)
+        cluster = _allowed(read, "/cluster") if all_of_it or same is None else same.cluster
+        return Seen(at_s=at_s, cluster=cluster, jobs=jobs, total=total)
+    root = f"/jobs/{quote(job, safe='')}"
+    seen = Seen(
+        at_s=at_s,
+        job=job,
+        detail=read(root),
+        ranks=read(f"{root}/ranks"),
+        barriers=read(f"{root}/barriers"),
+        history=_history(read, root, same),
+    )
+    if all_of_it or same is None:
+        return replace(
+            seen,
+            checkpoints=read(f"{root}/checkpoints"),
+            generations=read(f"{root}/generations"),
+            cluster=_allowed(read, "/cluster"),
+        )
+    return replace(seen, checkpoints=same.checkpoints, generations=same.generations, cluster=same.cluster)
+
+
+def _jobs(read: Read) -> tuple[tuple[Any, ...], int]:
+    found: list[Any] = []
+    token = ""
+    while True:
+        page = read(f"/jobs?page_token={quote(token, safe='')}" if token else "/jobs")
+        found += page["jobs"]
+        token = page["next_page_token"]
+        if not token or len(found) >= MOST_JOBS:
+            return tuple(found), page["total"]
+
+
+def _allowed(read: Read, path: str) -> Any:
+    """Return a resource; None if it is not for this caller."""
+    try:
+        return read(path)
+    except PermissionDenied:
+        return None
+
+
+def _history(read: Read, root: str, same: Seen | None) -> Any:
+    known = same.history if same is not None else None
+    if known is None or not known["series"]:
+        return read(f"{root}/history")
+    count = max(len(each["values"]) for each in known["series"].values())
+    since = known["from_unix_ms"] + count * known["interval_ms"] - AGAIN_MS
+    return merged(known, read(f"{root}/history?since_unix_ms={max(0, since)}"))
+
+
+class Reader:
+    """Reads once a second what `show` names last, and calls `on_news` from its thread when there is more to show."""
+
+    def __init__(self, client: Client, first: Seen, *, on_news: Callable[[], None]) -> None:
+        self._client = client
+        self._on_news = on_news
+        self._seen = first
+        self._wanted = first.job
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Read no more. A read that goes on is not waited for."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def show(self, job: str | None) -> None:
+        """Read another page from now on, at once."""
+        with self._changed:
+            self._wanted = job
+            self._changed.notify_all()
+
+    @property
+    def seen(self) -> Seen:
+        """The newest that was read."""
+        with self._changed:
+            return self._seen
+
+    def _run(self) -> None:
+        count = 0
+        job = self._seen.job
+        while self._wait(job):
+            job, count = self._wanted, count + 1
+            before = self._seen
+            try:
+                seen = look(self._client.resource, job, before, all_of_it=count % RARELY == 0)
+            except StrataError as error:
+                seen = replace(before, trouble=error.message) if before.job == job else _nothing(job, error)
+            with self._changed:
+                self._seen = seen
+            self._on_news()
+
+    def _wait(self, job: str | None) -> bool:
+        """Return after a second, or as soon as another page is wanted; False once it has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._wanted != job, EVERY_S)
+            return not self._ended
+
+
+def _nothing(job: str | None, error: StrataError) -> Seen:
+    return Seen(at_s=time.monotonic(), job=job, read=False, trouble=error.message)

@@ -1,0 +1,211 @@
+"""What stands on the screen, and what a key changes. Both are pure: the terminal is elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rich.text import Text
+
+from strata.cli.top import job_page, jobs_page
+from strata.cli.top.lines import BAD, BAR, BOLD, DIM, Part, line, spread
+from strata.cli.top.ranks import Order, sorts
+from strata.cli.top.seen import Seen
+from strata.observe.words import age
+
+STALE_S: Final = 3.0
+HELP: Final = (
+    ("j k  arrows", "down and up"),
+    ("space b  PgDn PgUp", "a page down and up"),
+    ("g G  Home End", "to the first and the last"),
+    ("Enter", "open the job under the cursor"),
+    ("Esc  Backspace", "back to the list of jobs"),
+    ("s  > <", "sort ranks by the next column, or the one before"),
+    ("r", "sort them the other way round"),
+    ("?", "this help, and away again"),
+    ("q  Ctrl-C", "quit"),
+    ("", ""),
+    ("PEERS", "the fastest rank's compute time over this one's: 1 is as fast"),
+    ("SELF", "its own best over its present one: 1 is as fast as ever"),
+    ("STUCK", "for how long it has made no step and changed no phase"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Where somebody looks: at the list or at one job, from which line on, in which order."""
+
+    job: str | None = None
+    cursor: int = 0
+    """The place in the list of jobs."""
+    scroll: int = 0
+    """The first rank that is shown."""
+    order: Order = field(default_factory=Order)
+    help: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    width: int
+    height: int
+
+
+def after_key(view: View, key: str, seen: Seen, room: int) -> View | None:
+    """Return where somebody looks after a key; None to quit. `room` is how many rows are shown."""
+    if key in ("q", "Q"):
+        return None
+    if view.help:
+        return replace(view, help=False)
+    match key:
+        case "?" | "h":
+            return replace(view, help=True)
+        case "enter" if view.job is None and seen.jobs:
+            at = min(view.cursor, len(seen.jobs) - 1)
+            return replace(view, job=seen.jobs[at]["name"], cursor=at, scroll=0)
+        case "esc" | "backspace" if view.job is not None:
+            return replace(view, job=None, scroll=0)
+        case "s" | ">" if view.job is not None:
+            return replace(view, order=_beside(view.order, 1, seen), scroll=0)
+        case "<" if view.job is not None:
+            return replace(view, order=_beside(view.order, -1, seen), scroll=0)
+        case "r" if view.job is not None:
+            return replace(view, order=replace(view.order, reverse=not view.order.reverse), scroll=0)
+        case _:
+            return _moved(view, key, seen, room)
+
+
+def _beside(order: Order, by: int, seen: Seen) -> Order:
+    names = sorts(seen.ranks) if seen.ranks is not None else [order.by]
+    at = names.index(order.by) if order.by in names else 0
+    return Order(by=names[(at + by) % len(names)])
+
+
+def _moved(view: View, key: str, seen: Seen, room: int) -> View:
+    far = 1_000_000_000
+    steps = {
+        "j": 1,
+        "down": 1,
+        "k": -1,
+        "up": -1,
+        " ": room,
+        "pgdn": room,
+        "b": -room,
+        "pgup": -room,
+        "g": -far,
+        "home": -far,
+        "G": far,
+        "end": far,
+    }
+    by = steps.get(key, 0)
+    if view.job is None:
+        return replace(view, cursor=_within(view.cursor + by, len(seen.jobs) - 1))
+    size = seen.ranks["size"] if seen.ranks is not None else 0
+    return replace(view, scroll=_within(view.scroll + by, size - room))
+
+
+def _within(value: int, most: int) -> int:
+    return max(0, min(value, most))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A screen: exactly as many lines as it is high; and how many rows of the table are on it."""
+
+    lines: list[Text]
+    room: int
+
+
+def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> Frame:
+    """Return the screen. `now_s` is by the reader's clock, `now_ms` since 1970."""
+    width, height = size.width, size.height
+    fresh = seen.job == view.job
+    shown = seen if fresh else Seen(at_s=seen.at_s, job=view.job)
+    head = [_first_line(shown, width, now_s=now_s, fresh=fresh)]
+    body_height = max(0, height - 2)
+    room = 0
+    if view.help:
+        body = [line(width, (f"{keys:<20}", BOLD), words) for keys, words in HELP]
+    elif not fresh:
+        body = [line(width, ("asking …", DIM))]
+    elif view.job is None:
+        body, room = _list(view, shown, width, body_height)
+    else:
+        body, room = _job(view, shown, width, body_height, now_ms)
+    body = body[:body_height]
+    blank = [Text("")] * (body_height - len(body))
+    return Frame(
+        lines=[*head, *body, *blank, _last_line(view, shown, width, room)][:height], room=max(1, room)
+    )
+
+
+def snapshot(seen: Seen, width: int, *, now_ms: int) -> list[Text]:
+    """Return all there is to show, however many lines that takes."""
+    if seen.job is None:
+        return [
+            line(width, *jobs_page.title(seen)),
+            *jobs_page.sections(seen, width=width, height=None),
+            *jobs_page.table(seen, width=width, first=0, most=None, cursor=None),
+            *(
+                each
+                for job in seen.jobs
+                if job["finding"]
+                for each in jobs_page.about(job, width=width, most=3)
+            ),
+        ]
+    return [
+        line(width, *job_page.title(seen)),
+        *job_page.sections(seen, width=width, height=None, now_ms=now_ms),
+        *job_page.table(seen, Order(), width=width, first=0, most=None),
+    ]
+
+
+def _list(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], int]:
+    above = jobs_page.sections(seen, width=width, height=height)
+    at = _within(view.cursor, len(seen.jobs) - 1)
+    said = jobs_page.about(seen.jobs[at], width=width, most=2) if seen.jobs else []
+    room = max(1, height - len(above) - 1 - 2)
+    first = at // room * room
+    table = jobs_page.table(seen, width=width, first=first, most=room, cursor=at)
+    gap = [Text("")] * max(0, height - len(above) - len(table) - len(said))
+    return [*above, *table, *gap, *said], room
+
+
+def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[list[Text], int]:
+    above = job_page.sections(seen, width=width, height=height, now_ms=now_ms)
+    room = max(1, height - len(above) - 1)
+    size = seen.ranks["size"] if seen.ranks is not None else 0
+    first = _within(view.scroll, size - room)
+    return [*above, *job_page.table(seen, view.order, width=width, first=first, most=room)], room
+
+
+def _first_line(seen: Seen, width: int, *, now_s: float, fresh: bool) -> Text:
+    title = jobs_page.title(seen) if seen.job is None else job_page.title(seen)
+    old_s = now_s - seen.at_s
+    if seen.trouble or old_s > STALE_S:
+        told = f"{age(1000 * old_s)} old" if fresh and seen.read else "no data"
+        return spread(width, title, ((f" {told} ", f"{BAD} reverse"),))
+    by = seen.cluster["answered_by"] if seen.cluster is not None else ""
+    if not by:
+        return line(width, *title)
+    whole = line(width, *title)
+    return whole if whole.cell_len + len(by) + 6 > width else spread(width, title, ((f"via {by}", DIM),))
+
+
+def _last_line(view: View, seen: Seen, width: int, room: int) -> Text:
+    if seen.trouble:
+        return spread(width, ((seen.trouble, ""),), (("q quit", ""),), style=BAR)
+    if view.help:
+        return spread(width, ("any key: back",), ("q quit",), style=BAR)
+    if view.job is None:
+        where: Part = _where(view.cursor // max(1, room) * max(1, room), room, len(seen.jobs), seen.total)
+        return spread(width, ("Enter open  j/k move  ? help  q quit",), (where,), style=BAR)
+    size = seen.ranks["size"] if seen.ranks is not None else 0
+    order = f"{view.order.by} {'▼' if view.order.down else '▲'}"
+    keys = f"Esc jobs  s sort: {order}  r reverse  j/k scroll  ? help  q quit"
+    return spread(width, (keys,), (_where(_within(view.scroll, size - room), room, size, size),), style=BAR)
+
+
+def _where(first: int, room: int, count: int, total: int) -> str:
+    if not count:
+        return ""
+    return f"{first + 1}-{min(count, first + room)} of {total:,}"

@@ -1,0 +1,190 @@
+"""How far the ranks of this node are, in one line on a terminal.
+
+Everything in it passes through this supervisor anyway: no coordinator is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.text import Text
+
+from strata.launch.bottom_line import BottomLine
+from strata.observe.bars import bar
+from strata.observe.words import age, figure, percent, printable, span
+from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED, Checkpoint
+from strata.v1.members_pb2 import RankProgress, TrainingReport
+
+EVERY_S: Final = 1.0
+RATE_S: Final = 30.0
+"""Over how long the rate of steps is measured."""
+MAX_VALUES: Final = 2
+MAX_NAME: Final = 24
+
+
+class Upstream(Protocol):
+    """What this passes on to."""
+
+    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        """Tell how far ranks are."""
+        ...
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        """Return the response to one of the requests that a session carries."""
+        ...
+
+
+class RunProgress:
+    """What is known of the current generation's ranks on this node."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._generation = 0
+        self._ranks: dict[int, RankProgress] = {}
+        self._training: TrainingReport | None = None
+        self._steps: deque[tuple[float, int]] = deque()
+        self._saved: int | None = None
+
+    def begin(self, generation: int) -> None:
+        """Look at the ranks of this generation from now on; 0: there are none."""
+        if generation != self._generation:
+            self._generation = generation
+            self._ranks.clear()
+            self._steps.clear()
+            self._training = None
+
+    def hear(self, generation: int, ranks: Sequence[RankProgress], now_s: float) -> None:
+        """Take note of what ranks say."""
+        if generation != self._generation:
+            return
+        for one in ranks:
+            self._ranks[one.rank] = one
+            if one.HasField("training"):
+                self._training = one.training
+        step = min(one.step for one in self._ranks.values())
+        if self._steps and step < self._steps[-1][1]:
+            self._steps.clear()  # a rank that is further behind is heard for the first time
+        if not self._steps or step != self._steps[-1][1]:
+            self._steps.append((now_s, step))
+        while len(self._steps) > 2 and now_s - self._steps[0][0] > RATE_S:
+            self._steps.popleft()
+
+    def committed(self, checkpoint: Checkpoint) -> None:
+        """Take note of what is new of a checkpoint."""
+        if checkpoint.state == CHECKPOINT_STATE_COMMITTED:
+            self._saved = max(checkpoint.step, self._saved or 0)
+
+    def line(self, width: int, now_s: float) -> Text | None:
+        """Return the line, at most `width` wide; None before a rank has made a step."""
+        if not self._steps or self._steps[-1][1] == 0:
+            return None
+        step, rate = self._steps[-1][1], self._rate(now_s)
+        training = self._training
+        target = training.target_step if training is not None else 0
+        ahead: list[str] = []
+        behind: list[str] = []
+        if target:
+            ahead.append(percent(min(1.0, step / target)))
+            if rate:
+                ahead.append(f"ETA {span(1000 * max(0, target - step) / rate)}")
+        if rate:
+            behind.append(f"{figure(rate)} steps/s")
+        behind += self._reported()
+        if self._saved is not None:
+            behind.append(f"saved {self._saved:,}")
+        name = Text(printable(self._job))
+        name.truncate(MAX_NAME, overflow="ellipsis")
+        text = Text(no_wrap=True).append(name.plain, "bold")
+        stuck = [one for one in self._ranks.values() if one.stalled_ms]
+        if stuck:
+            worst = max(stuck, key=lambda one: one.stalled_ms)
+            where = printable(worst.phase) or "a step"
+            text.append(f"  rank {worst.rank} stuck in {where} for {age(worst.stalled_ms)}", "bold red")
+        text.append(f"  step {step:,} of {target:,} " if target else f"  step {step:,}")
+        after = "".join(f"  {words}" for words in (*ahead, *behind))[1 if target else 0 :]
+        room = width - text.cell_len - len(after)
+        if target and room >= 6:
+            done, to_do = bar(step / target, min(room, 30))
+            text.append(done, "green")
+            text.append(to_do, "dim")
+        text.append(after)
+        text.truncate(max(0, width), overflow="ellipsis")
+        return text
+
+    def _rate(self, now_s: float) -> float | None:
+        """Return steps a second over the last while, up to now: a rank that stands still makes it sink."""
+        if len(self._steps) < 2:
+            return None
+        (begin_s, first), (last_s, last) = self._steps[0], self._steps[-1]
+        usual_s = (last_s - begin_s) / max(1, last - first)
+        until_s = last_s if now_s - last_s < 2 * max(usual_s, EVERY_S) else now_s
+        return (last - first) / (until_s - begin_s) if until_s > begin_s and last > first else None
+
+    def _reported(self) -> list[str]:
+        values: Mapping[str, float] = self._training.reported if self._training is not None else {}
+        names = sorted(values, key=lambda name: ("loss" not in name, name))
+        return [f"{printable(name)} {figure(values[name])}" for name in names[:MAX_VALUES]]
+
+
+class Listening:
+    """Passes on upward what is told of ranks, and keeps what the line shows."""
+
+    def __init__(self, upstream: Upstream, progress: RunProgress) -> None:
+        self._upstream, self._progress = upstream, progress
+
+    def progress(self, generation: int, ranks: Sequence[RankProgress]) -> None:
+        self._progress.hear(generation, ranks, asyncio.get_running_loop().time())
+        self._upstream.progress(generation, ranks)
+
+    async def call(self, request: Message, *, timeout_s: float | None) -> Any:
+        return await self._upstream.call(request, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def shown(progress: RunProgress, stream: int, *, wanted: bool) -> AsyncIterator[None]:
+    """Show the line on the terminal that `stream` is, inside the block; nothing if it is `wanted` not, or no terminal."""
+    bottom = BottomLine.of(stream, os.environ) if wanted else None
+    if bottom is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    drawing = asyncio.create_task(_draw(progress, bottom), name="status line")
+
+    def stop() -> None:
+        """Stop, as Ctrl-Z asks for, without a line that belongs to nobody."""
+        bottom.clear()
+        loop.remove_signal_handler(signal.SIGTSTP)
+        signal.raise_signal(signal.SIGTSTP)  # it goes on here after SIGCONT
+        loop.add_signal_handler(signal.SIGTSTP, stop)
+
+    loop.add_signal_handler(signal.SIGCONT, bottom.renew)
+    loop.add_signal_handler(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGCONT)
+        loop.remove_signal_handler(signal.SIGTSTP)
+        drawing.cancel()
+        await asyncio.gather(drawing, return_exceptions=True)
+        bottom.close()
+
+
+async def _draw(progress: RunProgress, bottom: BottomLine) -> None:
+    console = Console(force_terminal=True, highlight=False, emoji=False, markup=False, width=1000)
+    while True:
+        line = progress.line(bottom.width, asyncio.get_running_loop().time())
+        if line is None:
+            bottom.clear()
+        else:
+            with console.capture() as drawn:
+                console.print(line, end="", soft_wrap=True)
+            bottom.show(drawn.get())
+        await asyncio.sleep(EVERY_S)

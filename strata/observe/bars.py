@@ -1,0 +1,68 @@
+"""Small pictures of numbers, of characters: bars and sparklines for terminals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+LEVELS: Final = "▁▂▃▄▅▆▇█"
+DONE: Final = "━"
+TO_DO: Final = "─"
+ASCII: Final = str.maketrans("▁▂▃▄▅▆▇█▓▒░▚━─·…▲▼", "_.-=+*##%:./=-.~^v")
+"""For terminals whose encoding has nothing else."""
+
+
+def bar(ratio: float, width: int) -> tuple[str, str]:
+    """Return what is done and what is not, together `width` wide: empty at 0 only, full at 1 only."""
+    done = width if ratio >= 1 else 0 if ratio <= 0 else min(width - 1, max(1, int(ratio * width)))
+    return DONE * done, TO_DO * (width - done)
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return the course of values, oldest first, at most `width` wide; a gap where nothing is known."""
+    means = _means(values, width)
+    known = [value for value in means if value is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+
+    def level(value: float | None) -> str:
+        if value is None:
+            return " "
+        if high == low:
+            return LEVELS[3]
+        return LEVELS[min(7, int(8 * (value - low) / (high - low)))]
+
+    return "".join(map(level, means))
+
+
+def _means(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Return at most `width` values: means of neighbours, all of equally many but for the oldest."""
+    if not values or width < 1:
+        return []
+    per = -(-len(values) // width)
+    first = len(values) % per or per
+    edges = [0, *range(first, len(values) + 1, per)]
+    return [_mean(values[a:b]) for a, b in pairwise(edges)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None
+
+
+def shares(parts: Sequence[float], total: int) -> list[int]:
+    """Return whole numbers in the proportion of `parts` that sum to `total`: what is left over goes to the largest
+    remainders. All are 0 if the parts are.
+    """
+    whole = math.fsum(parts)
+    if whole <= 0:
+        return [0 for _ in parts]
+    exact = [total * part / whole for part in parts]
+    given = [int(each) for each in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda at: given[at] - exact[at])
+    for at in by_remainder[: total - sum(given)]:
+        given[at] += 1
+    return given

@@ -1,0 +1,239 @@
+"""The status line of `strata run`: what it says, and that it leaves alone what others write."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from strata.launch.bottom_line import BottomLine
+from strata.launch.run_progress import RunProgress
+from strata.v1.checkpoints_pb2 import CHECKPOINT_STATE_COMMITTED, CHECKPOINT_STATE_OPEN, Checkpoint
+from strata.v1.members_pb2 import RankProgress, TrainingReport
+from tests.terminals import Screen
+
+TRAINING = TrainingReport(target_step=1000, reported={"lr": 0.0003, "loss": 2.25, "zeta": 1.0})
+
+
+def said(progress: RunProgress, width: int = 100, now_s: float = 20.0) -> str:
+    line = progress.line(width, now_s)
+    assert line is not None
+    assert line.cell_len <= width
+    return line.plain
+
+
+def heard(*, target: bool = True) -> RunProgress:
+    """Return what is known after 20 s, in which the slower of two ranks made 5 steps a second."""
+    progress = RunProgress("gpt")
+    progress.begin(3)
+    for second in range(21):
+        training = TRAINING if target else None
+        progress.hear(3, [RankProgress(rank=0, step=100 + 5 * second, training=training)], second)
+        progress.hear(3, [RankProgress(rank=1, step=99 + 5 * second, phase="step")], second)
+    return progress
+
+
+def test_it_says_how_far_the_slowest_rank_is_and_when_it_is_done() -> None:
+    words = said(heard(), 140)
+    assert "19.9 %  ETA 2 min 40 s" in words
+    assert words.endswith("5.00 steps/s  loss 2.25  lr 0.0003")
+
+
+@pytest.mark.parametrize("width", [10, 30, 60, 79, 120, 300])
+def test_it_is_no_wider_than_the_terminal(width: int) -> None:
+    assert len(said(heard(), width)) <= width
+
+
+def test_without_a_last_step_it_guesses_no_end() -> None:
+    assert said(heard(target=False)) == "gpt  step 199  5.00 steps/s"
+
+
+def test_before_the_first_step_there_is_no_line() -> None:
+    progress = RunProgress("gpt")
+    progress.begin(1)
+    assert progress.line(80, 1.0) is None
+    progress.hear(1, [RankProgress(rank=0, step=0)], 1.0)
+    assert progress.line(80, 1.0) is None
+
+
+def test_ranks_that_stand_still_make_the_rate_sink() -> None:
+    progress = heard()
+    assert "5.00 steps/s" in said(progress, now_s=21.0)
+    assert "2.50 steps/s" in said(progress, now_s=40.0)
+
+
+def test_it_names_a_rank_that_is_stuck_first() -> None:
+    progress = heard()
+    progress.hear(3, [RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000)], 20.0)
+    assert said(progress).startswith("gpt  rank 1 stuck in data for 42 s  step 199 of 1,000")
+
+
+def test_it_says_what_was_committed() -> None:
+    progress = heard()
+    progress.committed(Checkpoint(step=150, state=CHECKPOINT_STATE_COMMITTED))
+    progress.committed(Checkpoint(step=175, state=CHECKPOINT_STATE_OPEN))
+    progress.committed(Checkpoint(step=100, state=CHECKPOINT_STATE_COMMITTED))
+    assert said(progress, 140).endswith("saved 150")
+
+
+def test_another_generation_begins_anew() -> None:
+    progress = heard()
+    progress.begin(4)
+    assert progress.line(80, 21.0) is None
+    progress.hear(3, [RankProgress(rank=0, step=500)], 21.0)
+    assert progress.line(80, 21.0) is None
+
+
+def test_what_a_program_calls_its_values_moves_no_cursor() -> None:
+    progress = RunProgress("gpt")
+    progress.begin(1)
+    progress.hear(1, [RankProgress(rank=0, step=5, phase="\x1b[2J", stalled_ms=5000)], 1.0)
+    assert "\x1b" not in said(progress)
+
+
+# -- the terminal's last line
+
+PACKET = re.compile(
+    r"(?:\x1bD\x1b\[A)?\x1b7(?:(?!\x1b8).)*\x1b8(?:\x1bD\x1b\[A\x1b7(?:(?!\x1b8).)*\x1b8)*", re.DOTALL
+)
+
+DRAWS = """
+import os, subprocess, sys, time
+from strata.launch.bottom_line import BottomLine
+writer = "import os; [os.write(1, b'line %d %b\\\\n' % (n, b'x' * 40)) for n in range(2000)]"
+print("before", flush=True)
+line = BottomLine.of(2, os.environ)
+assert line is not None
+assert BottomLine.of(2, os.environ) is None
+writers = [subprocess.Popen([sys.executable, "-c", writer]) for _ in range(2)]
+count = 0
+while any(each.poll() is None for each in writers):
+    line.show("status %d" % count)
+    count += 1
+line.show("status at the end")
+line.close()
+print("after", flush=True)
+"""
+
+
+def test_it_comes_between_nobody_elses_words() -> None:
+    with Screen([sys.executable, "-c", DRAWS], columns=80, rows=24) as screen:
+        screen.wait_for("after")
+        assert screen.ended() == 0
+        assert screen.is_restored()
+        assert len(re.findall(r"status \d+", screen.raw)) > 10
+        left = PACKET.sub("", screen.raw)
+        assert "\x1b" not in left
+        lines = left.split("\r\n")
+        whole = [f"line {number} {'x' * 40}" for number in range(2000)]
+        assert lines[0] == "before"
+        assert lines[-2] == "after"
+        assert sorted(lines[1:-2]) == sorted([*whole, *whole])
+
+
+REGION = """
+import os, time
+from strata.launch.bottom_line import BottomLine
+line = BottomLine.of(2, os.environ)
+line.show("first")
+os.write(1, b"ready\\n")
+while os.get_terminal_size(2).lines != 12:
+    time.sleep(0.01)
+line.show("second")
+os.write(1, b"resized\\n")
+while os.get_terminal_size(2).lines != 3:
+    time.sleep(0.01)
+line.show("third")
+os.write(1, b"tiny\\n")
+"""
+
+
+def test_it_moves_with_the_size_of_the_terminal_and_gives_way_where_there_is_no_room() -> None:
+    with Screen([sys.executable, "-c", REGION], columns=80, rows=24) as screen:
+        screen.wait_for("ready")
+        assert "\x1b[1;23r" in screen.raw
+        assert "\x1b[24;1H\x1b[0mfirst" in screen.raw
+        screen.resize(80, 12)
+        screen.wait_for("resized")
+        assert "\x1b[r\x1b[24;1H\x1b[2K" in screen.raw
+        assert "\x1b[1;11r" in screen.raw
+        assert "\x1b[12;1H\x1b[0msecond" in screen.raw
+        screen.resize(80, 3)
+        screen.wait_for("tiny")
+        assert "third" not in screen.raw
+        assert screen.ended() == 0
+        assert screen.is_restored()
+
+
+@pytest.mark.parametrize(
+    "env", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}], ids=["no color", "dumb", "no TERM"]
+)
+def test_there_is_none_where_plain_output_is_wanted(env: dict[str, str]) -> None:
+    ours, theirs = pty.openpty()
+    assert BottomLine.of(theirs, env) is None
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_there_is_none_in_a_pipe() -> None:
+    ours, theirs = os.pipe()
+    assert BottomLine.of(theirs, {"TERM": "xterm"}) is None
+    os.close(ours)
+    os.close(theirs)
+
+
+STOPPED = """
+import os, time
+from strata.launch.bottom_line import BottomLine
+line = BottomLine.of(2, os.environ)
+while not os.path.exists({path!r}):
+    line.show("x" * 70)
+line.close()
+"""
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up(tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    with Screen([sys.executable, "-c", STOPPED.format(path=str(end))]) as screen:
+        screen.wait_for("xxx")
+        screen.press("\x13")  # Ctrl-S
+        end.touch()
+        assert screen.ended() == 0
+
+
+SHOWN = """
+import asyncio, os
+from strata.launch import run_progress
+from strata.launch.run_progress import RunProgress, shown
+from strata.v1.members_pb2 import RankProgress
+
+run_progress.EVERY_S = 0.05
+progress = RunProgress("gpt")
+progress.begin(1)
+progress.hear(1, [RankProgress(rank=0, step=7)], 0.0)
+
+async def main():
+    async with shown(progress, 2, wanted=True):
+        await asyncio.get_running_loop().run_in_executor(None, os.read, 0, 10)
+
+asyncio.run(main())
+"""
+
+
+def test_ctrl_z_gives_the_last_line_back_until_it_goes_on() -> None:
+    with Screen([sys.executable, "-c", SHOWN]) as screen:
+        screen.wait_for("gpt  step 7")
+        screen.press("\x1a")
+        screen.stopped()
+        assert screen.is_restored()
+        screen.forget()
+        screen.go_on()
+        screen.wait_for("gpt  step 7")
+        assert not screen.is_restored()
+        screen.press("\n")
+        assert screen.ended() == 0
+        assert screen.is_restored()
