@@ -28,7 +28,7 @@ class Finding:
     """One thing that is wrong with a job; `text` is the sentence that commands, metrics and logs show as well."""
 
     kind: str
-    """`stalled`, `slow`, `held`, `device`, `invariant`."""
+    """`stalled`, `crashed`, `slow`, `held`, `device`, `invariant`."""
     text: str
     ranks: tuple[int, ...] = ()
     worker_id: str = ""
