@@ -13,9 +13,9 @@ TEST_PROCESSES := 3
 PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 # `make test`: the users' journeys of the layers that start real processes, and all other layers; nothing slow.
 QUICK := not slow and not campaign and (journey or not (integration or e2e or schedules))
-SOURCES := $(wildcard strata chaos examples benchmarks tests scripts)
+SOURCES := $(wildcard strata chaos examples benchmarks tests scripts web/*.py)
 
-.PHONY: help test test-all abuse soak check demo bench chaos proto fmt clean distclean ready etcd \
+.PHONY: help test test-all abuse soak check demo bench chaos proto web fmt clean distclean ready etcd \
   format lint types floors generated house durations
 
 help: ## show this list
@@ -55,6 +55,7 @@ floors: ready
 
 generated: ready
 	@scripts/gen-proto --check
+	@scripts/gen-api --check
 
 house: ready
 	@$(PY) scripts/check_tree.py
@@ -73,6 +74,9 @@ chaos: ready etcd ## break a running cluster on purpose and judge what held (ARG
 
 proto: ready ## regenerate strata/v1 and strata/etcdapi from proto/
 	@scripts/gen-proto
+
+web: ready ## rebuild the dashboard: strata/dashboard/bundle from web/
+	@scripts/build-web $(ARGS)
 
 fmt: ready ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(SOURCES)

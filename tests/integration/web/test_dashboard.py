@@ -1,0 +1,195 @@
+"""The dashboard in a real browser, before the replicas of `web.fixture`: what it shows, and that it goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.browser import Browser
+from tests.integration.web.conftest import Replicas, StartReplicas
+from tests.integration.web.pages import click, press
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+FAILOVER_S = 3.0
+SILENT_FAILOVER_S = 6.0
+"""A replica that says nothing is given up after three seconds; a busy machine takes some more."""
+
+Says = Callable[[str], None]
+
+FETCHED = "return performance.getEntriesByType('resource').map((each) => each.name).join()"
+STEP = "return Number(document.querySelector('dd span').textContent.replaceAll(',', ''))"
+
+
+def test_the_missing_rank_of_a_stuck_barrier_is_two_clicks_away(
+    operator: Replicas, browser: Browser, says: Says
+) -> None:
+    browser.open(operator.origins[0])
+    says("vision-ft")
+    click(browser, "vision-ft")
+    says("has waited")
+    assert "for rank 5: 7 of 8 have arrived" in browser.text(), "the first click says it already"
+    click(browser, "Look at barriers")
+    says("Rank 5 is missing")
+    assert "node-002" in browser.text()
+    assert browser.complaints() == []
+
+
+def test_a_page_moves_without_being_loaded_again(operator: Replicas, browser: Browser, says: Says) -> None:
+    browser.open(f"{operator.origins[0]}/jobs/gpt")
+    says("of 200,000")
+    browser.run("window.mark = 'still here'")
+    first = browser.run(STEP)
+    browser.wait("a later step", lambda: bool(browser.run(STEP) > first + 2))
+    browser.wait(
+        "the charts", lambda: browser.run("return document.querySelectorAll('.uplot canvas').length") >= 5
+    )
+    assert browser.run("return window.mark") == "still here"
+    assert browser.complaints() == [], "its own policy refuses nothing of it"
+
+
+@pytest.mark.parametrize(
+    ("end", "limit_s"), [(signal.SIGKILL, FAILOVER_S), (signal.SIGSTOP, SILENT_FAILOVER_S)]
+)
+def test_the_page_goes_on_at_another_replica_when_its_own_ends(
+    start_replicas: StartReplicas,
+    browser: Browser,
+    says: Says,
+    end: signal.Signals,
+    limit_s: float,
+    record_property: Callable[[str, object], None],
+) -> None:
+    three = start_replicas()
+    browser.open(f"{three.origins[0]}/jobs/gpt")
+    says("live from r1")
+    says("of 200,000")
+    browser.run("window.mark = 'still here'")
+    browser.wait("the scripts of all pages", lambda: "/heatmap-" in browser.run(FETCHED))
+    before = browser.run(STEP)
+    three.processes[0].send_signal(end)
+    began = time.monotonic()
+    browser.wait("another replica", lambda: "live from r2" in browser.text())
+    browser.wait("a later step", lambda: bool(browser.run(STEP) > before))
+    took = time.monotonic() - began
+    record_property("took_s", took)
+    assert took < limit_s
+    assert browser.run("return window.mark") == "still here"
+    click(browser, "Ranks")
+    says("Who holds it up?")  # its script was fetched while the page's replica was there
+    three.processes[1].send_signal(signal.SIGKILL)
+    browser.wait("the third", lambda: "live from r3" in browser.text())
+    three.processes[2].send_signal(signal.SIGKILL)
+    browser.wait("the truth", lambda: "no replica answers" in browser.text())
+    browser.wait("the age of what it shows", lambda: "data is" in browser.text())
+    three.processes[0].send_signal(signal.SIGKILL)
+
+
+def test_an_operator_pins_a_checkpoint_and_every_replica_says_so(
+    start_replicas: StartReplicas, browser: Browser, says: Says
+) -> None:
+    three = start_replicas()
+    path = "/jobs/gpt/checkpoints"
+    pinned = next(each for each in three.get(path)["checkpoints"] if each["state"] == "committed")
+    browser.open(f"{three.origins[0]}{path}")
+    step = f"{pinned['step']:,}"
+    click(browser, f"Pin checkpoint of step {step}")
+    says("Retention keeps it until somebody unpins it.")
+    assert not _pinned(three, pinned["step"]), "nothing is done before it is confirmed"
+    browser.run("document.querySelector('dialog button[type=submit]').click()")
+    browser.wait("the answer", lambda: not browser.run("return !!document.querySelector('dialog')"))
+    browser.wait(
+        "the mark", lambda: "pinned" in browser.run("return document.querySelector('tbody').innerText")
+    )
+    assert _pinned(three, pinned["step"])
+    click(browser, f"Delete checkpoint of step {step}")
+    browser.run("document.querySelector('dialog button[type=submit]').click()")
+    says("is pinned: unpin it first")
+
+
+def _pinned(three: Replicas, step: int) -> bool:
+    found = three.get("/jobs/gpt/checkpoints", replica=2)["checkpoints"]
+    return any(each["step"] == step and each["pinned"] for each in found)
+
+
+def test_a_viewer_has_no_button_and_is_refused(
+    start_replicas: StartReplicas, browser: Browser, says: Says
+) -> None:
+    three = start_replicas("--role", "viewer")
+    browser.open(f"{three.origins[0]}/jobs/gpt/checkpoints")
+    says("Used by")
+    says("ada · viewer")
+    labels = browser.run("return [...document.querySelectorAll('tbody button')].length")
+    assert labels == 0
+    step = three.get("/jobs/gpt/checkpoints")["checkpoints"][0]["step"]
+    request = urllib.request.Request(
+        f"{three.origins[0]}/api/v1/jobs/gpt/checkpoints/{step}/pin",
+        data=json.dumps({}).encode(),
+        headers={"X-Strata-Action": "1"},
+    )
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request)
+
+
+def test_a_token_is_asked_for_once_and_goes_with_every_request(
+    start_replicas: StartReplicas, browser: Browser, says: Says
+) -> None:
+    three = start_replicas("--token", "sesame")
+    browser.open(f"{three.origins[0]}/jobs/gpt")
+    says("This cluster asks who you are")
+    browser.run("document.querySelector('input[type=password]').focus()")
+    browser.devtools("Input.insertText", text="wrong")
+    press(browser, "Enter")
+    says("this cluster wants a token")
+    browser.run("document.querySelector('input[type=password]').select()")
+    browser.devtools("Input.insertText", text="sesame")
+    press(browser, "Enter")
+    says("of 200,000")
+    says("live from r1")
+    assert "sesame" not in browser.run(
+        "return performance.getEntriesByType('resource').map(e => e.name).join()"
+    )
+    three.processes[0].send_signal(signal.SIGKILL)
+    says("live from r2")
+
+
+def test_the_table_of_ranks_is_used_with_the_keyboard(
+    operator: Replicas, browser: Browser, says: Says
+) -> None:
+    browser.open(f"{operator.origins[0]}/jobs/llama-70b/ranks")
+    says("Rank 417")
+    click(browser, "Rank")  # ranks stay where they are, scores do not
+    browser.wait("rows", lambda: browser.run("return !!document.querySelector('[role=row][tabindex=\"0\"]')"))
+    browser.run("document.querySelector('[role=row][tabindex=\"0\"]').focus()")
+    press(browser, "End")
+    row = "return document.activeElement.getAttribute('aria-rowindex')"
+    browser.wait("the last row", lambda: browser.run(row) == "1001")
+    press(browser, "Home")
+    browser.wait("the first row", lambda: browser.run(row) == "2")
+    press(browser, "ArrowDown")
+    browser.wait("the second row", lambda: browser.run(row) == "3")
+    press(browser, "Enter")
+    says("What is it doing?")
+    press(browser, "Escape")
+    browser.wait("the drawer's end", lambda: "What is it doing?" not in browser.text())
+    browser.wait("the row again", lambda: browser.run(row) is not None)
+
+
+def test_a_search_and_a_phase_find_jobs_and_stay_in_the_address(
+    operator: Replicas, browser: Browser, says: Says
+) -> None:
+    browser.open(f"{operator.origins[0]}/?phase=failed")
+    says("rank 2 raised CudaError")
+    assert "ablation" not in browser.text()
+    browser.open(f"{operator.origins[0]}/")
+    says("ablation-01")
+    browser.run("document.querySelector('input[type=search]').focus()")
+    browser.devtools("Input.insertText", text="llama")
+    browser.wait("what matches", lambda: "ablation-01" not in browser.text())
+    assert browser.run("return location.search") == "?q=llama"
+    assert "llama-70b" in browser.text()

@@ -1,0 +1,69 @@
+"""Every page can be read by everybody: axe-core finds nothing serious, and a phone is wide enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.browser import Browser
+from tests.integration.web.conftest import Replicas
+from tests.integration.web.pages import DESKTOP, PAGES, PHONE, complete, look
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+BAD = {"serious", "critical"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_a_serious_violation_or_an_error(
+    operator: Replicas, browser: Browser, axe: str, scheme: str
+) -> None:
+    found = []
+    for size in (DESKTOP, PHONE):
+        look(browser, size, scheme)
+        for path, text in PAGES.items():
+            browser.open(operator.origins[0] + path)
+            complete(browser, path, text)
+            browser.run(axe)
+            violations = browser.run(
+                f"return axe.run(document, {{runOnly: {RULES}}}).then((found) => found.violations.map("
+                "({id, impact, nodes}) => [id, impact, nodes[0].html, nodes[0].failureSummary]))"
+            )
+            found += [(path, size, *each) for each in violations if each[1] in BAD]
+            found += [(path, complaint) for complaint in browser.complaints() if "nobody" not in complaint]
+    assert not found, "\n".join(map(str, found))
+
+
+def test_the_checker_finds_what_is_wrong(operator: Replicas, browser: Browser, axe: str) -> None:
+    browser.open(operator.origins[0] + "/cluster")
+    browser.wait("the page", lambda: "answers you" in browser.text())
+    browser.run("document.querySelector('h1').style.color = '#999'")
+    browser.run(axe)
+    violations = browser.run(
+        "return axe.run().then((found) => found.violations.map((each) => [each.id, each.impact]))"
+    )
+    assert ["color-contrast", "serious"] in violations
+
+
+def test_no_page_is_wider_than_a_phone(operator: Replicas, browser: Browser) -> None:
+    look(browser, PHONE, "light")
+    for path, text in PAGES.items():
+        browser.open(operator.origins[0] + path)
+        complete(browser, path, text)
+        wide = browser.run("return document.documentElement.scrollWidth")
+        assert wide <= PHONE[0], path
+
+
+def test_the_switch_of_colours_beats_the_system(operator: Replicas, browser: Browser) -> None:
+    look(browser, DESKTOP, "light")
+    browser.open(operator.origins[0])
+    browser.wait("the page", lambda: "ablation-01" in browser.text())
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.run(ground) == "rgb(255, 255, 255)"
+    press_switch = "document.querySelector('button[aria-label^=Colours]').click()"
+    browser.run(press_switch)
+    browser.run(press_switch)
+    browser.wait("the dark", lambda: browser.run(ground) != "rgb(255, 255, 255)")
+    browser.open(operator.origins[0])
+    assert browser.run(ground) != "rgb(255, 255, 255)", "it is remembered"

@@ -1,0 +1,71 @@
+/** Requests to the replica that answers at present, with the caller's token. */
+import type { Action, Checkpoint, CheckpointAction, Problem } from "./types";
+import { session } from "./session";
+
+const TIMEOUT_MS = 5000;
+
+/** A replica's refusal: `message` is what is wrong, `hint` what to do. Status 0: no replica answered. */
+export class ApiError extends Error {
+  readonly status: number;
+  readonly hint: string;
+
+  constructor(status: number, problem: Problem) {
+    super(problem.error);
+    this.status = status;
+    this.hint = problem.hint;
+  }
+}
+
+/** Return what GET of `path` answers at the replica `base` ("" for the one that served the page). */
+export async function get<T>(base: string, path: string, signal?: AbortSignal): Promise<T> {
+  return (await request(base, path, { signal })) as T;
+}
+
+/** Have an operator's action done, and return the checkpoint as it is then. */
+export async function act(
+  base: string, job: string, step: number, action: Action, body: CheckpointAction,
+): Promise<Checkpoint> {
+  const path = `/jobs/${encodeURIComponent(job)}/checkpoints/${step}/${action}`;
+  const headers = { "Content-Type": "application/json", "X-Strata-Action": "1" };
+  return (await request(base, path, { method: "POST", headers, body: JSON.stringify(body) })) as Checkpoint;
+}
+
+/** The address of a path of the API, and the headers that each request carries. */
+export function address(base: string, path: string): string {
+  return `${base}/api/v1${path}`;
+}
+
+export function authorization(): Record<string, string> {
+  const token = session.token();
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+async function request(base: string, path: string, init: RequestInit): Promise<unknown> {
+  const limit = AbortSignal.timeout(TIMEOUT_MS);
+  const signal = init.signal ? AbortSignal.any([init.signal, limit]) : limit;
+  let response: Response;
+  try {
+    response = await fetch(address(base, path), {
+      ...init,
+      signal,
+      credentials: "omit",
+      headers: { Accept: "application/json", ...authorization(), ...init.headers },
+    });
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    throw new ApiError(0, { error: "The replica does not answer", hint: "" });
+  }
+  if (!response.ok) throw new ApiError(response.status, await problemOf(response));
+  return response.json();
+}
+
+/** Return the replica's own words; a proxy in between may have answered something else. */
+export async function problemOf(response: Response): Promise<Problem> {
+  try {
+    const body = (await response.json()) as Partial<Problem>;
+    if (typeof body.error === "string") return { error: body.error, hint: body.hint ?? "" };
+  } catch {
+    // not JSON: below
+  }
+  return { error: `The replica answered ${response.status} ${response.statusText}`.trim(), hint: "" };
+}

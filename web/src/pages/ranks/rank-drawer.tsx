@@ -1,0 +1,66 @@
+import type { Device, Rank } from "../../api/types";
+import { age, bytes, count, duration, NONE } from "../../format/format";
+import { useResource } from "../../live/hooks";
+import { Drawer } from "../../ui/drawer";
+import { Fact, Facts, Section } from "../../ui/section";
+import { Empty, Loaded } from "../../ui/states";
+import { Note } from "../../ui/tone";
+import { Score } from "./score";
+
+/** One rank with its evidence, which is fetched while the drawer is open. */
+export function RankDrawer({ job, rank, onClose }: { job: string; rank: number; onClose: () => void }) {
+  const resource = useResource<Rank>(`/jobs/${encodeURIComponent(job)}/ranks/${rank}`);
+  return (
+    <Drawer title={`Rank ${rank}`} onClose={onClose}>
+      <Loaded of={resource}>{(data) => <Evidence rank={data} />}</Loaded>
+    </Drawer>
+  );
+}
+
+function Evidence({ rank }: { rank: Rank }) {
+  return (
+    <>
+      {rank.finding && <Note tone={rank.stalled_ms > 0 ? "bad" : "warn"}>{rank.finding}</Note>}
+      <Facts>
+        <Fact name="Host" note={rank.worker_id}>{rank.host || NONE}</Fact>
+        <Fact name="Step">{count(rank.step)}</Fact>
+        <Fact name="Phase" tone={rank.stalled_ms > 0 ? "text-bad" : ""} note={rank.stalled_ms > 0 ? `stuck for ${age(rank.stalled_ms)}` : `reported ${age(rank.heard_ms)} ago`}>{rank.phase || NONE}</Fact>
+        <Fact name="Compute time" note={`median ${us(rank.median_compute_us)}`}>{us(rank.compute_us)}</Fact>
+        <Fact name="To fastest"><Score value={rank.relative_score} /></Fact>
+        <Fact name="To own best"><Score value={rank.own_score} /></Fact>
+      </Facts>
+      {rank.devices.length > 0 && <Section title="Devices">{rank.devices.map((each) => <DeviceLine key={each.uuid} device={each} />)}</Section>}
+      <Section title="What is it doing?" aside="stack">
+        {rank.stack ? <pre className="pre max-h-72" tabIndex={0} role="region" aria-label="Stack">{rank.stack}</pre> : <Empty>No stack: a rank's agent takes one when the rank is stuck.</Empty>}
+      </Section>
+      {rank.trace_file && (
+        <Section title="Trace of collectives"><p><code className="break-all">{rank.trace_file}</code> <span className="text-soft">{bytes(rank.trace_bytes)}, on {rank.host}</span></p></Section>
+      )}
+      <Section title="What did it write last?" aside="log">
+        {rank.log.length > 0 ? <pre className="pre max-h-80" tabIndex={0} role="region" aria-label="Log">{rank.log.join("\n")}</pre> : <Empty>Its agent keeps no log.</Empty>}
+      </Section>
+    </>
+  );
+}
+
+function DeviceLine({ device }: { device: Device }) {
+  const facts = [
+    device.utilization_percent === null ? "" : `${device.utilization_percent} % busy`,
+    device.memory_used_bytes === null ? "" : `${bytes(device.memory_used_bytes)} of ${bytes(device.memory_total_bytes)}`,
+    device.temperature_c === null ? "" : `${device.temperature_c} °C`,
+    device.power_mw === null ? "" : `${Math.round(device.power_mw / 1000)} W`,
+    device.ecc_uncorrected ? `${device.ecc_uncorrected} uncorrected ECC errors` : "",
+    device.xids.length > 0 ? `Xid ${device.xids.join(", ")}` : "",
+  ].filter(Boolean);
+  return (
+    <div>
+      <p><span className="font-medium">GPU {device.index}</span> {device.name}</p>
+      <p className="text-soft">{facts.join(" · ")}</p>
+      {device.fault && <p className="text-bad">{device.fault}</p>}
+    </div>
+  );
+}
+
+function us(value: number | null): string {
+  return value === null ? NONE : duration(value / 1000);
+}
