@@ -153,7 +153,7 @@ class Training:
             reported=self.reported(now),
         )
 
-    def reported(self, now: float) -> dict[str, float]:
+    def reported(self, now: float) -> dict[str, float | None]:
         return {
             "loss": self.loss(now),
             "learning_rate": 3e-4 * math.cos(self.step(now) / self.total),

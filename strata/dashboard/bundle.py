@@ -19,7 +19,7 @@ from strata.dashboard.origins import peers
 from strata.dashboard.source import Source
 
 FOLDER: Final = "bundle"
-PAGES: Final = ("/", "/jobs", "/events", "/jobs/{path:path}")
+PAGES: Final = ("/", "/cluster", "/events", "/jobs", "/jobs/{path:path}")
 """The addresses that the dashboard makes pages for."""
 KEPT: Final = "public, max-age=31536000, immutable"
 """The names of assets change with what is in them."""

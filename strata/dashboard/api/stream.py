@@ -23,7 +23,7 @@ from strata.dashboard.api import model
 from strata.dashboard.api.history import DEFAULT_MS
 from strata.dashboard.api.resources import Body, Resource, Resources, problem
 from strata.dashboard.source import Source
-from strata.errors import InvalidArgument, QuotaExceeded, StrataError
+from strata.errors import InvalidArgument, QuotaExceeded, StrataError, Unauthenticated
 from strata.observe import get_logger
 
 log = get_logger()
@@ -113,8 +113,7 @@ class Streams:
         tells the server that this connection lives for longer than others.
         """
         paths = [_Watched(path) for path in self.watched(scope)]
-        for each in paths:
-            find(each.path)
+        _admit(paths, find)
         if self.open >= MAX_STREAMS:
             raise QuotaExceeded(f"{self.open} streams are open at this replica", hint="watch another replica")
         self._resume(paths, scope)
@@ -150,8 +149,7 @@ class Streams:
         while not gone.done():
             if loop.time() - reviewed_s >= review_s:
                 reviewed_s = loop.time()
-                for each in paths:
-                    find(each.path)  # raises once the caller may not look any more
+                _admit(paths, find)
             changes = b"".join([await self._change(each, find) for each in paths])
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.body", "body": changes or b":\n\n", "more_body": True})
@@ -169,6 +167,17 @@ class Streams:
             return b""
         change = msgspec.json.encode(model.Change(path=watched.path, body=msgspec.Raw(made.json)))
         return b"id: %d\nevent: change\ndata: %s\n\n" % (made.revision, change)
+
+
+def _admit(paths: list[_Watched], find: Callable[[str], Resource]) -> None:
+    """Raise if the caller is not known (any more). What they may not see, or what is not there, is told as its body."""
+    for each in paths:
+        try:
+            find(each.path)
+        except Unauthenticated:
+            raise
+        except StrataError:
+            pass
 
 
 async def _gone(receive: Receive) -> None:

@@ -99,6 +99,16 @@ async def test_a_job_that_is_deleted_meanwhile_is_a_problem_and_the_stream_goes_
 
 
 @in_virtual_time()
+async def test_a_path_that_is_none_is_told_so_once_and_the_others_go_on() -> None:
+    _shown, app = made()
+    async with streaming(app, "watch=/nothing&watch=/cluster") as stream:
+        await asyncio.sleep(3)
+        assert stream.code == 200
+        assert [body["error"] for body in stream.bodies("/nothing")] == ["there is no /nothing"]
+        assert len(stream.bodies("/cluster")) >= 2
+
+
+@in_virtual_time()
 async def test_one_body_is_made_for_all_who_watch() -> None:
     shown, app = made()
     async with (
