@@ -493,7 +493,7 @@ export interface components {
             device: number | null;
             /** @default  */
             host: string;
-            /** @description `stalled`, `slow`, `held`, `device`, `invariant`. */
+            /** @description `stalled`, `crashed`, `slow`, `held`, `device`, `invariant`. */
             kind: string;
             /** @default [] */
             ranks: number[];
@@ -577,9 +577,9 @@ export interface components {
             goodput: components["schemas"]["Goodput"] | null;
             max_failed_in_a_row: number;
             notice: components["schemas"]["Notice"] | null;
-            /** @description The newest value of each name that the program reported (`run.report(loss=…)`). */
+            /** @description The newest value of each name that the program reported (`run.report(loss=…)`); None: not a number. */
             reported: {
-                [key: string]: number;
+                [key: string]: number | null;
             };
             restored_step: number | null;
             summary: components["schemas"]["JobSummary"];
@@ -951,7 +951,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Job(*, summary: 'JobSummary', restored_step: 'int | None', failed_in_a_row: 'int', max_failed_in_a_row: 'int', findings: 'tuple[Finding, ...]', notice: 'Notice | None', goodput: 'Goodput | None', reported: 'dict[str, float]') */
+            /** @description Job(*, summary: 'JobSummary', restored_step: 'int | None', failed_in_a_row: 'int', max_failed_in_a_row: 'int', findings: 'tuple[Finding, ...]', notice: 'Notice | None', goodput: 'Goodput | None', reported: 'dict[str, float | None]') */
             200: {
                 headers: {
                     [name: string]: unknown;

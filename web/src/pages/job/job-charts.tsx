@@ -10,7 +10,7 @@ const SPANS = [[1000, "10 min"], [15000, "24 h"]] as const;
 const SHOWN_AT_FIRST = 2;
 
 /** Throughput, step time, and whatever the program reported. */
-export function JobCharts({ job, reported }: { job: string; reported: Readonly<Record<string, number>> }) {
+export function JobCharts({ job, reported }: { job: string; reported: Readonly<Record<string, number | null>> }) {
   const [span, setSpan] = useState<number>(1000);
   const [all, setAll] = useState(false);
   const history = useResource<History>(`/jobs/${encodeURIComponent(job)}/history?interval_ms=${span}`, { keep: true });
@@ -38,7 +38,7 @@ export function JobCharts({ job, reported }: { job: string; reported: Readonly<R
               { series: "step_time_p99", name: "p99", color: "--cause-4" },
             ]} />
             {names.slice(0, all ? undefined : SHOWN_AT_FIRST).map((name) => (
-              <Chart key={name} title={name} history={data} format={significant} lines={[{ series: `reported.${name}`, name, color: "--accent" }]} />
+              <Chart key={name} title={reported[name] === null ? `${name}: not a number` : name} history={data} format={significant} lines={[{ series: `reported.${name}`, name, color: "--accent" }]} />
             ))}
             <Chart title="Goodput" history={data} format={(ratio) => percent(ratio)} lines={[{ series: "goodput", name: "goodput", color: "--good" }]} />
             <Chart title="Save and commit" history={data} format={(s) => duration(s * 1000)} lines={[
