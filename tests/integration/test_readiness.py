@@ -112,7 +112,7 @@ async def test_a_full_etcd_is_not_ready_until_the_commands_of_doctor_were_run(
         # sessions and reads go on, the process is alive, and everybody shows why nothing is written
         endpoints = ",".join(c[name].address for name in c.names)
         assert [(await fetch(each, "/healthz"))[0] for each in probes] == [200, 200, 200]
-        assert "quota is used up" in (await fetch(probes[0], "/"))[1]
+        assert "quota is used up" in (await fetch(probes[0], "/status"))[1]
         assert "strata_writable 0.0" in (await fetch(probes[0], "/metrics"))[1]
         _code, shown = await asyncio.to_thread(run_strata, "status", "--endpoints", endpoints)
         assert "nothing can be written: etcd's quota is used up" in shown
