@@ -29,6 +29,7 @@ from strata.checkpoint.last_words import tell_on_stderr
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.sink import ObjectMissing, Storage
+from strata.checkpoint.tiers import tiers_of
 from strata.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -368,9 +369,13 @@ class Replicator:
     def _is_here(self, replica: Replica) -> bool:
         """Tell whether retention was not faster: it takes the marker, then the manifest, then what that names.
 
-        The marker may be missing, too, where the storage refused it and the catalog has the commit.
+        The marker may be missing, too, where the storage refused it and the catalog has the commit. Then the near
+        manifest tells; the far one may be of a copy that is half made.
         """
-        return any(self._near.exists(f"{replica.folder}/{name}") for name in (MARKER, GLOBAL_NAME))
+        near, *_far = tiers_of(self._near)
+        return self._near.exists(f"{replica.folder}/{MARKER}") or near.exists(
+            f"{replica.folder}/{GLOBAL_NAME}"
+        )
 
     def _tell(self, replica: Replica) -> None:
         with self._changed:

@@ -96,6 +96,8 @@ async def wait_for_storage(
     begins, when it becomes another reason, every five minutes, and when it waits no longer; `over` once, when
     the storage was worth the wait.
     """
+    if limit_s <= 0:
+        return
     clock = asyncio.get_running_loop().time
     began_s, delay_s, told, told_s = clock(), FIRST_S, "", 0.0
 

@@ -18,7 +18,7 @@ from strata.training.clock import Clock
 from strata.training.cursors import CURSORS_KEY, CursorBook
 from strata.training.ddp_buckets import BUCKETS_KEY, Buckets
 from strata.training.feeds import Feeding
-from strata.training.group import JOIN, ensure_group
+from strata.training.group import ensure_group
 from strata.training.history import Past, past_of
 from strata.training.patient_start import at_once
 from strata.training.peers import Alone, Peers
@@ -35,6 +35,9 @@ from strata.training.state import (
 from strata.training.stateful_feed import KEPT_KEY
 
 RESTORE: Final = "restore"
+BEGIN: Final = "begin"
+"""The phase of a rank that waits for the others before the first step: one may wait for its storage meanwhile, so it
+has a limit of its own, and not that of `join`."""
 
 log: Final = logging.getLogger("strata.training")
 
@@ -113,7 +116,7 @@ def begin(
     rule = Rule(
         every_steps=config.save_every_steps, every_s=config.save_every_s, full_every=config.full_every
     )
-    peers.progress(position.step, JOIN)
+    peers.progress(position.step, BEGIN)
     wanted = agree(Wanted(rule=rule, sampling=sampling))
     saves = Saves(
         peers,

@@ -17,12 +17,14 @@ from datetime import timedelta
 from typing import Any, Final
 
 from strata.client import name_lookup
-from strata.errors import Unavailable
+from strata.errors import BarrierTimeout, Unavailable
 from strata.training.peers import Peers
 
 MEETING: Final = "strata.group"
 MEETING_S: Final = 300.0
 JOIN: Final = "join"
+MEETINGS: Final = 4
+"""So often ranks come to the meeting again: one whose storage refuses at its start waits for `save_grace_s`."""
 """The phase of a rank that waits for the others."""
 
 log: Final = logging.getLogger("strata.training")
@@ -85,7 +87,7 @@ def _store(torch: Any, peers: Peers) -> Any:
             address, 0, peers.world_size, is_master=True, wait_for_workers=False, timeout=limit
         )
         offer = json.dumps([address, store.port]).encode()
-    told = peers.barrier(MEETING, offer, timeout_s=MEETING_S).get(0)
+    told = _met(peers, offer).get(0)
     if told is None:
         raise Unavailable("rank 0 did not say where the ranks meet")
     if store is None:
@@ -94,6 +96,18 @@ def _store(torch: Any, peers: Peers) -> Any:
             address, port, peers.world_size, is_master=False, wait_for_workers=False, timeout=limit
         )
     return store
+
+
+def _met(peers: Peers, offer: bytes) -> dict[int, bytes]:
+    """Return what ranks brought to the meeting; a rank that is late is waited for, one that is lost breaks it."""
+    for meeting in range(1, MEETINGS + 1):
+        try:
+            return peers.barrier(MEETING, offer, timeout_s=MEETING_S)
+        except BarrierTimeout as error:
+            if meeting == MEETINGS:
+                raise
+            log.warning("ranks are late, and are waited for: %s", error.message)
+    raise AssertionError
 
 
 def _own_address() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,14 @@ import pytest
 from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.far_copy import Replica
+from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.reader import load
 from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import ObjectMissing, put
+from strata.checkpoint.tiers import TieredStorage
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError, StrataError
 from tests.unit.checkpoint.memory_storage import MemorySource, MemoryStorage
@@ -405,3 +408,23 @@ def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     for each in (first, second):
         each.close()
     assert of(pair.far, replica) == of(pair.near, replica)
+
+
+def test_a_checkpoint_that_retention_took_while_its_copy_was_half_made_is_nobodys_failure(pair: Pair) -> None:
+    replica, both = of_two(pair), TieredStorage(pair.near, pair.far)
+    ranks = [
+        Replicator(both, pair.far, rank=rank, ranks=2, world="1", retry_s=(0.05,), look_s=0.05, others_s=1.0)
+        for rank in range(2)
+    ]
+    ranks[0].add(replica)
+    deadline = time.monotonic() + LIMIT_S
+    while not pair.far.exists(f"{replica.folder}/{GLOBAL_NAME}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for name in [name for name in pair.near.objects if name.startswith(replica.folder)]:
+        del pair.near.objects[name]
+    ranks[1].add(replica)
+    for each in ranks:
+        each.wait(LIMIT_S)
+        each.close()
+    assert not any("not-copied" in name for name in pair.far.objects)

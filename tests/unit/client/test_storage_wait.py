@@ -299,3 +299,18 @@ async def test_a_look_that_fails_is_an_error_and_no_wait(
     monkeypatch.setattr("strata.checkpoint.probe.refusal", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         await asyncio.wait_for(in_thread(tmp_path.as_uri()), 10)
+
+
+@in_virtual_time()
+async def test_without_a_grace_no_storage_is_asked() -> None:
+    disk, said = Disk(), list[str]()
+    await wait_for_storage(
+        Coordinators(),
+        job="job",
+        taken_up=False,
+        say=said.append,
+        over=said.append,
+        limit_s=0.0,
+        refuses=lambda uri: disk.refuses(uri),  # noqa: PLW0108  # as a caller's own
+    )
+    assert (said, disk.tried) == ([], [])

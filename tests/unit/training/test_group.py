@@ -1,0 +1,45 @@
+"""The meeting at which ranks of members of their own agree on torch's store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strata.errors import BarrierBroken, BarrierTimeout
+from strata.training.group import MEETING, MEETING_S, MEETINGS, _met
+
+
+class Ranks:
+    """Peers whose meeting ends so, one time after the other."""
+
+    def __init__(self, *ends: Exception | dict[int, bytes]) -> None:
+        self.ends = list(ends)
+        self.asked: list[tuple[str, bytes, float]] = []
+
+    def barrier(self, name: str, payload: bytes, *, timeout_s: float) -> dict[int, bytes]:
+        self.asked.append((name, payload, timeout_s))
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def meet(ranks: Ranks) -> dict[int, bytes]:
+    peers: Any = ranks
+    return _met(peers, b"here")
+
+
+def test_a_rank_that_is_late_is_waited_for() -> None:
+    ranks = Ranks(BarrierTimeout("rank 1 is missing"), {0: b"there"})
+    assert meet(ranks) == {0: b"there"}
+    assert ranks.asked == [(MEETING, b"here", MEETING_S)] * 2
+    assert MEETINGS * MEETING_S >= 1_200, "a start waits for 900 s, by default"
+
+
+def test_not_for_ever_and_not_if_a_rank_is_lost() -> None:
+    ranks = Ranks(*[BarrierTimeout("rank 1 is missing")] * MEETINGS)
+    with pytest.raises(BarrierTimeout):
+        meet(ranks)
+    with pytest.raises(BarrierBroken):
+        meet(Ranks(BarrierBroken("rank 1 died")))
