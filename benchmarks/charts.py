@@ -105,7 +105,13 @@ async def viewers(shown: Shown) -> float:
     async def view() -> None:
         scope = {"query_string": query.encode(), "headers": []}
         await streams.serve(
-            scope, receive, send, find=streams.resources.find, stays=lambda: None, review_s=20.0
+            scope,
+            receive,
+            send,
+            find=streams.resources.find,
+            stays=lambda: None,
+            end=lambda: None,
+            review_s=20.0,
         )
 
     async def work() -> float:

@@ -18,6 +18,7 @@ from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHisto
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.records import CheckpointRecord, CheckpointState, JobPhase, Phase, PoisonRecord
+from strata.core.reported import MAX_NAMES
 from strata.core.stalls import kind_of
 from strata.core.txn import WatchBatch
 from strata.core.view import View
@@ -30,9 +31,12 @@ log = get_logger()
 
 SAMPLE_S: Final = 1.0
 FRESH_S: Final = 5.0
-"""A rank 0 that reported nothing for longer does not keep its account going."""
-MAX_SERIES: Final = (64 << 20) // SERIES_BYTES
-"""Of all jobs together. Beyond it the job that has been idle for longest loses its history."""
+"""A job whose generation has not run for longer is down."""
+MAX_SERIES: Final = (128 << 20) // SERIES_BYTES
+"""Of all jobs together. Beyond it the job that has been idle for longest loses its history; with none, no series is added."""
+IDLE_S: Final = 60
+NOT_YET: Final = frozenset({"restore", "join", "begin", "start"})
+"""The phases in which a rank has no step to speak of yet."""
 LEARN_S: Final = 60.0
 """So long after its start a replica asks its peers for what was before."""
 MESSAGE_VALUES: Final = 200_000
@@ -87,25 +91,41 @@ class JobCharts:
         self._account_s = 0.0
         """When that was, on the loop's clock."""
         self._phase = DOWN
+        self._ran_s = 0.0
+        """When its generation was last seen to run."""
+        self._generation = 0
+        self.full = False
+        """Whether no series may be added."""
         self._saved_s: float | None = None
         self._seen: dict[int, float] = {}
         """When each rank's report that is in the heat map was made."""
 
-    def goodput(self, now_s: float) -> Goodput | None:
-        """Return what the wall time went to up to now; None before rank 0 reported it."""
+    def goodput(self, now_s: float, *, over: bool = False) -> Goodput | None:
+        """Return what the wall time went to up to now, or up to the end of a job that is `over`; None if not known."""
         if self._account is None:
             return None
-        passed_s = now_s - self._account_s
-        return self._account.after(passed_s, self._phase if passed_s < FRESH_S else DOWN)
+        ran_s = max(0.0, self._ran_s - self._account_s)
+        found = self._account.after(ran_s, self._phase)
+        down_s = now_s - max(self._ran_s, self._account_s)
+        if over or down_s <= 0:
+            return found
+        return found.after(down_s, DOWN if down_s >= FRESH_S else self._phase)
+
+    def _put(self, second: int, name: str, value: float, kind: Kind) -> None:
+        if name in self.history or not self.full:
+            self.history.put(second, name, value, kind)
 
     def take(
         self, generation: int, size: int, reports: Mapping[int, Reported], now_s: float, second: int
     ) -> None:
         """Record one second of a running generation."""
-        put = self.history.put
-        low = min(report.step for report in reports.values())
-        self.steps.note(now_s, low)
-        put(second, "step", low, Kind.LAST)
+        put, self._ran_s = self._put, now_s
+        if generation != self._generation:
+            self._generation, self.steps, self.samples = generation, Pace(), Pace()
+        last = min(reports.values(), key=lambda report: report.step)
+        if kind_of(last.phase) not in NOT_YET:
+            self.steps.note(now_s, last.step)
+            put(second, "step", last.step, Kind.LAST)
         put(second, "ranks", len(reports), Kind.LAST)
         rate = self.steps.per_s(now_s)
         if rate is not None:
@@ -133,13 +153,18 @@ class JobCharts:
                 self.heat.put(second, rank, step_us)
 
     def _take_training(self, first: Reported, report: TrainingReport, now_s: float, second: int) -> None:
-        put, self.training = self.history.put, report
-        self.samples.note(now_s, report.samples)
+        put, self.training = self._put, report
+        if kind_of(first.phase) not in NOT_YET:
+            self.samples.note(now_s, report.samples)
         rate = self.samples.per_s(now_s)
         if rate is not None and report.samples:
             put(second, "samples_per_s", rate, Kind.MEAN)
+        known = sum(name.startswith(REPORTED_PREFIX) for name in self.history.names())
         for name, value in report.reported.items():
-            put(second, f"{REPORTED_PREFIX}{name}", value, Kind.MEAN)
+            series = f"{REPORTED_PREFIX}{name}"
+            if series in self.history or known < MAX_NAMES:
+                known += series not in self.history
+                put(second, series, value, Kind.MEAN)
         if not report.goodput_s:
             return
         self._account, self._account_s = Goodput(spent_s=dict(report.goodput_s)), first.at
@@ -188,7 +213,9 @@ class Charts:
             generation, reports = board.reported(name)
             size = self._running(name, generation) if reports else 0
             if size:
-                self._charts(name).take(generation, size, reports, now_s, second)
+                charts = self._charts(name)
+                charts.full = self._full
+                charts.take(generation, size, reports, now_s, second)
         self._bound(second)
 
     def _running(self, name: str, generation: int) -> int:
@@ -216,12 +243,17 @@ class Charts:
         """Forget the job that has been idle for longest, while there are too many series."""
         for name in [name for name in self._jobs if not self._exists(name)]:
             del self._jobs[name]
-        while sum(len(each.history) for each in self._jobs.values()) > MAX_SERIES:
+        count = sum(len(each.history) for each in self._jobs.values())
+        while count > MAX_SERIES * 3 // 4:
             name, idle = min(self._jobs.items(), key=lambda each: each[1].history.newest_s)
-            if idle.history.newest_s > second - 60 and not self._full:
-                self._full = True
-                log.warning("history_full", series=MAX_SERIES, hint="charts of the largest jobs begin anew")
+            if idle.history.newest_s > second - IDLE_S:
+                break
+            count -= len(idle.history)
             del self._jobs[name]
+        full = count >= MAX_SERIES
+        if full and not self._full:
+            log.warning("history_full", series=MAX_SERIES, hint="new jobs and new names have no charts")
+        self._full = full
 
     # -- barriers and saves
 

@@ -72,6 +72,8 @@ class Ledger:
     since_s: float
     phase: str = START
     spent_s: dict[str, float] = field(default_factory=dict)
+    carried_s: dict[str, float] = field(default_factory=dict)
+    """What `go_on` added last."""
 
     def enter(self, phase: str, now_s: float) -> None:
         """Book the time since the last call under the phase it was spent in."""
@@ -97,16 +99,22 @@ class Ledger:
         `began_unix_s` is when this generation began. The program's own start before that, and what
         lies between, was lost.
         """
+        for what, seconds in self.carried_s.items():  # of a world that was given up before its first step
+            self.spent_s[what] -= seconds
         spent, until = read_account(text) or ({}, min(lost_since_unix_s, began_unix_s))
-        for what, seconds in spent.items():
-            self.spent_s[what] = self.spent_s.get(what, 0.0) + seconds
-        own_s = sum(self.spent_s.values()) - sum(spent.values())
+        own_s = sum(self.spent_s.values())
         gap = max(0.0, now_unix_s - until)
         began = min(max(began_unix_s, until), now_unix_s)
-        lost = min(gap, began - until)
-        self.spent_s[LOST] = self.spent_s.get(LOST, 0.0) + lost
+        lost = max(0.0, min(began - until, gap - own_s))
         missing = max(0.0, gap - lost - own_s)  # of this generation, before this program looked at a clock
-        self.spent_s[START] = self.spent_s.get(START, 0.0) + missing
+        early = min(
+            self.spent_s.get(START, 0.0), max(0.0, own_s - gap)
+        )  # it waited for a world, which began later
+        self.carried_s = dict(spent)
+        for what, seconds in ((LOST, lost), (START, missing - early)):
+            self.carried_s[what] = self.carried_s.get(what, 0.0) + seconds
+        for what, seconds in self.carried_s.items():
+            self.spent_s[what] = self.spent_s.get(what, 0.0) + seconds
 
     def saved(self, now_s: float, now_unix_s: float) -> str:
         """Return the account for a checkpoint's metadata."""

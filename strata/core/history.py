@@ -113,6 +113,10 @@ class JobHistory:
     def __len__(self) -> int:
         return len(self._series)
 
+    def names(self) -> Iterator[str]:
+        """Yield the names of the series."""
+        yield from self._series
+
     def __contains__(self, name: str) -> bool:
         return name in self._series
 

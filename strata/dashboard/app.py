@@ -84,6 +84,7 @@ class _Guard:
         headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
         origin, host = headers.get(b"origin", ""), headers.get(b"host", "")
         known = bool(origin) and is_known(self._source, origin, host)
+        foreign = not known and (bool(origin) or headers.get(b"sec-fetch-site") == "cross-site")
         also = [*HEADERS, *(allowing(origin) if known else ())]
 
         async def sending(message: Message) -> None:
@@ -93,7 +94,7 @@ class _Guard:
                 message["headers"] = [*own, *(each for each in also if each[0] not in named)]
             await send(message)
 
-        answer = self._refusal(scope, host, foreign=bool(origin) and not known)
+        answer = self._refusal(scope, host, foreign=foreign)
         if answer is None and scope["method"] == "OPTIONS":
             also += PREFLIGHT
             answer = Response(status_code=204)
@@ -109,7 +110,7 @@ class _Guard:
             )
         if self._names_only_loopback and not _is_local(host):
             return PlainTextResponse("open it as localhost, or by its address\n", 421)
-        if foreign and method in ("POST", "OPTIONS"):
+        if foreign and api:
             return PlainTextResponse("that is not a page of this cluster\n", 403)
         return None if api else self._page_refusal(scope)
 

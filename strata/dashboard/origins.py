@@ -24,7 +24,14 @@ def peers(source: Source) -> Iterator[str]:
 
 def is_known(source: Source, origin: str, host: str) -> bool:
     """Tell whether a page of `origin` may read what is answered to a request for `host`."""
-    return origin.partition("://")[2] == host or origin in peers(source)
+    return origin.partition("://")[2] == host or _numbered(origin) in map(_numbered, peers(source))
+
+
+def _numbered(origin: str) -> str:
+    """Return an origin with the address that `localhost` stands for."""
+    scheme, _, rest = origin.partition("://")
+    name, _, port = rest.rpartition(":")
+    return f"{scheme}://127.0.0.1:{port}" if name in ("localhost", "[::1]") else origin
 
 
 def allowing(origin: str) -> list[tuple[bytes, bytes]]:

@@ -76,7 +76,7 @@ class PlainPages:
 
     async def _cluster(self, request: Request) -> Response:
         source = self._source
-        seen, found = cluster(source, await source.etcd_members()), jobs(source)
+        seen, found = cluster(source, await source.etcd_members()), await jobs(source)
         happened = _event_rows(events(source, None))
         sections: list[Section] = [
             ("Jobs", JOB_HEADS, [_job_cells(each) for each in found.jobs]),

@@ -294,7 +294,7 @@ class _Bounded(H11Protocol):
         shown = secured.getpeercert() if secured is not None else None
         names = (shown or {}).get("subjectAltName", ())
         uris = [name for kind, name in names if kind == "URI"]
-        self.app_state = {"uris": uris, "stays": lambda: self.stays()}  # noqa: PLW0108  # it is set later
+        self.app_state = {"uris": uris, "stays": lambda: self.stays(), "end": transport.abort}  # noqa: PLW0108  # set later
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from strata.coordinator.members.interest import MAX_LOOKED_AT
 from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
 from strata.core.goodput import MAX_NAME, MAX_PARTS
 from strata.core.reported import MAX_NAMES, is_name
@@ -28,6 +29,7 @@ MAX_WORD_CHARS: Final = 16
 MAX_DEVICES: Final = 64
 MAX_LINES: Final = 40
 MAX_LINE_CHARS: Final = 300
+HEARD_AT_ONCE: Final = 1_000
 EVIDENCE_S: Final = 10.0
 """How long what is known because somebody looks is kept."""
 MAX_XIDS: Final = 32
@@ -106,7 +108,8 @@ class _Looked:
     evidence: dict[int, tuple[members_pb2.RankEvidence, float]] = field(default_factory=dict)
     """Of the newest generation, with the time of when it was."""
     generation: int = 0
-    news: peers_pb2.PeerProgress = field(default_factory=peers_pb2.PeerProgress)
+    heard_news: list[members_pb2.MemberHeard] = field(default_factory=list)
+    evidence_news: dict[int, members_pb2.RankEvidence] = field(default_factory=dict)
     until_s: float = 0.0
 
 
@@ -162,7 +165,7 @@ class ProgressBoard:
             at_s = now_s - min(max(0, member.age_ms), MAX_TIME_MS) / 1000
             held.heard[key] = max(at_s, held.heard.get(key, at_s))
             if own:
-                held.news.heard.append(member)
+                held.heard_news.append(member)
 
     def note_evidence(
         self, job: str, generation: int, evidence: Iterable[members_pb2.RankEvidence], *, own: bool
@@ -173,6 +176,8 @@ class ProgressBoard:
             held.generation = generation
             held.evidence.clear()
         for each in evidence if generation == held.generation else ():
+            if each.rank not in held.evidence and len(held.evidence) >= MAX_LOOKED_AT:
+                continue  # nobody looks at so many
             kept = members_pb2.RankEvidence(
                 rank=each.rank,
                 stack=each.stack[:MAX_STACK_CHARS],
@@ -182,8 +187,7 @@ class ProgressBoard:
             )
             held.evidence[each.rank] = (kept, now_s - kept.age_ms / 1000)
             if own:
-                held.news.generation = generation
-                held.news.evidence.append(kept)
+                held.evidence_news[each.rank] = kept
 
     def heard(self, job: str, worker: str, incarnation: int) -> float | None:
         """Return when a member was last heard, on this loop's clock; None if nobody looks, or it is not known."""
@@ -209,10 +213,12 @@ class ProgressBoard:
         for job in [job for job, held in self._looked.items() if held.until_s < now_s]:
             del self._looked[job]
         for job, held in self._looked.items():
-            if held.news.heard or held.news.evidence:
-                held.news.job = job
-                yield held.news
-                held.news = peers_pb2.PeerProgress()
+            for start in range(0, len(held.heard_news), HEARD_AT_ONCE):
+                yield peers_pb2.PeerProgress(job=job, heard=held.heard_news[start : start + HEARD_AT_ONCE])
+            for evidence in held.evidence_news.values():
+                yield peers_pb2.PeerProgress(job=job, generation=held.generation, evidence=[evidence])
+            held.heard_news.clear()
+            held.evidence_news.clear()
 
     def forget(self, job: str) -> None:
         """Drop what was said in a job that has ended."""

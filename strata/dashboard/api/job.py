@@ -12,7 +12,7 @@ from strata.core.goodput import Goodput as Account
 from strata.core.job import JobView
 from strata.core.stopping import active_world
 from strata.dashboard.api import model
-from strata.dashboard.api.cluster import job_summary
+from strata.dashboard.api.cluster import OVER, job_summary
 from strata.dashboard.source import Source
 
 EVENTS: Final = 200
@@ -24,7 +24,11 @@ def job(source: Source, name: str) -> model.Job | None:
     if not view.exists:
         return None
     world, spec, charts = view.world(), view.spec(), source.charts.job(name)
-    account = charts.goodput(source.loop_now_ms() / 1000) if charts is not None else None
+    account = (
+        charts.goodput(source.loop_now_ms() / 1000, over=source.job_phases().get(name) in OVER)
+        if charts is not None
+        else None
+    )
     reported = charts.training.reported if charts is not None and charts.training is not None else {}
     return model.Job(
         summary=job_summary(source, name),

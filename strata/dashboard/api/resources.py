@@ -37,6 +37,15 @@ FRESH_S: Final = 1.0
 MAX_KEPT: Final = 256
 MAX_PATH_CHARS: Final = 1024
 
+PARAMETERS: Final = (
+    "phase",
+    "q",
+    "page_token",
+    "after_revision",
+    "interval_ms",
+    "since_unix_ms",
+)
+
 Make = Callable[[], object | Awaitable[object]]
 
 
@@ -47,6 +56,8 @@ class Resource:
     path: str
     job: str | None
     make: Make
+    threaded: bool = False
+    """Whether it takes so long to make that the loop must not wait for it."""
     per_caller: frozenset[str] = frozenset()
     """The jobs that its caller is limited to, if the body depends on that."""
 
@@ -73,7 +84,10 @@ class Resources:
 
         `limited_to` are the jobs that the caller may look at; empty: all.
         """
-        split = urllib.parse.urlsplit(path[:MAX_PATH_CHARS])
+        try:
+            split = urllib.parse.urlsplit(path[:MAX_PATH_CHARS])
+        except ValueError as error:
+            raise InvalidArgument(f"{printable(path)[:80]!r} is no path: {error}") from None
         query = {key: values[-1] for key, values in urllib.parse.parse_qs(split.query).items()}
         parts = [urllib.parse.unquote(part) for part in split.path.strip("/").split("/")]
         source = self._source
@@ -101,14 +115,15 @@ class Resources:
             case ["jobs", name, *rest]:
                 found = _of_job(source, name, rest, query)
                 if found is not None:
-                    return Resource(path=path, job=name, make=self._existing(name, found))
+                    make = self._existing(name, found)
+                    return Resource(path=path, job=name, make=make, threaded=rest == ["history"])
             case _:
                 pass
         raise NotFound(f"there is no {printable(split.path)[:200]}", hint="openapi.json lists what there is")
 
     async def body(self, resource: Resource) -> Body:
         """Return a resource as JSON, at most a second old; raises what making it raises."""
-        key = (resource.path, resource.per_caller)
+        key = (canonical(resource.path), resource.per_caller)
         async with self._making:  # one at a time: many that ask at once wait for the first
             now_s = asyncio.get_running_loop().time()
             held = self._bodies.get(key)
@@ -116,11 +131,14 @@ class Resources:
                 held is not None and now_s - held[0] < FRESH_S * 0.9
             ):  # a timer that is a little early gets a new one
                 return held[1]
+            await asyncio.sleep(0)  # barriers and heartbeats have their turn between two bodies
             revision, unix_s = self._source.view.revision, int(self._source.unix_now())
-            made: Any = resource.make()
-            if isinstance(made, Awaitable):
-                made = await made
-            body = Body(json=msgspec.json.encode(made), revision=revision, unix_s=unix_s)
+            if resource.threaded:
+                json = await in_thread(lambda: msgspec.json.encode(resource.make()))
+            else:
+                made: Any = resource.make()
+                json = msgspec.json.encode(await made if isinstance(made, Awaitable) else made)
+            body = Body(json=json, revision=revision, unix_s=unix_s)
             self._bodies = {key: held for key, held in self._bodies.items() if now_s - held[0] < FRESH_S}
             if len(self._bodies) < MAX_KEPT:
                 self._bodies[key] = (now_s, body)
@@ -190,6 +208,19 @@ def _of_job(
             return lambda: events(source, name, after=after)
         case _:
             return None
+
+
+async def in_thread(make: Callable[[], bytes]) -> bytes:
+    """Make a body beside the loop."""
+    return await asyncio.to_thread(make)
+
+
+def canonical(path: str) -> str:
+    """Return the same path for all that name the same resource: its known parameters, in their order."""
+    split = urllib.parse.urlsplit(path)
+    query = urllib.parse.parse_qs(split.query)
+    known = [(name, query[name][-1]) for name in PARAMETERS if name in query]
+    return f"{split.path.strip('/')}?{urllib.parse.urlencode(known)}"
 
 
 def _whole(query: Mapping[str, str], name: str, default: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import resources as files
@@ -24,6 +25,8 @@ from strata.errors import InvalidArgument, PermissionDenied, StrataError
 
 ROOT: Final = "/api/v1"
 JSON: Final = "application/json"
+CERTIFIED_S: Final = 60.0
+"""So long a stream lives whose caller showed a certificate: the handshake of the next one judges that again."""
 
 
 class Api:
@@ -118,7 +121,9 @@ class Api:
                 sending,
                 find=find,
                 stays=scope.get("state", {}).get("stays", _as_others),
+                end=scope.get("state", {}).get("end", _as_others),
                 review_s=self._authorizer.review_s,
+                longest_s=CERTIFIED_S if scope.get("state", {}).get("uris") else math.inf,
             )
         except StrataError as error:
             if not begun:

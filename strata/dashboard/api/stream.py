@@ -11,7 +11,9 @@ A client that does not read is cut off after `SEND_S`; one whose credential is r
 from __future__ import annotations
 
 import asyncio
+import math
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,13 +34,15 @@ EVERY_S: Final = 1.0
 SEND_S: Final = 10.0
 MAX_WATCHED: Final = 32
 MAX_STREAMS: Final = 64
-"""Of the connections for HTTP (`core.connections`): half of them stay for everything else."""
+MAX_PER_ADDRESS: Final = 32
+"""Each half of the connections for HTTP (`core.connections`): the other half stays for everything else."""
 PARTS: Final[Mapping[str, str]] = {"events": "after_revision", "history": "since_unix_ms"}
 """The resources that are sent in parts, by the last word of their path; and what says after which part."""
 NO_EVENTS: Final = msgspec.json.encode(model.Events(events=()))
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),
+    (b"connection", b"close"),
 )
 
 
@@ -53,7 +57,7 @@ class _Watched:
 
     @property
     def kind(self) -> str:
-        return urllib.parse.urlsplit(self.path).path.rpartition("/")[2]
+        return self.path.partition("?")[0].rpartition("/")[2]
 
     def now(self) -> str:
         """Return the path of what is to be sent next."""
@@ -65,11 +69,13 @@ class _Watched:
         """Take note of a body that was made of `now`; tell whether it is to be sent."""
         first, self.sent, before = self.sent is None, made.json, self.sent
         match self.kind:
+            case _ if not made.unix_s:  # a problem
+                return made.json != before
             case "events":
                 self.after = max(self.after, made.revision)
                 return first or made.json != NO_EVENTS
             case "history":
-                query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+                query = urllib.parse.parse_qs(self.path.partition("?")[2])
                 interval_ms = int(query.get("interval_ms", [DEFAULT_MS])[-1])
                 until, so_far = 1000 * made.unix_s // interval_ms * interval_ms, self.after
                 self.after = max(so_far, until)
@@ -84,7 +90,8 @@ class Streams:
 
     source: Source
     resources: Resources
-    open: int = field(default=0)
+    open: Counter[str] = field(default_factory=Counter)
+    """By address."""
 
     def watched(self, scope: Scope) -> list[str]:
         """Return the paths that a request watches; `InvalidArgument` if those are none, or too many."""
@@ -105,28 +112,36 @@ class Streams:
         *,
         find: Callable[[str], Resource],
         stays: Callable[[], None],
+        end: Callable[[], None],
         review_s: float,
+        longest_s: float = math.inf,
     ) -> None:
-        """Serve one stream to its end.
+        """Serve one stream to its end, which comes after `longest_s` at the latest.
 
         `find` returns what the caller may look at, or raises why not; it is asked again every `review_s`. `stays`
-        tells the server that this connection lives for longer than others.
+        tells the server that this connection lives for longer than others, `end` that it is to be closed at once.
         """
         paths = [_Watched(path) for path in self.watched(scope)]
         _admit(paths, find)
-        if self.open >= MAX_STREAMS:
-            raise QuotaExceeded(f"{self.open} streams are open at this replica", hint="watch another replica")
+        address = str((scope.get("client") or ("",))[0])
+        if self.open.total() >= MAX_STREAMS or self.open[address] >= MAX_PER_ADDRESS:
+            raise QuotaExceeded(
+                f"{self.open.total()} streams are open at this replica, {self.open[address]} of them from {address}",
+                hint="watch another replica, or close a tab",
+            )
         self._resume(paths, scope)
         gone = asyncio.create_task(_gone(receive))
-        self.open += 1
+        self.open[address] += 1
         try:
             stays()
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-            await self._send_all(paths, send, gone, find, review_s)
+            await self._send_all(paths, send, gone, find, review_s, longest_s)
         except TimeoutError:
             log.info("stream_not_read", paths=[each.path for each in paths])
+            end()
         finally:
-            self.open -= 1
+            self.open[address] -= 1
+            self.open += Counter()  # forgets those that have none
             gone.cancel()
 
     def _resume(self, paths: list[_Watched], scope: Scope) -> None:
@@ -143,20 +158,23 @@ class Streams:
         gone: asyncio.Task[None],
         find: Callable[[str], Resource],
         review_s: float,
+        longest_s: float,
     ) -> None:
         loop = asyncio.get_running_loop()
-        reviewed_s = due_s = loop.time()
-        while not gone.done():
+        began_s = reviewed_s = due_s = loop.time()
+        while not gone.done() and loop.time() - began_s < longest_s:
             if loop.time() - reviewed_s >= review_s:
                 reviewed_s = loop.time()
                 _admit(paths, find)
-            changes = b"".join([await self._change(each, find) for each in paths])
+            changes = b"".join([await self._change(each, paths, find) for each in paths])
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.body", "body": changes or b":\n\n", "more_body": True})
             due_s = max(due_s + EVERY_S, loop.time())
             await asyncio.wait([gone], timeout=due_s - loop.time())
 
-    async def _change(self, watched: _Watched, find: Callable[[str], Resource]) -> bytes:
+    async def _change(
+        self, watched: _Watched, paths: list[_Watched], find: Callable[[str], Resource]
+    ) -> bytes:
         """Return the event that tells how a resource changed; nothing if it did not."""
         revision = self.source.view.revision
         try:
@@ -166,7 +184,9 @@ class Streams:
         if not watched.news(made):
             return b""
         change = msgspec.json.encode(model.Change(path=watched.path, body=msgspec.Raw(made.json)))
-        return b"id: %d\nevent: change\ndata: %s\n\n" % (made.revision, change)
+        # what has the events resumed must not run ahead of those that were sent
+        number = min((each.after for each in paths if each.kind == "events"), default=made.revision)
+        return b"id: %d\nevent: change\ndata: %s\n\n" % (number, change)
 
 
 def _admit(paths: list[_Watched], find: Callable[[str], Resource]) -> None:

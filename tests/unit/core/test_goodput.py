@@ -52,6 +52,25 @@ def test_without_an_account_what_was_before_this_generation_is_lost(text: str) -
     assert ledger.goodput(3.0).total_s == 46.0
 
 
+def test_a_wait_for_a_world_is_no_time_of_its_generation() -> None:
+    ledger = Ledger(since_s=0.0)
+    ledger.enter("restore", 95.0)  # a member of its own that waited 90 s for others
+    ledger.go_on("", lost_since_unix_s=1090.0, began_unix_s=1090.0, now_unix_s=1095.0)
+    assert ledger.goodput(96.0).total_s == pytest.approx(6.0)
+
+
+def test_a_world_that_is_given_up_before_its_first_step_is_booked_once() -> None:
+    first = Ledger(since_s=0.0)
+    first.enter(STEP, 0.0)
+    text = first.saved(1000.0, 2000.0)
+    second = Ledger(since_s=0.0)
+    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=2001.0, now_unix_s=2002.0)
+    second.enter("join", 3.0)
+    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=2008.0, now_unix_s=2009.0)
+    assert second.goodput(3.0).total_s == pytest.approx(1009.0)
+    assert second.goodput(3.0).spent_s[STEP] == pytest.approx(1000.0)
+
+
 def test_made_up_phases_do_not_grow_without_end() -> None:
     ledger = Ledger(since_s=0.0)
     for i in range(100):

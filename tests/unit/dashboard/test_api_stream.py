@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from starlette.types import ASGIApp
 
 from strata.core.records import CheckpointState
-from strata.dashboard.api.stream import MAX_STREAMS, SEND_S
+from strata.dashboard.api import resources
+from strata.dashboard.api.stream import MAX_PER_ADDRESS, SEND_S
 from strata.dashboard.app import make_app
 from strata.errors import Unauthenticated
 from strata.testing.virtual_time import in_virtual_time
 from tests.unit.dashboard.http import ask, streaming
 from tests.unit.dashboard.rig import KEYS, Shown, anybody
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no threads in virtual time."""
+
+    async def at_once(make: Callable[[], bytes]) -> bytes:
+        return make()
+
+    monkeypatch.setattr(resources, "in_thread", at_once)
 
 
 def made() -> tuple[Shown, ASGIApp]:
@@ -68,6 +81,25 @@ async def test_events_come_once_each_also_to_who_connects_again_elsewhere() -> N
 
 
 @in_virtual_time()
+async def test_no_id_runs_ahead_of_the_events_that_were_sent() -> None:
+    shown, app = made()
+    async with streaming(app, "watch=/jobs/gpt/checkpoints&watch=/events") as stream:
+        for step in range(10):
+            shown.save("gpt", step, CheckpointState.COMMITTED, ranks=1)
+            shown.job(f"job-{step}", members=1)
+            await asyncio.sleep(0.37)
+    sent = 0
+    for number, path, body in stream.changes():
+        if path == "/events":
+            sent = max(sent, *(event["revision"] for event in body["events"]))
+        assert number >= 0
+        later = [
+            event["revision"] for _n, of, b in stream.changes() if of == "/events" for event in b["events"]
+        ]
+        assert not [revision for revision in later if sent < revision <= number]
+
+
+@in_virtual_time()
 async def test_history_comes_in_parts_that_follow_each_other() -> None:
     shown, app = made()
     async with streaming(app, "watch=/jobs/gpt/history") as stream:
@@ -101,10 +133,18 @@ async def test_a_job_that_is_deleted_meanwhile_is_a_problem_and_the_stream_goes_
 @in_virtual_time()
 async def test_a_path_that_is_none_is_told_so_once_and_the_others_go_on() -> None:
     _shown, app = made()
-    async with streaming(app, "watch=/nothing&watch=/cluster") as stream:
+    wrong = (
+        "/nothing",
+        "//[",
+        "/jobs/gpt/history?interval_ms=0",
+        "/jobs/gpt/history?interval_ms=x",
+        "/jobs/none/events",
+    )
+    async with streaming(app, "&".join(f"watch={quote(path)}" for path in (*wrong, "/cluster"))) as stream:
         await asyncio.sleep(3)
         assert stream.code == 200
-        assert [body["error"] for body in stream.bodies("/nothing")] == ["there is no /nothing"]
+        assert [len(stream.bodies(path)) for path in wrong] == [1] * len(wrong)
+        assert all("error" in stream.bodies(path)[0] for path in wrong)
         assert len(stream.bodies("/cluster")) >= 2
 
 
@@ -127,7 +167,7 @@ async def test_a_reader_that_stops_is_cut_off_and_streams_are_limited() -> None:
         stream.stuck = True
         await asyncio.sleep(SEND_S + 2)
         async with asyncio.TaskGroup() as tasks:
-            held = [tasks.create_task(hold(app)) for _ in range(MAX_STREAMS)]
+            held = [tasks.create_task(hold(app)) for _ in range(MAX_PER_ADDRESS)]
             await asyncio.sleep(1)
             assert [task.result().code for task in held if task.done()] == [], (
                 "the one that was cut off is not counted"

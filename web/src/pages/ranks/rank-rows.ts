@@ -53,7 +53,7 @@ export function rankRows(ranks: Ranks, devices: Devices | undefined): RankRow[] 
 /** A member's ranks use its devices in their order; where there are fewer devices than slots, none is named. */
 function deviceOf(devices: readonly Device[] | undefined, slot: number, slots: number): Device | null {
   if (devices === undefined || slot < 0 || devices.length < slots) return null;
-  return devices[slot] ?? null;
+  return devices.find((device) => device.index === slot) ?? null;
 }
 
 /** Return a sentence that says who holds the job up. */
