@@ -73,7 +73,7 @@ class RunConfig:
     log_dir: Path | None = setting(
         "run.log_dir",
         default=None,
-        doc="a folder for the ranks' output, a file each; pages and strata top show its last lines",
+        doc="a folder for the ranks' output, a file each; the pages of ranks show its last lines",
     )
     stop_grace_s: float = setting(
         "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"

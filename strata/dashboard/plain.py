@@ -52,6 +52,7 @@ _TEMPLATES: Final = Environment(
     loader=PackageLoader("strata.dashboard"), autoescape=select_autoescape(("html",))
 )
 _TEMPLATES.filters["moment"] = _moment
+_TEMPLATES.filters["plain"] = printable
 
 
 class PlainPages:

@@ -30,6 +30,10 @@ class Client(Protocol):
         ...
 
 
+FIRST_S: Final = 180.0
+"""So much history is asked for at first: more than a line of a terminal shows."""
+
+
 def look(read: Read, job: str | None, before: Seen | None = None, *, all_of_it: bool = True) -> Seen:
     """Return what the page of `job`, or the list of jobs, shows now."""
     same = before if before is not None and before.job == job else None
@@ -79,7 +83,8 @@ def _allowed(read: Read, path: str) -> Any:
 def _history(read: Read, root: str, same: Seen | None) -> Any:
     known = same.history if same is not None else None
     if known is None or not known["series"]:
-        return read(f"{root}/history")
+        # a job with many series has more than fits into an answer
+        return read(f"{root}/history?since_unix_ms={int(1000 * (time.time() - FIRST_S))}")
     count = max(len(each["values"]) for each in known["series"].values())
     since = known["from_unix_ms"] + count * known["interval_ms"] - AGAIN_MS
     return merged(known, read(f"{root}/history?since_unix_ms={max(0, since)}"))
