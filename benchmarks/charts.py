@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from strata.coordinator.diagnosis import Diagnoses
 from strata.core.history import INTERVALS, Kind
+from strata.core.job import JobView
 from strata.dashboard.api.resources import Resources
 from strata.dashboard.api.stream import Streams
 from strata.v1.members_pb2 import RankProgress, TrainingReport
@@ -90,6 +92,8 @@ async def viewers(shown: Shown) -> float:
     loop = asyncio.get_running_loop()
     begun = loop.time()
     shown.unix_s = lambda: 1.8e9 + loop.time() - begun
+    diagnoses = Diagnoses()
+    shown.diagnosis = lambda name: diagnoses.of(shown, JobView(shown.view, shown.keys.job(name)))  # type: ignore[method-assign]  # as a replica does
     streams = Streams(source=shown, resources=Resources(shown))
     paths = ("", "/ranks", "/heatmap", "/history", "/barriers", "/checkpoints")
     query = "&".join(f"watch=/jobs/{job}{path}" for path in paths)

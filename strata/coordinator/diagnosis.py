@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from strata.core.arrivals import OpenRound
 from strata.core.attribution import RankReport
@@ -15,6 +16,9 @@ from strata.core.save_hold import SaveHold
 from strata.core.stacks import ACTIVITIES, activity, innermost
 from strata.core.stragglers import OVERLAP_STEPS, StepTimes
 from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress
+
+DIAGNOSIS_S: Final = 0.9
+"""How long a diagnosis is shown again: one of 1,000 ranks takes 16 ms."""
 
 
 class Told(Protocol):
@@ -53,6 +57,22 @@ def diagnose_job(told: Told, job: JobView) -> Diagnosis:
         return diagnose((), (), told.violations(job.keys.name))
     head = world.head
     return diagnose_world(told, job, told.progress(job.keys.name, head.generation, range(head.size)), world)
+
+
+class Diagnoses:
+    """The diagnoses of jobs that are shown, each made at most once in `DIAGNOSIS_S`."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[float, Diagnosis]] = {}
+
+    def of(self, told: Told, job: JobView) -> Diagnosis:
+        """Return what is wrong with a job, as of a moment ago; `StrataError` if it cannot be read."""
+        now_s, name = asyncio.get_running_loop().time(), job.keys.name
+        held = self._made.get(name)
+        if held is None or now_s - held[0] >= DIAGNOSIS_S:
+            self._made = {key: each for key, each in self._made.items() if now_s - each[0] < DIAGNOSIS_S}
+            held = self._made[name] = (now_s, diagnose_job(told, job))
+        return held[1]
 
 
 def diagnose_world(told: Told, job: JobView, said: Iterable[RankProgress], world: World) -> Diagnosis:

@@ -17,7 +17,7 @@ from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
 from strata.coordinator.context import EtcdMember, ReplicaContext
-from strata.coordinator.diagnosis import diagnose_job
+from strata.coordinator.diagnosis import Diagnoses
 from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.measures import Measures
 from strata.coordinator.members.progress import Reported
@@ -41,8 +41,6 @@ ETCD_FRESH_S: Final = 2.0
 """How old what is known of etcd's members may be before they are asked again."""
 ETCD_WAIT_S: Final = 1.0
 """How long whoever looks waits for that; then the last answer is shown."""
-DIAGNOSIS_S: Final = 0.9
-"""How long a diagnosis is shown again: one of 1,000 ranks takes 16 ms."""
 UNHEARD: Final = "the replica that answers does not hear it"
 
 
@@ -116,7 +114,7 @@ class Observed:
         self.version = version
         self._store = store
         self.chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
-        self._diagnoses: dict[str, tuple[float, Diagnosis]] = {}
+        self._diagnoses = Diagnoses()
         self._phases = JobPhases(context.mirror.view, context.keys)
         self.lag = LoopLag()
         self._etcd: Sequence[EtcdMember] = ()
@@ -184,14 +182,9 @@ class Observed:
 
     def diagnosis(self, name: str) -> Diagnosis:
         """Return what is wrong with a job, as of at most a second ago; `StrataError` if it cannot be read."""
-        now_s = asyncio.get_running_loop().time()
-        held = self._diagnoses.get(name)
-        if held is None or now_s - held[0] >= DIAGNOSIS_S:
-            self._diagnoses = {k: v for k, v in self._diagnoses.items() if now_s - v[0] < DIAGNOSIS_S}
-            job = JobView(self.view, self.keys.job(name))
-            found = diagnose_job(self.soft, job) if self.soft is not None else Diagnosis()
-            held = self._diagnoses[name] = (now_s, found)
-        return held[1]
+        if self.soft is None:
+            return Diagnosis()
+        return self._diagnoses.of(self.soft, JobView(self.view, self.keys.job(name)))
 
     def job_phases(self) -> Mapping[str, str]:
         """Return where each job stands, as people see it."""
