@@ -23,7 +23,7 @@ from tests.e2e.browser import Browser, browsing
 from tests.integration.web.pages import click
 from tests.processes import LIMIT_S
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
 FAILOVER_S = 3.0
 TRAINING = """
