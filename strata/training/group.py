@@ -87,7 +87,7 @@ def _store(torch: Any, peers: Peers) -> Any:
             address, 0, peers.world_size, is_master=True, wait_for_workers=False, timeout=limit
         )
         offer = json.dumps([address, store.port]).encode()
-    told = _met(peers, offer).get(0)
+    told = meet(peers, offer).get(0)
     if told is None:
         raise Unavailable("rank 0 did not say where the ranks meet")
     if store is None:
@@ -98,7 +98,7 @@ def _store(torch: Any, peers: Peers) -> Any:
     return store
 
 
-def _met(peers: Peers, offer: bytes) -> dict[int, bytes]:
+def meet(peers: Peers, offer: bytes) -> dict[int, bytes]:
     """Return what ranks brought to the meeting; a rank that is late is waited for, one that is lost breaks it."""
     for meeting in range(1, MEETINGS + 1):
         try:

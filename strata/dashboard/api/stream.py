@@ -2,10 +2,10 @@
 
 Once a second each watched resource is looked at, and sent if it changed since it was last sent. A body is made once
 for all who watch it (`resources`). The events of a cluster or job, and the history of a job, are sent in parts: what
-is newer than the part before. The id of an event is the revision that the view was at, so a client that
+is newer than the part before. The id of an event is the revision up to which `events` were sent (without them, that of the view), so a client that
 connects again, here or at another replica, gets each of the keyspace's events once.
 
-A client that does not read is cut off after `SEND_S`; one whose credential is revoked within `auth.review_s`.
+A client that does not read is cut off `SEND_S` after its buffers are full; one whose credential is revoked within `auth.review_s`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strata.errors import BarrierBroken, BarrierTimeout
-from strata.training.group import MEETING, MEETING_S, MEETINGS, _met
+from strata.training.group import MEETING, MEETING_S, MEETINGS, meet
 
 
 class Ranks:
@@ -25,14 +25,14 @@ class Ranks:
         return end
 
 
-def meet(ranks: Ranks) -> dict[int, bytes]:
+def met(ranks: Ranks) -> dict[int, bytes]:
     peers: Any = ranks
-    return _met(peers, b"here")
+    return meet(peers, b"here")
 
 
 def test_a_rank_that_is_late_is_waited_for() -> None:
     ranks = Ranks(BarrierTimeout("rank 1 is missing"), {0: b"there"})
-    assert meet(ranks) == {0: b"there"}
+    assert met(ranks) == {0: b"there"}
     assert ranks.asked == [(MEETING, b"here", MEETING_S)] * 2
     assert MEETINGS * MEETING_S >= 1_200, "a start waits for 900 s, by default"
 
@@ -40,6 +40,6 @@ def test_a_rank_that_is_late_is_waited_for() -> None:
 def test_not_for_ever_and_not_if_a_rank_is_lost() -> None:
     ranks = Ranks(*[BarrierTimeout("rank 1 is missing")] * MEETINGS)
     with pytest.raises(BarrierTimeout):
-        meet(ranks)
+        met(ranks)
     with pytest.raises(BarrierBroken):
-        meet(Ranks(BarrierBroken("rank 1 died")))
+        met(Ranks(BarrierBroken("rank 1 died")))
