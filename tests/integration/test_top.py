@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,12 +59,18 @@ def test_a_training_on_a_terminal_and_what_top_shows_of_it(
     training.wait_for("loss ")
     training.wait_for("saved ")
 
-    code, said = run_strata("top", *where, "--job", job, "--json")
-    assert code == 0, said
-    found = json.loads(said)
+    def looked() -> Any:
+        code, said = run_strata("top", *where, "--job", job, "--json")
+        assert code == 0, said
+        return json.loads(said)
+
+    found = looked()
     assert found["job"]["summary"]["progress"]["target_step"] == 10_000
     assert found["ranks"]["size"] == 2
-    assert found["history"]["series"]["reported.loss"]["values"]
+    deadline = time.monotonic() + 10
+    while not found["history"]["series"]["reported.loss"]["values"]:  # a second is charted once it is over
+        assert time.monotonic() < deadline, found["history"]
+        found = looked()
     code, said = run_strata("top", *where, "--json")
     assert code == 0, said
     assert job in {each["name"] for each in json.loads(said)["jobs"]}
