@@ -112,7 +112,7 @@ def page_factory(config: CoordinatorConfig) -> PageFactory | None:
         tls = server_context(own.cert_file, own.key_file, own.ca_file)
     authorizer = HttpAuthorizer(config, now=lambda: dt.datetime.now(dt.UTC))
     return lambda observed: HttpServer(
-        make_app(observed, listen=listen, authorizer=authorizer),
+        make_app(observed, authorizer=authorizer),
         listen,
         advertised_host=advertised,
         shares=connection_shares(config),

@@ -14,7 +14,7 @@ from typing import Final
 from strata.coordinator.measures import ROUND_BOUNDS_S
 from strata.coordinator.members.progress import ProgressBoard, Reported
 from strata.core.goodput import DOWN, STEP, Goodput
-from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHistory, Kind, Pace
+from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHistory, Kind, Pace, percentile
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.records import CheckpointRecord, CheckpointState, JobPhase, Phase, PoisonRecord
@@ -39,9 +39,9 @@ NOT_YET: Final = frozenset({"restore", "join", "begin", "start"})
 """The phases in which a rank has no step to speak of yet."""
 LEARN_S: Final = 60.0
 """So long after its start a replica asks its peers for what was before."""
-MESSAGE_VALUES: Final = 200_000
-"""In one message to a peer: 0.8 MB."""
-SEND_PAUSE_S: Final = 0.05
+MESSAGE_VALUES: Final = 20_000
+"""In one message to a peer: 80 kB. The peer's event loop serves nobody else while it takes one over."""
+SEND_PAUSE_S: Final = 0.02
 MAX_NAME_CHARS: Final = 96
 
 GOODPUT_PREFIX: Final = "goodput."
@@ -131,14 +131,9 @@ class JobCharts:
         if rate is not None:
             put(second, "steps_per_s", rate, Kind.MEAN)
         times = sorted(report.step_us for report in reports.values() if report.step_us > 0)
-        for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-            if times:
-                put(
-                    second,
-                    f"step_time_{name}",
-                    times[int(part * (len(times) - 1))] / 1e6,
-                    KINDS[f"step_time_{name}"],
-                )
+        for percent in (50, 90, 99) if times else ():
+            name = f"step_time_p{percent}"
+            put(second, name, percentile(times, percent) / 1e6, KINDS[name])
         self._heat(generation, size, reports, second)
         if (first := reports.get(0)) is not None and first.training is not None:
             self._take_training(first, first.training, now_s, second)
@@ -294,8 +289,15 @@ class Charts:
     def before(self, second: int) -> Iterator[PeerHistory]:
         """Yield what was recorded before `second`, in messages of bounded size."""
         for name, charts in list(self._jobs.items()):
-            for interval_s in INTERVALS:
-                yield from _messages(name, charts.history.excerpt(interval_s, 0, second))
+            series = list(charts.history.names())
+            for interval_s, kept in INTERVALS.items():
+                count = MESSAGE_VALUES // kept
+                for start in range(0, len(series), count):
+                    names = series[start : start + count]
+                    found = charts.history.excerpt(interval_s, 0, second, names=names)
+                    letter = _message(name, found)
+                    if letter.series:
+                        yield letter
 
     def learn(self, told: PeerHistory) -> None:
         """Take over what a peer recorded before this replica began to."""
@@ -313,17 +315,9 @@ class Charts:
         self._bound(int(self._unix_now()))
 
 
-def _messages(job: str, found: Excerpt) -> Iterator[PeerHistory]:
-    series = {name: values for name, values in found.series.items() if any(map(math.isfinite, values))}
-    length = max(map(len, series.values()), default=0)
-    letter, size = None, 0
-    for name, values in series.items():
-        if letter is None or size + length > MESSAGE_VALUES:
-            if letter is not None:
-                yield letter
-            letter = PeerHistory(job=job, interval_s=found.interval_s, from_unix_s=found.from_unix_s)
-            size = 0
-        letter.series.append(HistorySeries(name=name, values=values))
-        size += length
-    if letter is not None:
-        yield letter
+def _message(job: str, found: Excerpt) -> PeerHistory:
+    letter = PeerHistory(job=job, interval_s=found.interval_s, from_unix_s=found.from_unix_s)
+    for name, values in found.series.items():
+        if any(map(math.isfinite, values)):
+            letter.series.append(HistorySeries(name=name, values=values))
+    return letter

@@ -27,22 +27,33 @@ class JobPhases:
 
     def take(self, batch: WatchBatch) -> None:
         """Take note of the jobs that a batch changes."""
+        jobs: set[str] = set()
         for event in batch.events:
             match self._keys.parts(event.kv.key):
                 case ("jobs", job, *_):
-                    self._changed.add(job)
+                    jobs.add(job)
                 case _:
                     pass
+        for job in jobs:
+            if self._exists(job):
+                self._changed.add(job)
+            else:  # nobody may ask for years
+                self._changed.discard(job)
+                self._phases.pop(job, None)
 
     def phases(self) -> Mapping[str, str]:
         """Return the phase of each job."""
         for name in self._changed:
-            if self._view.names(f"{self._keys.jobs}{name}"):
-                self._phases[name] = phase_of(self._view, self._keys, name)
-            else:
-                self._phases.pop(name, None)
+            self._phases[name] = phase_of(self._view, self._keys, name)
         self._changed.clear()
         return self._phases
+
+    def waiting(self) -> int:
+        """Return how many jobs are to be looked at when somebody asks: at most those that there are."""
+        return len(self._changed)
+
+    def _exists(self, name: str) -> bool:
+        return self._view.count(f"{self._keys.jobs}{name}") > 0
 
 
 def phase_of(view: View, keys: ClusterKeys, name: str) -> str:

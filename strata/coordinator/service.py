@@ -67,7 +67,7 @@ class Service:
         self.peers.on_ready = self._tell_peers_everything
         self.keeper = Keeper(context)
         registrar = Registrar(context, self.keeper)
-        unary = UnaryMembers(
+        self._unary = unary = UnaryMembers(
             context,
             self.keeper,
             registrar,
@@ -234,6 +234,7 @@ class Service:
             self.peers.send(peers_pb2.PeerUp(interest=peers_pb2.PeerInterest(job=job, ranks=ranks)))
         for job in self._interest.jobs():
             self._board.note_heard(job, self.sessions.heard(job), own=True)
+            self._board.note_heard(job, self._unary.last_heard(job), own=True)
         for job, rank in self._interest.ranks():
             self.sessions.inspect(job, rank)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -48,7 +48,7 @@ class _Ring:
         if interval > self.head:
             self._forward_to(interval)
         elif interval < self.head:
-            self.fill(interval, value)  # the clock was set back
+            self.fill(interval, (value,))  # the clock was set back
             return
         place = interval % self.size
         before = self._values[place]
@@ -66,20 +66,28 @@ class _Ring:
                 value += before
         self._values[place] = value
 
-    def fill(self, interval: int, value: float) -> None:
-        """Write a value of the past, if there is none and the interval is still kept."""
-        if self.head == 0 or interval > self.head:
-            self._forward_to(interval)
-        place = interval % self.size
-        if interval > self.head - self.size and math.isnan(self._values[place]):
-            self._values[place] = value
+    def fill(self, first: int, values: Sequence[float]) -> None:
+        """Write finite values of the past, of `first` and the intervals after it, where none is known and one is kept."""
+        last = first + len(values) - 1
+        if last > self.head:
+            self._forward_to(last)
+        begin = max(first, self.head - self.size + 1)
+        held, size, isfinite = self._values, self.size, math.isfinite
+        for interval, value in enumerate(values[begin - first :], begin):  # a day of a series: 5,760 turns
+            place = interval % size
+            if held[place] != held[place] and isfinite(value):  # NaN differs from itself
+                held[place] = value
 
-    def between(self, first: int, end: int) -> Iterator[float]:
-        """Yield the values of the intervals from `first` to before `end`."""
-        oldest = self.head - self.size + 1
-        for interval in range(first, end):
-            known = oldest <= interval <= self.head
-            yield self._values[interval % self.size] if known else math.nan
+    def between(self, first: int, end: int) -> list[float]:
+        """Return the values of the intervals from `first` to before `end`."""
+        begin = max(first, self.head - self.size + 1)
+        count = min(end, self.head + 1) - begin
+        if count <= 0:
+            return [math.nan] * (end - first)
+        place = begin % self.size
+        known = self._values[place : place + count]
+        known += self._values[: count - len(known)]
+        return [math.nan] * (begin - first) + known.tolist() + [math.nan] * (end - begin - count)
 
     def _forward_to(self, interval: int) -> None:
         for skipped in range(max(self.head + 1, interval - self.size + 1), interval + 1):
@@ -139,15 +147,20 @@ class JobHistory:
         first, end = told.from_unix_s // told.interval_s, before_s // told.interval_s
         for name, values in told.series.items():
             ring = self._of(name, kinds.get(name, Kind.MEAN)).rings[told.interval_s]
-            for interval, value in enumerate(values, first):
-                if interval < end and math.isfinite(value):
-                    ring.fill(interval, value)
-                    self._note(interval * told.interval_s)
+            known = [
+                place for place, value in enumerate(values[: max(0, end - first)]) if math.isfinite(value)
+            ]
+            if known:
+                ring.fill(first + known[0], values[known[0] : known[-1] + 1])
+                self._note((first + known[0]) * told.interval_s)
+                self._note((first + known[-1]) * told.interval_s)
 
-    def excerpt(self, interval_s: int, since_s: int, until_s: int) -> Excerpt:
+    def excerpt(
+        self, interval_s: int, since_s: int, until_s: int, *, names: Iterable[str] | None = None
+    ) -> Excerpt:
         """Return the intervals that begin at `since_s` or later, and at the oldest value, and have ended by `until_s`.
 
-        `KeyError` for an interval that is not kept.
+        `names`: of these series only. `KeyError` for an interval that is not kept, and for a series that there is not.
         """
         end = until_s // interval_s
         first = max(-(-since_s // interval_s), self.oldest_s // interval_s, end - INTERVALS[interval_s])
@@ -155,8 +168,8 @@ class JobHistory:
             interval_s=interval_s,
             from_unix_s=first * interval_s,
             series={
-                name: list(held.rings[interval_s].between(first, max(first, end)))
-                for name, held in self._series.items()
+                name: self._series[name].rings[interval_s].between(first, max(first, end))
+                for name in (self._series if names is None else names)
             },
         )
 
@@ -197,6 +210,11 @@ class Heat:
             for number in range(kept[0], kept[-1] + 1)
         ]
         return kept[0] * HEAT_S, found
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """Return the smallest of some ordered values that `percent` of them do not exceed (nearest rank)."""
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 class Pace:

@@ -1,13 +1,12 @@
 """The ASGI application: which path shows what, and what every answer carries.
 
 Only actions of the API change anything. Answers are never cached by others, and tell the browser to load nothing from
-anywhere and to run no script but ours. On loopback only a Host that is an address or `localhost` is
-answered, so that a page of somebody else's cannot read this one under a name of its own.
+anywhere and to run no script but ours. Where nobody has to show a credential, only a Host that is an address, `localhost`
+or a replica's own name is answered, so that a page of somebody else's cannot read this one under a name of its own.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final
 
@@ -17,12 +16,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from strata.config import is_loopback, split_address
 from strata.dashboard.api.routes import ROOT, Api
 from strata.dashboard.authorizer import HttpAuthorizer
 from strata.dashboard.bundle import Bundle
 from strata.dashboard.exposition import Exposition
-from strata.dashboard.origins import PREFLIGHT, allowing, is_known
+from strata.dashboard.origins import PREFLIGHT, allowing, is_known, is_own_name
 from strata.dashboard.plain import PlainPages
 from strata.dashboard.source import Source
 from strata.errors import StrataError, Unauthenticated
@@ -39,8 +37,8 @@ HEADERS: Final = (
 )
 
 
-def make_app(source: Source, *, listen: str, authorizer: HttpAuthorizer) -> ASGIApp:
-    """Return the application for one replica that is served at `listen`."""
+def make_app(source: Source, *, authorizer: HttpAuthorizer) -> ASGIApp:
+    """Return the application for one replica."""
     exposition = Exposition(source)
 
     async def healthz(_request: Request) -> Response:
@@ -65,20 +63,16 @@ def make_app(source: Source, *, listen: str, authorizer: HttpAuthorizer) -> ASGI
         *Api(source, authorizer).routes(),
         *Bundle(source).routes(),
     ]
-    host, _port = split_address("coordinator.http_listen", listen)
-    return _Guard(Starlette(routes=routes), source, authorizer, names_only_loopback=is_loopback(host))
+    return _Guard(Starlette(routes=routes), source, authorizer)
 
 
 class _Guard:
     """Refuses what is not for us, and adds to every answer what every answer carries."""
 
-    def __init__(
-        self, app: ASGIApp, source: Source, authorizer: HttpAuthorizer, *, names_only_loopback: bool
-    ) -> None:
+    def __init__(self, app: ASGIApp, source: Source, authorizer: HttpAuthorizer) -> None:
         self._app = app
         self._source = source
         self._authorizer = authorizer
-        self._names_only_loopback = names_only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
@@ -108,8 +102,10 @@ class _Guard:
             return PlainTextResponse(
                 "this only shows things\n", 405, headers={"allow": ", ".join(allowed[:3] if api else allowed)}
             )
-        if self._names_only_loopback and not _is_local(host):
-            return PlainTextResponse("open it as localhost, or by its address\n", 421)
+        if not self._authorizer.asks and not is_own_name(self._source, host):
+            return PlainTextResponse(
+                "open it as localhost, by its address or as coordinator.advertise\n", 421
+            )
         if foreign and api:
             return PlainTextResponse("that is not a page of this cluster\n", 403)
         return None if api else self._page_refusal(scope)
@@ -127,15 +123,3 @@ class _Guard:
         except StrataError as error:
             return PlainTextResponse(f"{error.message}\n", 403)
         return None
-
-
-def _is_local(host: str) -> bool:
-    """Tell whether a Host header names an address or this machine, and no name that somebody chose."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if name in ("localhost", ""):
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True

@@ -31,7 +31,8 @@ class HttpAuthorizer:
         host, _port = split_address("coordinator.http_listen", config.http_listen)
         self._cluster = config.cluster
         self._authenticates = config.authenticates
-        self._asks = config.authenticates and not is_loopback(host)
+        self.asks = config.authenticates and not is_loopback(host)
+        """Whether nobody may look without a certificate or a token."""
         self.review_s = config.review_s
         path = config.accepted_tokens_file
         self._tokens = AcceptedTokens(path, cluster=config.cluster, now=now) if path is not None else None
@@ -41,7 +42,7 @@ class HttpAuthorizer:
         state: Mapping[str, Any] = scope.get("state") or {}
         uris: Sequence[str] = state.get("uris", ())
         shown = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        if not self._authenticates or not (self._asks or uris or shown):
+        if not self._authenticates or not (self.asks or uris or shown):
             return None
         if self._tokens is not None:
             return self._tokens.identify(_token(shown))

@@ -99,7 +99,7 @@ def _etcd(read: Callable[..., float]) -> Read:
 def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
     """Yield what is wrong with jobs. Each rank is looked at once a scrape: there may be thousands."""
     families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in DIAGNOSES]
-    findings = GaugeMetricFamily(FINDING, FINDING_SAYS, labels=("job", "kind", "rank", "host", "cause"))
+    findings = GaugeMetricFamily(FINDING, FINDING_SAYS, labels=("job", *FINDING_LABELS))
     for name in jobs if source.soft is not None else ():
         try:
             job = JobView(source.view, source.keys.job(name))
@@ -124,7 +124,14 @@ def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
             if value is not None:
                 family.add_metric((name,), float(value))
         labels = (
-            (each.kind, each.rank_runs, each.host, each.cause[:MAX_CAUSE_CHARS]) for each in found.findings
+            (
+                each.kind,
+                each.rank_runs,
+                each.host,
+                "" if each.device is None else str(each.device),
+                each.cause[:MAX_CAUSE_CHARS],
+            )
+            for each in found.findings
         )
         for label in list(dict.fromkeys(labels))[:MAX_FINDINGS]:
             findings.add_metric((name, *label), 1.0)
@@ -133,6 +140,7 @@ def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
 
 FINDING: Final = "strata_job_finding"
 FINDING_SAYS: Final = "1 for each thing that is wrong with the job; gone when it is not wrong any more."
+FINDING_LABELS: Final = ("kind", "rank", "host", "device", "cause")
 MAX_FINDINGS: Final = 20
 """Of one job in one scrape."""
 MAX_CAUSE_CHARS: Final = 64

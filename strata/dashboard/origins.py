@@ -2,10 +2,14 @@
 
 A page that lost its replica goes on at another one, whose origin is another. Everybody else's page is refused by the
 browser, as no answer allows it.
+
+A page may also have its own name resolve to a replica (DNS rebinding): then the browser takes the replica for the page's
+origin, and the Host header has that name.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from typing import Final
 
@@ -25,6 +29,24 @@ def peers(source: Source) -> Iterator[str]:
 def is_known(source: Source, origin: str, host: str) -> bool:
     """Tell whether a page of `origin` may read what is answered to a request for `host`."""
     return origin.partition("://")[2] == host or _numbered(origin) in map(_numbered, peers(source))
+
+
+def is_own_name(source: Source, host: str) -> bool:
+    """Tell whether a Host header is an address, this machine, or a name under which a replica serves HTTP."""
+    name = _name(host)
+    if name in ("localhost", ""):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name in (_name(peer.partition("://")[2]) for peer in peers(source))
+    return True
+
+
+def _name(host: str) -> str:
+    """Return a Host header without its port."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return name.lower().removesuffix(".")
 
 
 def _numbered(origin: str) -> str:

@@ -19,6 +19,7 @@ import errno
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self
 
@@ -39,12 +40,15 @@ ACCEPTS: Final = 32
 """In one turn of the loop."""
 PAUSE_S: Final = 0.1
 SHORT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+NO_LINGER: Final = struct.pack("ii", 1, 0)
+"""On, for no seconds: what was not sent is dropped when the socket is closed, and the peer gets a reset."""
 HELLO_BYTES: Final = 64
 """No TLS client says less at first."""
 CONNECTION_S: Final = 15.0
 """Longer than any answer takes; a browser or a scraper opens another connection."""
 HEAD_BYTES: Final = 16 * 1024
 HANDSHAKE_S: Final = 5.0
+DATE_S: Final = 1.0
 STOP_S: Final = 1
 """How long answers that are under way may take when the replica stops."""
 
@@ -116,6 +120,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Take no new connection, end those there are, close the port."""
         self._server.should_exit = True
+        self._server.stopping.set()
         if self._begun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * STOP_S):
@@ -137,11 +142,19 @@ class _Server(uvicorn.Server):
         self._speaking: Connections[_Connection] = Connections(shares.http_speaking)
         self._report = report
         self._looking: asyncio.Task[None] | None = None
+        self.stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Renew the date of answers once a second, until told to stop. uvicorn's own wakes ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_S):
+                    await self.stopping.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept. uvicorn's own gives a TLS handshake a minute, and asyncio's tells of a connection only after it."""
@@ -294,11 +307,18 @@ class _Bounded(H11Protocol):
         shown = secured.getpeercert() if secured is not None else None
         names = (shown or {}).get("subjectAltName", ())
         uris = [name for kind, name in names if kind == "URI"]
-        self.app_state = {"uris": uris, "stays": lambda: self.stays(), "end": transport.abort}  # noqa: PLW0108  # set later
+        self.app_state = {"uris": uris, "stays": lambda: self.stays(), "end": lambda: _reset(transport)}  # noqa: PLW0108  # set later
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()
         super().connection_lost(exc)
+
+
+def _reset(transport: Any) -> None:
+    """End a connection at once. The kernel keeps nothing for its peer, which would hold megabytes by not reading."""
+    with contextlib.suppress(OSError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+    transport.abort()
 
 
 def _bound(address: str) -> socket.socket:

@@ -60,7 +60,7 @@ async def served(config: CoordinatorConfig) -> AsyncIterator[str]:
     shown.lead()
     shown.job("job", members=1)
     server = HttpServer(
-        make_app(shown, listen=LISTEN, authorizer=HttpAuthorizer(config, now=now)),
+        make_app(shown, authorizer=HttpAuthorizer(config, now=now)),
         LISTEN,
         advertised_host="127.0.0.1",
         shares=SHARES,

@@ -146,6 +146,10 @@ class Keeper:
         """Return the transport of this boot, if it is up."""
         return self._transports.get((job, worker), {}).get(BootId(boot))
 
+    def transports(self, job: str, worker: str) -> list[Transport]:
+        """Return the transports of a worker that are up, one a boot."""
+        return list(self._transports.get((job, worker), {}).values())
+
     def hears(self, job: str, worker: str, boot: str) -> bool:
         """Tell whether this boot is at the door, registered or not, or was so lately that it may be back."""
         timing = self._context.timing

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from strata.coordinator.members.interest import MAX_LOOKED_AT
 from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
@@ -30,6 +30,8 @@ MAX_DEVICES: Final = 64
 MAX_LINES: Final = 40
 MAX_LINE_CHARS: Final = 300
 HEARD_AT_ONCE: Final = 1_000
+UNSERVED_S: Final = 60.0
+"""How long it is kept when a member was last heard that no replica serves any more."""
 EVIDENCE_S: Final = 10.0
 """How long what is known because somebody looks is kept."""
 MAX_XIDS: Final = 32
@@ -99,11 +101,18 @@ class _Devices:
     news: set[str] = field(default_factory=set)
 
 
+class _Heard(NamedTuple):
+    """When a member was last heard, and when this was last reported by the replica that serves it."""
+
+    at_s: float
+    reported_s: float
+
+
 @dataclass(slots=True)
 class _Looked:
     """What is known of a job because somebody looks at it."""
 
-    heard: dict[tuple[str, int], float] = field(default_factory=dict)
+    heard: dict[tuple[str, int], _Heard] = field(default_factory=dict)
     """When each member was last heard, by worker and incarnation."""
     evidence: dict[int, tuple[members_pb2.RankEvidence, float]] = field(default_factory=dict)
     """Of the newest generation, with the time of when it was."""
@@ -163,7 +172,8 @@ class ProgressBoard:
         for member in members:
             key = (member.worker_id, member.incarnation)
             at_s = now_s - min(max(0, member.age_ms), MAX_TIME_MS) / 1000
-            held.heard[key] = max(at_s, held.heard.get(key, at_s))
+            before = held.heard.get(key)
+            held.heard[key] = _Heard(at_s if before is None else max(at_s, before.at_s), now_s)
             if own:
                 held.heard_news.append(member)
 
@@ -192,7 +202,13 @@ class ProgressBoard:
     def heard(self, job: str, worker: str, incarnation: int) -> float | None:
         """Return when a member was last heard, on this loop's clock; None if nobody looks, or it is not known."""
         held = self._looked.get(job)
-        return held.heard.get((worker, incarnation)) if held is not None else None
+        found = held.heard.get((worker, incarnation)) if held is not None else None
+        return found.at_s if found is not None else None
+
+    def heard_count(self, job: str) -> int:
+        """Return of how many members, past incarnations included, it is kept when they were last heard."""
+        held = self._looked.get(job)
+        return len(held.heard) if held is not None else 0
 
     def evidence(self, job: str, generation: int, rank: int) -> members_pb2.RankEvidence | None:
         """Return what its host saw of a rank lately, if somebody looks at it."""
@@ -213,6 +229,8 @@ class ProgressBoard:
         for job in [job for job, held in self._looked.items() if held.until_s < now_s]:
             del self._looked[job]
         for job, held in self._looked.items():
+            for key in [key for key, heard in held.heard.items() if heard.reported_s < now_s - UNSERVED_S]:
+                del held.heard[key]  # jobs may be looked at for weeks, while their members come and go
             for start in range(0, len(held.heard_news), HEARD_AT_ONCE):
                 yield peers_pb2.PeerProgress(job=job, heard=held.heard_news[start : start + HEARD_AT_ONCE])
             for evidence in held.evidence_news.values():

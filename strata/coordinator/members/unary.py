@@ -172,6 +172,17 @@ class UnaryMembers:
             transport.touch()
         return True
 
+    def last_heard(self, job: str) -> Iterator[pb.MemberHeard]:
+        """Yield when each member of a job was last heard whose heartbeats this replica awaits."""
+        for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
+            for transport in self._keeper.transports(job, worker):
+                if isinstance(transport, HeartbeatTransport) and transport.incarnation:
+                    yield pb.MemberHeard(
+                        worker_id=worker,
+                        incarnation=transport.incarnation,
+                        age_ms=int(1000 * transport.quiet_s()),
+                    )
+
     async def report_rank_exit(self, request: pb.ReportRankExitRequest) -> pb.ReportRankExitResponse:
         worker, keys = WorkerId(request.worker_id), self._context.keys.job(request.job)
         await existing_job(self._context, request.job)

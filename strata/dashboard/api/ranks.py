@@ -8,6 +8,7 @@ from strata.coordinator.diagnosis import world_devices
 from strata.coordinator.members.progress import Reported
 from strata.core.history import HEAT_S
 from strata.core.job import JobView, World
+from strata.core.stopping import all_asked, asked_notice
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus
@@ -133,6 +134,7 @@ def _workers(
     """Return the world's members in the order of their ranks, then the standbys; and whose each rank is."""
     registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
     workers: list[model.Worker] = []
+    asked = all_asked(job)
     owner: dict[int, int] = {}
     for place in world.members if world is not None else ():
         entry = registered.pop((place.worker, place.incarnation), None)
@@ -148,7 +150,7 @@ def _workers(
                 first_rank=place.first_rank,
                 standby=False,
                 lost=entry is None,
-                leaving=False,
+                leaving=asked_notice(asked, place.worker, place.incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )
         )
@@ -163,7 +165,7 @@ def _workers(
                 first_rank=None,
                 standby=True,
                 lost=False,
-                leaving=False,
+                leaving=asked_notice(asked, name, incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, name, incarnation, now_s),
             )
         )

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
 
-from strata.core.history import INTERVALS, SERIES_BYTES
+from strata.coordinator.charts import MESSAGE_VALUES, Charts, JobCharts
+from strata.coordinator.members.progress import Reported
+from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt
+from strata.core.keys import ClusterKeys
+from strata.core.records import JobSpec, encode
+from strata.core.txn import Event, KeyValue
+from strata.core.view import View
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import RankProgress, TrainingReport
+from strata.v1.peers_pb2 import PeerHistory
 from strata.v1.session_pb2 import Progress
 from tests.unit.coordinator.serving_rig import Cluster, Member, cluster
 
@@ -104,3 +112,58 @@ async def test_time_without_a_rank_0_is_down() -> None:
 
 def test_a_series_takes_what_is_said() -> None:
     assert SERIES_BYTES == 4 * sum(INTERVALS.values()) < 26_000
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, (1, 1, 1)), (2, (1, 2, 2)), (3, (2, 3, 3))])
+def test_the_slowest_rank_of_a_small_world_is_its_99th_percentile(
+    ranks: int, expected: tuple[int, ...]
+) -> None:
+    charts = JobCharts()
+    reports = {
+        rank: Reported(step=1, phase="step", at=0.0, step_us=1_000_000 * (ranks - rank))
+        for rank in range(ranks)
+    }
+    charts.take(1, ranks, reports, 0.0, 1_700_000_000)
+    found = charts.history.excerpt(1, 0, 1_700_000_001).series
+    assert tuple(found[f"step_time_p{percent}"][-1] for percent in (50, 90, 99)) == expected
+
+
+def recording(unix_s: int) -> Charts:
+    """Return the charts of a replica that began at `unix_s` and sees one job."""
+    view, keys = View(), ClusterKeys("default")
+    spec = KeyValue(
+        key=keys.job("job").spec, value=encode(JobSpec(min_workers=1, max_workers=1)), create_revision=1, mod_revision=1, version=1
+    )  # fmt: skip
+    view.apply(1, (Event(kv=spec),))
+    return Charts(view, keys, unix_now=lambda: unix_s, clock=lambda: 0.0)
+
+
+def test_a_day_of_history_is_told_and_learned_in_pieces_that_hold_no_event_loop_up() -> None:
+    """In CPU time of this thread, so that other processes of the machine do not count."""
+    unix_s, names = 1_700_000_010 // 15 * 15, [f"reported.x{number}" for number in range(64)]
+    theirs, ours = recording(unix_s), recording(unix_s)
+    theirs.round_ended("job", 1.0)
+    told = theirs.job("job")
+    assert told is not None
+    for interval_s, kept in INTERVALS.items():
+        values = [float(number) for number in range(kept)]
+        day = Excerpt(
+            interval_s=interval_s, from_unix_s=unix_s - interval_s * kept, series=dict.fromkeys(names, values)
+        )
+        told.history.fill(day, {}, before_s=unix_s)
+    longest_s, letters = 0.0, theirs.before(unix_s)
+    while True:
+        began_s = time.thread_time()
+        letter = next(letters, None)
+        told_s = time.thread_time()
+        longest_s = max(longest_s, told_s - began_s)
+        if letter is None:
+            break
+        ours.learn(PeerHistory.FromString(letter.SerializeToString()))
+        longest_s = max(longest_s, time.thread_time() - told_s)
+        assert sum(len(series.values) for series in letter.series) <= MESSAGE_VALUES
+    learned = ours.job("job")
+    assert learned is not None
+    for interval_s in INTERVALS:
+        assert learned.history.excerpt(interval_s, 0, unix_s) == told.history.excerpt(interval_s, 0, unix_s)
+    assert longest_s < 0.05, f"{1000 * longest_s:.0f} ms at once"

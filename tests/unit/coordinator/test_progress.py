@@ -10,11 +10,12 @@ from strata.coordinator.members.progress import (
     MAX_WHERE_CHARS,
     MAX_WORD_CHARS,
     NEWS_BYTES,
+    UNSERVED_S,
     ProgressBoard,
 )
 from strata.core.save_hold import MAX_HOST_CHARS, MAX_REASON_CHARS
 from strata.testing.virtual_time import in_virtual_time
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, SaveHold, StepTimes
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, MemberHeard, RankProgress, SaveHold, StepTimes
 
 
 def said(rank: int, step: int, phase: str = "step", **more: object) -> RankProgress:
@@ -118,6 +119,22 @@ async def test_news_are_told_in_messages_of_bounded_size() -> None:
     assert board.news() == []
     board.tell_again()
     assert sum(len(letter.ranks) for letter in board.news()) == 64 + 2900
+
+
+@in_virtual_time()
+async def test_members_that_came_and_went_while_somebody_looks_are_forgotten() -> None:
+    board = ProgressBoard()
+    stays = MemberHeard(worker_id="stays", incarnation=1, age_ms=3_600_000)
+    for number in range(600):
+        passes = MemberHeard(worker_id=f"w{number}", incarnation=2 + number)
+        board.note_heard("j", [stays, passes], own=number % 2 == 0)
+        board.news()
+        await asyncio.sleep(1)
+    assert board.heard_count("j") <= 2 + UNSERVED_S
+    heard = board.heard("j", "stays", 1)
+    assert heard is not None, "its replica says so each second, though it has been silent for an hour"
+    assert board.heard("j", "w599", 601) is not None
+    assert board.heard("j", "w1", 3) is None
 
 
 @in_virtual_time()

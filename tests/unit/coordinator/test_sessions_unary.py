@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
@@ -467,3 +468,26 @@ async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives() -> Non
         beats.cancel()
         with_boot = members_pb2.HeartbeatRequest(job="job", worker_id="w9", boot="b")
         assert isinstance(await refused(client.call("r1", "heartbeat", with_boot)), NotFound)
+
+
+@in_virtual_time()
+async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_somebody_looks() -> None:
+    async with cluster(members=1) as c:
+        client = Client(c, "w0")
+        await client.register("r1")
+        beats = c.tasks.create_task(beat(client, "r1", "r2"))
+        looker: Any = c["r3"].service
+        for _ in range(6):
+            looker.look("job")
+            await asyncio.sleep(1)
+        heard = looker.heard("job", "w0", client.incarnation)
+        assert heard is not None
+        assert asyncio.get_running_loop().time() - heard < 2.5
+        beats.cancel()
+        silent = asyncio.get_running_loop().time()
+        for _ in range(4):
+            looker.look("job")
+            await asyncio.sleep(1)
+        heard = looker.heard("job", "w0", client.incarnation)
+        assert heard is not None
+        assert silent - 1.5 < heard < silent + 0.5, "it grows while the client is silent"

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.core.history import HEAT_COLUMNS, HEAT_S, INTERVALS, Excerpt, Heat, JobHistory, Kind, Pace
+from strata.core.history import (
+    HEAT_COLUMNS,
+    HEAT_S,
+    INTERVALS,
+    Excerpt,
+    Heat,
+    JobHistory,
+    Kind,
+    Pace,
+    percentile,
+)
 
 T = 1_700_000_000 // 15 * 15
 
@@ -81,6 +91,51 @@ def test_the_rings_agree_with_a_table(puts: list[tuple[int, int]]) -> None:
     if table:
         first = max(min(table), newest + 1 - INTERVALS[1])
         assert shown(history, "x", 1, T, T + newest + 1) == [table.get(s) for s in range(first, newest + 1)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1500), st.lists(st.sampled_from([1.0, 2.0, math.nan, math.inf]), max_size=700)
+        ),
+        max_size=4,
+    ),
+    st.lists(st.integers(700, 1500), max_size=5),
+    st.integers(0, 2300),
+)
+def test_parts_of_peers_and_own_values_agree_with_a_table(
+    parts: list[tuple[int, list[float]]], puts: list[int], before: int
+) -> None:
+    history, table = JobHistory(), dict[int, float]()
+    for second in sorted(puts):
+        history.put(T + second, "x", 9.0, Kind.LAST)
+        table[second] = 9.0
+    newest = max(table, default=None)
+    for first, values in parts:
+        history.fill(
+            Excerpt(interval_s=1, from_unix_s=T + first, series={"x": values}), {}, before_s=T + before
+        )
+        for second, value in enumerate(values, first):
+            if second < before and math.isfinite(value):
+                newest = second if newest is None else max(newest, second)
+        for second, value in enumerate(values, first):
+            kept = newest is not None and second > newest - INTERVALS[1]
+            if kept and second < before and math.isfinite(value):
+                table.setdefault(second, value)
+    if newest is not None:
+        found = history.excerpt(1, T, T + newest + 3)
+        first = found.from_unix_s - T
+        oldest = newest + 1 - INTERVALS[1]
+        expected = [table.get(second) if second >= oldest else None for second in range(first, newest + 3)]
+        assert [None if math.isnan(value) else value for value in found.series["x"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [(1, (1, 1, 1)), (2, (1, 2, 2)), (3, (2, 3, 3)), (10, (5, 9, 10)), (200, (100, 180, 198))],
+)
+def test_percentiles_are_those_of_the_nearest_rank(ranks: int, expected: tuple[int, int, int]) -> None:
+    assert tuple(percentile(range(1, ranks + 1), percent) for percent in (50, 90, 99)) == expected
 
 
 def test_heat_keeps_ten_minutes_and_is_empty_where_nothing_was_reported() -> None:

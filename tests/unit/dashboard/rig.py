@@ -65,7 +65,7 @@ class Shown:
         self.etcd_asked = 0
         self.looked: list[tuple[str, int | None]] = []
         self.charts = Charts(self.view, KEYS, unix_now=lambda: self.unix_s(), clock=lambda: 0.0)  # noqa: PLW0108
-        self._phases = JobPhases(self.view, KEYS)
+        self.phases = JobPhases(self.view, KEYS)
         self.board, self.book = ProgressBoard(), BarrierBook()
         self.etcd: Sequence[EtcdMember] = (
             EtcdMember(endpoint="e1:2379", version="3.5.30", healthy=True, leader=True, db_size_bytes=4096),
@@ -99,7 +99,7 @@ class Shown:
         self.view.apply(batch.revision, batch.events)
         self.chronicle.take(batch)
         self.charts.commits(batch)
-        self._phases.take(batch)
+        self.phases.take(batch)
 
     def remove(self, key: str) -> None:
         """Delete a key, as the watch would tell it."""
@@ -208,7 +208,7 @@ class Shown:
         return diagnose_job(self, JobView(self.view, KEYS.job(name)))
 
     def job_phases(self) -> Mapping[str, str]:
-        return self._phases.phases()
+        return self.phases.phases()
 
     async def call(self, name: str, request: Any, identity: Identity | None) -> Any:
         if self.refuses is not None:

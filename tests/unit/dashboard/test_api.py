@@ -14,7 +14,16 @@ from starlette.types import ASGIApp
 
 from strata.config import CoordinatorConfig, Credentials
 from strata.core.authority import Role
-from strata.core.records import Assignment, CheckpointState, DatasetSpec, GenerationRecord
+from strata.core.ids import BootId, WorkerId
+from strata.core.records import (
+    Assignment,
+    CheckpointState,
+    DatasetSpec,
+    GenerationRecord,
+    StopAction,
+    StopNotice,
+    Worker,
+)
 from strata.dashboard.api import model
 from strata.dashboard.app import make_app
 from strata.dashboard.authorizer import HttpAuthorizer
@@ -30,7 +39,7 @@ def now() -> dt.datetime:
 
 
 def app_of(shown: Shown) -> ASGIApp:
-    return make_app(shown, listen="127.0.0.1:0", authorizer=anybody())
+    return make_app(shown, authorizer=anybody())
 
 
 @pytest.fixture
@@ -133,6 +142,21 @@ async def test_what_ranks_say(shown: Shown) -> None:
     assert [(missing.rank, missing.worker_id, missing.step) for missing in sync.missing] == [(2, "w1", 12), (3, "w1", None)]  # fmt: skip
     assert (await get(shown, "jobs/gpt/devices")).devices[0].fault == "Xid 79"
     assert (await get(shown, "jobs/gpt/ranks/1")).worker_id == "w0"
+
+
+async def test_members_that_were_asked_to_leave_are_leaving(shown: Shown) -> None:
+    shown.put(
+        KEYS.job("gpt").worker("spare"),
+        Worker(boot=BootId("b"), served_by=shown.instance, host="h9", slots=2),
+    )
+
+    async def leaving() -> dict[str, bool]:
+        return {each.worker_id: each.leaving for each in (await get(shown, "jobs/gpt/ranks")).workers}
+
+    assert await leaving() == {"w0": False, "w1": False, "spare": False}
+    asked = (WorkerId("w1"), WorkerId("spare"))
+    shown.put(KEYS.job("gpt").notice(1), StopNotice(action=StopAction.DRAIN, reason="a fan", workers=asked))
+    assert await leaving() == {"w0": False, "w1": True, "spare": True}
 
 
 async def test_what_was_saved(shown: Shown) -> None:
@@ -254,7 +278,7 @@ def authorized(tmp_path: Path, listen: str) -> tuple[HttpAuthorizer, dict[str, s
 
 async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, tmp_path: Path) -> None:
     authorizer, tokens = authorized(tmp_path, "127.0.0.1:0")
-    app = make_app(shown, listen="127.0.0.1:0", authorizer=authorizer)
+    app = make_app(shown, authorizer=authorizer)
     assert (await ask(app, "/api/v1/jobs/gpt")).code == 200
     assert (await ask(app, "/api/v1/me")).json["may_operate"] is False
     assert (await post(shown, "7/pin", app=app)).code == 401
@@ -272,7 +296,7 @@ async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, t
 
 async def test_away_from_loopback_nobody_looks_without_a_credential(shown: Shown, tmp_path: Path) -> None:
     authorizer, tokens = authorized(tmp_path, "0.0.0.0:0")
-    app = make_app(shown, listen="0.0.0.0:0", authorizer=authorizer)
+    app = make_app(shown, authorizer=authorizer)
     for path in ("me", "cluster", "jobs/gpt", "stream?watch=/jobs"):
         assert (await ask(app, f"/api/v1/{path}")).code == 401
     limited = {"Authorization": f"Bearer {tokens['limited']}"}
@@ -282,6 +306,39 @@ async def test_away_from_loopback_nobody_looks_without_a_credential(shown: Shown
     viewer = {"Authorization": f"Bearer {tokens['viewer']}"}
     assert (await ask(app, "/api/v1/jobs", headers=viewer)).json["total"] == 1
     assert (await ask(app, "/api/v1/events", headers=viewer)).json["events"] != []
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:0"])
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("10.1.2.3:80", 200),
+        ("[::1]:80", 200),
+        ("LocalHost:1", 200),
+        ("h1:8080", 200),
+        ("h1", 200),
+        ("H1.:9", 200),
+        ("evil.example", 421),
+        ("evil.example:8080", 421),
+        ("h1.evil.example:8080", 421),
+        ("localhost.evil.example", 421),
+    ],
+)
+async def test_where_nobody_is_asked_a_name_that_is_no_replicas_is_not_answered(
+    shown: Shown, listen: str, host: str, code: int
+) -> None:
+    config = CoordinatorConfig(http_listen=listen, credentials=Credentials(insecure=True))
+    app = make_app(shown, authorizer=HttpAuthorizer(config, now=now))
+    for path in ("/api/v1/jobs/gpt", "/metrics", "/status", "/"):
+        assert (await ask(app, path, headers={"Host": host})).code == code
+
+
+async def test_where_everybody_is_asked_any_name_is_answered(shown: Shown, tmp_path: Path) -> None:
+    authorizer, tokens = authorized(tmp_path, "0.0.0.0:0")
+    headers = {"Host": "strata.example", "Authorization": f"Bearer {tokens['viewer']}"}
+    assert (
+        await ask(make_app(shown, authorizer=authorizer), "/api/v1/jobs/gpt", headers=headers)
+    ).code == 200
 
 
 async def test_pages_of_other_replicas_may_read_and_of_others_may_not(shown: Shown) -> None:

@@ -38,7 +38,7 @@ def made() -> tuple[Shown, ASGIApp]:
     shown.job("gpt", members=1)
     shown.say("gpt", 0, 5, "step")
     shown.sample()
-    return shown, make_app(shown, listen="127.0.0.1:0", authorizer=anybody())
+    return shown, make_app(shown, authorizer=anybody())
 
 
 @in_virtual_time()
@@ -70,7 +70,7 @@ async def test_events_come_once_each_also_to_who_connects_again_elsewhere() -> N
         await asyncio.sleep(1.2)
         last = stream.changes()[-1][0]
     shown.job("third", members=1)
-    other = make_app(shown, listen="127.0.0.1:0", authorizer=anybody())
+    other = make_app(shown, authorizer=anybody())
     async with streaming(other, "watch=/events", {"Last-Event-ID": str(last)}) as again:
         await asyncio.sleep(2)
         bodies = [*stream.bodies("/events"), *again.bodies("/events")]
@@ -192,7 +192,7 @@ async def test_a_stream_ends_when_its_caller_would_not_be_admitted_any_more(
 ) -> None:
     shown, _app = made()
     authorizer = anybody()
-    app = make_app(shown, listen="127.0.0.1:0", authorizer=authorizer)
+    app = make_app(shown, authorizer=authorizer)
 
     def refuse(*_args: object) -> None:
         raise Unauthenticated("revoked")

@@ -42,7 +42,7 @@ async def ask(shown: Shown, path: str, *, method: str = "GET", host: str = "loca
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
     }
-    await make_app(shown, listen="127.0.0.1:0", authorizer=anybody())(scope, receive, send)
+    await make_app(shown, authorizer=anybody())(scope, receive, send)
     return Answer(messages)
 
 

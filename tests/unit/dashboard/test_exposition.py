@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from strata.dashboard.exposition import Exposition
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices
 from tests.unit.dashboard.rig import KEYS, Shown
 
 
@@ -38,6 +39,24 @@ async def test_a_job_that_cannot_be_read_spoils_no_scrape() -> None:
     shown.put(KEYS.job("spoilt").head, b"{not json")
     shown.put(f"{KEYS.jobs}no name!/spec", b"{}")
     assert exposed(shown)["strata_job_world_size"] == [({"job": "good"}, 1)]
+
+
+async def test_a_finding_names_rank_host_device_and_cause_as_its_sentence_does() -> None:
+    shown = Shown()
+    shown.lead()
+    shown.job("a", members=1, slots=2, host="h7")
+    sick = [DeviceStatus(index=index, fault="Xid 79") for index in (0, 1)]
+    member = MemberDevices(worker_id="w0", incarnation=shown.world("a").members[0].incarnation, devices=sick)
+    shown.board.note_devices("a", member, own=True)
+    found = shown.diagnosis("a").findings
+    labels = [labels for labels, _value in exposed(shown)["strata_job_finding"]]
+    assert [each["device"] for each in labels] == ["0", "1"], "two devices are two findings"
+    for finding, label in zip(found, labels, strict=True):
+        assert finding.host == label["host"] == "h7"
+        assert label["host"] in finding.text
+        assert label["device"] in finding.text
+        assert label["cause"] in finding.text
+        assert (label["job"], label["kind"], label["rank"]) == ("a", "device", finding.rank_runs)
 
 
 async def test_histograms_are_cumulated() -> None:

@@ -26,7 +26,7 @@ async def shown() -> Shown:
 
 
 async def look(shown: Shown, path: str, headers: dict[str, str] | None = None) -> Answer:
-    return await ask(make_app(shown, listen="127.0.0.1:0", authorizer=anybody()), path, headers=headers or {})
+    return await ask(make_app(shown, authorizer=anybody()), path, headers=headers or {})
 
 
 async def test_the_cluster_and_a_job_in_plain_text(shown: Shown) -> None:
@@ -67,7 +67,7 @@ async def test_what_is_not_there_or_cannot_be_read(shown: Shown) -> None:
 
 
 async def test_a_page_is_made_once_a_second_however_many_look(shown: Shown) -> None:
-    app = make_app(shown, listen="127.0.0.1:0", authorizer=anybody())
+    app = make_app(shown, authorizer=anybody())
     for _ in range(10):
         await ask(app, "/status")
     assert shown.etcd_asked == 1

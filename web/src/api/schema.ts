@@ -794,6 +794,7 @@ export interface components {
             heartbeat_age_ms: number | null;
             host: string;
             incarnation: number;
+            /** @description It was asked to leave. */
             leaving: boolean;
             /** @description It has a place in this generation, and is not registered any more. */
             lost: boolean;

@@ -20,6 +20,7 @@ class Worker:
     lost: bool
     """It has a place in this generation, and is not registered any more."""
     leaving: bool
+    """It was asked to leave."""
     heartbeat_age_ms: int | None
 
 
