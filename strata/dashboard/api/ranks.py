@@ -8,6 +8,7 @@ from strata.coordinator.diagnosis import world_devices
 from strata.coordinator.members.progress import Reported
 from strata.core.history import HEAT_S
 from strata.core.job import JobView, World
+from strata.core.stopping import all_asked, asked_notice
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
 from strata.v1.members_pb2 import DeviceStatus
@@ -92,7 +93,7 @@ def devices(source: Source, name: str) -> model.Devices:
 
 
 def heatmap(source: Source, name: str, *, since_unix_ms: int = 0) -> model.Heatmap:
-    """Return how long the ranks' steps took in the last ten minutes, from `since_unix_ms` on."""
+    """Return what the ranks' steps cost them in the last ten minutes, the last step of each ten seconds, from `since_unix_ms` on."""
     charts = source.charts.job(name)
     if charts is None:
         return model.Heatmap(generation=0, from_unix_ms=0, interval_ms=1000 * HEAT_S, ranks=0, columns=())
@@ -132,6 +133,7 @@ def _workers(
 ) -> tuple[list[model.Worker], dict[int, int]]:
     """Return the world's members in the order of their ranks, then the standbys; and whose each rank is."""
     registered = {(entry.name, entry.create_revision): entry for entry in job.workers()}
+    asked = all_asked(job)
     workers: list[model.Worker] = []
     owner: dict[int, int] = {}
     for place in world.members if world is not None else ():
@@ -148,7 +150,7 @@ def _workers(
                 first_rank=place.first_rank,
                 standby=False,
                 lost=entry is None,
-                leaving=False,
+                leaving=asked_notice(asked, place.worker, place.incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, place.worker, place.incarnation, now_s),
             )
         )
@@ -163,7 +165,7 @@ def _workers(
                 first_rank=None,
                 standby=True,
                 lost=False,
-                leaving=False,
+                leaving=asked_notice(asked, name, incarnation) is not None,
                 heartbeat_age_ms=_heard_ms(source, job, name, incarnation, now_s),
             )
         )

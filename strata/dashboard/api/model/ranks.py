@@ -20,6 +20,7 @@ class Worker:
     lost: bool
     """It has a place in this generation, and is not registered any more."""
     leaving: bool
+    """It was asked to leave."""
     heartbeat_age_ms: int | None
 
 
@@ -99,7 +100,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heatmap:
-    """Median compute time by rank and time. A rank that reported nothing in an interval has None."""
+    """Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none."""
 
     generation: int
     from_unix_ms: int
