@@ -3,6 +3,8 @@
     python -m web.fixture                 three replicas, on ports 8101 to 8103
     python -m web.fixture --role viewer   the same for somebody who may only look
     python -m web.fixture --token SECRET  ask for a token
+    python -m web.fixture --token SECRET --loopback  whoever shows none may look
+    python -m web.fixture --act-after 8   do actions so much later that nobody waits for the answer
 
 Each replica is a process of its own, whose id is printed: end one to see the page go on at another.
 """
@@ -48,8 +50,11 @@ def answer(body: object, status: int = 200) -> Response:
 class Replica:
     """One replica's routes."""
 
-    def __init__(self, cluster: Cluster, *, role: str, token: str) -> None:
+    def __init__(
+        self, cluster: Cluster, *, role: str, token: str, loopback: bool = False, act_after_s: float = 0.0
+    ) -> None:
         self.cluster, self.role, self.token = cluster, role, token
+        self.loopback, self.act_after_s = loopback, act_after_s
         self.encoded: dict[tuple[str, int], bytes] = {}
         """Bodies of this second: made once for all who watch."""
 
@@ -64,20 +69,24 @@ class Replica:
         return Headers(Starlette(routes=routes), list(self.cluster.replicas.values()))
 
     def refused(self, request: Request) -> Response | None:
-        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+        shown = request.headers.get("authorization", "")
+        if self.token and shown != f"Bearer {self.token}" and (shown or not self.loopback):
             return problem(401, "this cluster wants a token", "strata token create prints one")
         return None
+
+    def me(self, request: Request) -> m.Me:
+        known = not self.token or "authorization" in request.headers
+        return m.Me(
+            identity="ada" if known else "", role=self.role if known else "", jobs=(),
+            may_operate=known and self.role == "operator", takes_tokens=bool(self.token),
+            cluster="training", replica=self.cluster.name, version="0.1.0",
+        )  # fmt: skip
 
     def body(self, target: str, now: float, after_revision: int = 0) -> object:
         """Return what GET of a path with its query answers; a Problem if there is no such thing."""
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         match url.path.strip("/").split("/"):
-            case ["me"]:
-                return m.Me(
-                    identity="ada", role=self.role, jobs=(), may_operate=self.role == "operator",
-                    cluster="training", replica=self.cluster.name, version="0.1.0",
-                )  # fmt: skip
             case ["cluster"]:
                 return self.cluster.cluster(now)
             case ["events"]:
@@ -150,6 +159,8 @@ class Replica:
     async def get(self, request: Request) -> Response:
         if refused := self.refused(request):
             return refused
+        if request.path_params["path"] == "me":  # no resource: the stream does not have it
+            return answer(self.me(request))
         target = f"/{request.path_params['path']}?{request.url.query}"
         body = self.body(target, time.time())
         return answer(body, 404 if isinstance(body, m.Problem) else 200)
@@ -159,12 +170,16 @@ class Replica:
             return refused
         if request.headers.get("x-strata-action") != "1":
             return problem(400, "the header X-Strata-Action is missing")
+        if self.token and "authorization" not in request.headers:
+            return problem(401, "whoever shows no certificate or token may only look")
         if self.role != "operator":
             return problem(403, f"a {self.role} may not do this", "ask for the role operator")
         job = self.cluster.trainings.get(request.path_params["job"])
         if job is None:
             return problem(404, "no such job")
         body = msgspec.json.decode(await request.body(), type=m.CheckpointAction)
+        if self.act_after_s:  # also if its caller is gone meanwhile
+            await asyncio.sleep(self.act_after_s)
         done = self.cluster.act(
             job, request.path_params["step"], request.path_params["action"], body, time.time()
         )
@@ -267,6 +282,8 @@ def main() -> None:
     parser.add_argument("--ports", type=int, nargs="+", default=[8101, 8102, 8103])
     parser.add_argument("--role", choices=("viewer", "operator"), default="operator")
     parser.add_argument("--token", default="")
+    parser.add_argument("--loopback", action="store_true")
+    parser.add_argument("--act-after", type=float, default=0.0)
     parser.add_argument("--began", type=float, default=time.time() - 2.2 * 3600)
     parser.add_argument("--state", type=Path, default=None, help="where actions are kept")
     parser.add_argument("--only", type=int, default=None, help="be this one of the replicas, in this process")
@@ -274,7 +291,9 @@ def main() -> None:
     replicas = {f"r{number}": f"http://127.0.0.1:{port}" for number, port in enumerate(given.ports, 1)}
     if given.only is not None:
         cluster = Cluster(f"r{given.only}", replicas, given.began, given.state)
-        app = Replica(cluster, role=given.role, token=given.token).app()
+        app = Replica(
+            cluster, role=given.role, token=given.token, loopback=given.loopback, act_after_s=given.act_after
+        ).app()
         uvicorn.run(app, port=given.ports[given.only - 1], log_level="warning", timeout_graceful_shutdown=0)
         return
     with tempfile.TemporaryDirectory() as folder:

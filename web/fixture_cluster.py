@@ -134,28 +134,29 @@ class Cluster:
         found: list[m.Checkpoint] = []
         for number in range(int(trained // 300), max(0, int(trained // 300) - 40), -1):
             step = int(job.first_step + number * 300 * job.rate)
-            copies = [m.Copy(tier="nvme", path=f"/nvme/{job.name}/{step}", state="verified", shared=False)]
+            copies = [m.Copy(tier="nvme", path=f"/nvme/{job.name}/{step}", state="present", shared=False)]
             if number % 3 == 0:
                 copies.append(
-                    m.Copy(tier="s3", path=f"s3://ckpt/{job.name}/{step}", state="copied", shared=True)
+                    m.Copy(tier="s3", path=f"s3://ckpt/{job.name}/{step}", state="present", shared=True)
                 )
+            state = {3: "prepared", 5: "corrupt", 8: "deleting"}.get(number, "committed")
             open_now = number == int(trained // 300) and job.saving(now)
             found.append(
                 m.Checkpoint(
                     step=step, attempt=f"a{number}", generation=4, epoch=0,
-                    type="full" if number % 3 == 0 else "delta", state="open" if open_now else "committed",
+                    type="full" if number % 3 == 0 else "incremental", state="open" if open_now else state,
                     acked=job.ranks - 2 if open_now else job.ranks, ranks=job.ranks,
                     missing_ranks="3, 7" if open_now else "", size_bytes=size if number % 3 == 0 else size // 9,
                     created_unix_ms=int((job.began + number * 300) * 1000), path=f"/nvme/{job.name}/{step}",
                     reason="", latest=not found or (found[0].state == "open" and len(found) == 1),
                     pinned=False, tags=("best",) if number == 6 else (),
                     base_step=None if number % 3 == 0 else int(job.first_step + number // 3 * 900 * job.rate),
-                    copies=() if open_now else tuple(copies), references=2 if number % 3 == 0 else 1, readers=0,
+                    copies=() if open_now else tuple(copies), references=2 if number % 3 == 0 else 0, readers=0,
+                    origin_job="",
                     suspected=("nvme",) if number == 4 else (),
                 )
             )  # fmt: skip
-        changed = [dataclasses.replace(each, **done.get(str(each.step), {})) for each in found]
-        return [each for each in changed if each.state != "deleted"]
+        return [dataclasses.replace(each, **done.get(str(each.step), {})) for each in found]
 
     def act(
         self, job: Training, step: int, action: str, body: m.CheckpointAction, now: float
@@ -163,14 +164,18 @@ class Cluster:
         found = next((each for each in self.checkpoints(job, now) if each.step == step), None)
         if found is None:
             return m.Problem(error=f"job {job.name} has no checkpoint of step {step}")
+        if action == "delete" and found.latest:
+            return m.Problem(error=f"step {step} is the latest checkpoint")
         if action == "delete" and found.pinned:
-            return m.Problem(error=f"checkpoint {step} is pinned", hint="unpin it first")
+            return m.Problem(error=f"step {step} is pinned", hint="unpin it first")
+        if action == "delete" and found.references:
+            return m.Problem(error=f"step {step} is referenced by attempt a1")
         changes: dict[str, dict[str, Any]] = {
             "pin": {"pinned": True},
             "unpin": {"pinned": False},
             "tag": {"tags": sorted({*found.tags, body.tag})},
             "untag": {"tags": sorted({*found.tags} - {body.tag})},
-            "delete": {"state": "deleted"},
+            "delete": {"state": "deleting"},
             "fork": {"references": found.references + 1},
         }
         change = changes[action]

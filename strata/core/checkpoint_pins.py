@@ -115,16 +115,20 @@ def decide_tag(job: JobView, *, tag: str, step: int, attempt: str, who: str) -> 
     )
 
 
-def decide_untag(job: JobView, *, tag: str) -> Decision:
-    """Take a name away; settled when nothing has it."""
+def decide_untag(job: JobView, *, tag: str, step: int = 0, attempt: str = "") -> Decision:
+    """Take a name away; settled when nothing has it. With an `attempt`, `Conflict` if the name is another one's."""
     before = job.view.entry(job.keys.tag(tag), Tag)
     if before is None:
         return Decision(reason=f"nothing is tagged {tag}")
+    named = before.record
+    if attempt and (named.step, named.attempt) != (step, attempt):
+        why = f"{tag} names step {named.step} (attempt {named.attempt}), not attempt {attempt} of step {step}"
+        return refuse(Conflict(why))
     return Decision(
-        reason=f"step {before.record.step} is not {tag} any more",
+        reason=f"step {named.step} is not {tag} any more",
         txn=Txn(
             compares=(unchanged(before.key, before.mod_revision),),
-            success=(Delete(key=before.key), Delete(key=_under(job, before.record) + tag)),
+            success=(Delete(key=before.key), Delete(key=_under(job, named) + tag)),
         ),
     )
 

@@ -37,6 +37,11 @@ class HttpAuthorizer:
         path = config.accepted_tokens_file
         self._tokens = AcceptedTokens(path, cluster=config.cluster, now=now) if path is not None else None
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether callers are known by tokens."""
+        return self._tokens is not None
+
     def caller(self, scope: Mapping[str, Any]) -> Identity | None:
         """Return who makes a request, None where nobody is asked; `Unauthenticated` when they cannot be known."""
         state: Mapping[str, Any] = scope.get("state") or {}

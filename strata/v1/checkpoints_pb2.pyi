@@ -1020,8 +1020,13 @@ class UntagCheckpointRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     TAG_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     tag: _builtins.str
+    step: _builtins.int
+    """With an attempt: the tag goes only if it names this checkpoint, else CONFLICT. Without: whatever it names."""
+    attempt: _builtins.str
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -1030,10 +1035,12 @@ class UntagCheckpointRequest(_message.Message):
         job: _builtins.str = ...,
         tag: _builtins.str = ...,
         token: _common_pb2.Token | None = ...,
+        step: _builtins.int = ...,
+        attempt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "tag", b"tag", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "step", b"step", "tag", b"tag", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import { Live } from "../src/live/connection";
 interface Opened {
   readonly watch: string[];
   readonly lastId: string | undefined;
+  readonly token: string | undefined;
   readonly response: ServerResponse;
   send(path: string, body: unknown, id: number): void;
 }
@@ -44,6 +45,7 @@ class Replica {
     this.streams.push({
       watch: url.searchParams.getAll("watch"),
       lastId: request.headers["last-event-id"] as string | undefined,
+      token: request.headers.authorization,
       response,
       send: (of, body, id) => response.write(`event: change\nid: ${id}\ndata: ${JSON.stringify({ path: of, body })}\n\n`),
     });
@@ -177,4 +179,32 @@ describe("the stream", () => {
     again.closeAllConnections();
     again.close();
   }, 15_000);
+
+  it("lets who looks anonymously sign in, take that back, and sign out", async () => {
+    one.answers.set("/jobs", () => [200, { total: 1 }]);
+    live.watch("/jobs");
+    const first = await until(() => one.streams[0]);
+    expect(first.token).toBeUndefined();
+    first.send("/jobs", { total: 1 }, 7);
+    await until(() => cache.getQueryData(["/jobs"]));
+    live.askForToken();
+    await until(() => live.state.phase === "unauthorized" && first.response.destroyed);
+    expect(live.state.anonymous, "the page works without").toBe(true);
+
+    live.authorize();
+    expect((await until(() => one.streams[1])).token).toBeUndefined();
+    live.askForToken();
+    kept.set("strata.token", "sesame");
+    live.authorize();
+    const known = await until(() => one.streams[2]);
+    expect([known.token, known.lastId]).toEqual(["Bearer sesame", undefined]);
+    await until(() => live.state.phase === "live");
+    known.send("/jobs", { total: 9 }, 8);
+    await until(() => (cache.getQueryData(["/jobs"]) as { total: number } | undefined)?.total === 9);
+
+    live.signOut();
+    expect(cache.getQueryData(["/jobs"]), "what the other caller was shown").toBeUndefined();
+    expect((await until(() => one.streams[3])).token).toBeUndefined();
+    expect(kept.has("strata.token")).toBe(false);
+  });
 });

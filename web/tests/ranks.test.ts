@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
-import type { Device, Heatmap, Ranks } from "../src/api/types";
-import { cells, heat, median, slowest } from "../src/charts/heat";
+import type { Device, Finding, Heatmap, Ranks } from "../src/api/types";
+import { cells, heat, longest, median } from "../src/charts/heat";
 import { balance } from "../src/pages/data/balance";
-import { blame, rankRows } from "../src/pages/ranks/rank-rows";
+import { isSlow, label, named, rankRows } from "../src/pages/ranks/rank-rows";
 
 const worker = (worker_id: string, first_rank: number | null, slots = 2) => ({
   worker_id, first_rank, slots, incarnation: 1, host: `host-of-${worker_id}`, pid: 1, standby: first_rank === null, lost: false, leaving: false, heartbeat_age_ms: 40,
@@ -11,6 +11,7 @@ const device = (worker_id: string, index: number): Device => ({
   worker_id, index, name: "", uuid: `${worker_id}${index}`, utilization_percent: 90, memory_used_bytes: null, memory_total_bytes: null,
   temperature_c: null, power_mw: null, ecc_uncorrected: null, xids: [], fault: "",
 });
+const finding = (some: Partial<Finding>): Finding => ({ kind: "", text: "", ranks: [], worker_id: "", host: "", device: null, cause: "", since_ms: null, ...some });
 const RANKS: Ranks = {
   generation: 1, size: 4, workers: [worker("a", 0), worker("b", 2)], worker: [0, 0, 1, -1], step: [10, 9, null, 10], phases: ["step", "save"], phase: [0, 1, 0, 0],
   heard_ms: [1, 2, null, 3], stalled_ms: [0, 0, 0, 0], compute_us: [100, 200, null, 100], median_compute_us: [100, 200, null, 100],
@@ -19,7 +20,7 @@ const RANKS: Ranks = {
 
 describe("rows of ranks", () => {
   it("says who is behind, and on which device", () => {
-    const rows = rankRows(RANKS, { devices: [device("a", 0), device("a", 1)] });
+    const rows = rankRows(RANKS, { devices: [device("a", 0), device("a", 1)] }, []);
     expect(rows.map((row) => row.behind)).toEqual([0, 1, 0, 0]);
     expect(rows.map((row) => row.device?.uuid ?? null)).toEqual(["a0", "a1", null, null]);
     expect(rows[1]).toMatchObject({ host: "host-of-a", phase: "save", relative: 0.5, heartbeatMs: 40 });
@@ -27,13 +28,29 @@ describe("rows of ranks", () => {
   });
 
   it("names no device where a member has fewer than slots", () => {
-    expect(rankRows(RANKS, { devices: [device("a", 0)] })[0]?.device).toBeNull();
+    expect(rankRows(RANKS, { devices: [device("a", 0)] }, [])[0]?.device).toBeNull();
   });
 
-  it("blames who is slow, and first of all who is stuck", () => {
-    expect(blame(rankRows(RANKS, undefined))).toBe("Rank 1 is slower than the others.");
-    expect(blame(rankRows({ ...RANKS, stalled_ms: [0, 0, 9000, 0] }, undefined))).toBe("Rank 2 is stuck.");
-    expect(blame(rankRows({ ...RANKS, relative_score: [1, 0.95, 0.9, 1] }, undefined))).toBe("No rank holds the others up.");
+  it("accuses nobody by itself: half as fast as the others, or stuck, is what the replicas judge", () => {
+    const rows = rankRows({ ...RANKS, stalled_ms: [0, 0, 9000, 0] }, undefined, []);
+    expect(rows.map((row) => [row.findings, row.worst])).toEqual(rows.map(() => [[], null]));
+    expect(named([])).toBe("No finding names a rank.");
+  });
+
+  it("marks the ranks that findings name, with the cause", () => {
+    const slow = finding({ kind: "slow", cause: "data", ranks: [1, 3] });
+    const stalled = finding({ kind: "stalled", cause: "", ranks: [3] });
+    const device = finding({ kind: "device", cause: "Xid 79", worker_id: "a", device: 0 });
+    const rows = rankRows(RANKS, undefined, [device, stalled, slow]);
+    expect(rows.map((row) => row.findings.map(label))).toEqual([[], ["slow (data)"], [], ["stalled", "slow (data)"]]);
+    expect(rows.map((row) => row.worst)).toEqual([null, 2, null, 1]);
+    expect(rows.map((row) => isSlow(row.findings))).toEqual([false, true, false, true]);
+    expect(named([device, stalled, slow])).toBe("Rank 3: stalled · Ranks 1, 3: slow (data)");
+  });
+
+  it("names so many findings and ranks, and how many more there are", () => {
+    const many = finding({ kind: "slow", cause: "host", ranks: [0, 1, 2, 3, 4, 5, 6] });
+    expect(named([many, many, many, many])).toMatch(/^Ranks 0, 1, 2, 3, 4 and 2 more: slow \(host\) · .* · 1 more$/);
   });
 });
 
@@ -57,11 +74,11 @@ describe("the heat map", () => {
     expect(heat(5, 0)).toBe(0);
   });
 
-  it("names the slow ranks, the slowest first", () => {
+  it("names the longest times as what they are, and judges nobody", () => {
     const columns = [[100, 100, 150, 130], [100, 100, 150, 130]];
-    expect(slowest(map(columns), median(columns))).toEqual([{ rank: 2, factor: 150 / 130 }]);
-    expect(slowest(map(columns), 100).map((each) => each.rank)).toEqual([2, 3]);
-    expect(slowest(map([[null, null]]), 0)).toEqual([]);
+    expect(longest(map(columns), median(columns), 1)).toEqual([{ rank: 2, factor: 150 / 130 }]);
+    expect(longest(map(columns), 100).map((each) => each.rank)).toEqual([2, 3, 0]);
+    expect(longest(map([[null, null]]), 0)).toEqual([]);
   });
 });
 

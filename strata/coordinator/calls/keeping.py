@@ -77,7 +77,11 @@ class KeepingCalls:
 
     async def untag(self, request: pb.UntagCheckpointRequest) -> pb.UntagCheckpointResponse:
         checked_id("tag", request.tag)
-        await self._settled(request.job, lambda job: decide_untag(job, tag=request.tag), lambda job: None)
+        await self._settled(
+            request.job,
+            lambda job: decide_untag(job, tag=request.tag, step=request.step, attempt=request.attempt),
+            lambda job: None,
+        )
         return pb.UntagCheckpointResponse()
 
     async def open(self, request: pb.OpenCheckpointRequest) -> pb.OpenCheckpointResponse:

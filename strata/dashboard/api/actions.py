@@ -10,11 +10,12 @@ import msgspec
 
 from strata.core.authority import Identity
 from strata.core.checkpoint_order import find
+from strata.core.checkpoint_pins import not_found
 from strata.core.job import JobView
 from strata.dashboard.api import model
 from strata.dashboard.api.saves import checkpoint
 from strata.dashboard.source import Source
-from strata.errors import CheckpointNotFound, InvalidArgument, NotFound
+from strata.errors import InvalidArgument, NotFound
 from strata.v1 import checkpoints_pb2 as pb
 
 MAX_BODY: Final = 16 * 1024
@@ -38,7 +39,7 @@ ACTIONS: Final[Mapping[str, Call]] = {
     ),
     "untag": lambda job, step, action, who: (
         "untag_checkpoint",
-        pb.UntagCheckpointRequest(job=job, tag=action.tag),
+        pb.UntagCheckpointRequest(job=job, step=step, attempt=action.attempt, tag=action.tag),
     ),
     "fork": lambda job, step, action, who: (
         "fork_checkpoint",
@@ -51,10 +52,17 @@ ACTIONS: Final[Mapping[str, Call]] = {
 }
 
 
+TAKES: Final[Mapping[str, str]] = {"pin": "why", "tag": "tag", "untag": "tag", "fork": "into"}
+"""The field that an action has besides `attempt`: what is in another one would be dropped, so it is refused."""
+
+
 async def act(
     source: Source, identity: Identity | None, job: str, step: int, name: str, body: bytes
-) -> model.Checkpoint:
-    """Do what `name` says to the checkpoint of `step`, and return it as it is then; raises the refusal."""
+) -> model.Checkpoint | None:
+    """Do what `name` says to the checkpoint of `step`; raises the refusal.
+
+    Return the checkpoint as it is then; None if its record is gone, as that of a deleted fork is at once.
+    """
     make = ACTIONS.get(name)
     if make is None:
         raise NotFound(f"there is no action {name[:40]}", hint=f"there are {', '.join(ACTIONS)}")
@@ -62,12 +70,16 @@ async def act(
         action = msgspec.json.decode(body or b"{}", type=model.CheckpointAction)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise InvalidArgument(f"the body of the action cannot be read: {error}") from None
-    if not action.attempt and (there := find(JobView(source.view, source.keys.job(job)), step)) is not None:
+    for field in sorted(set(TAKES.values()) - {TAKES.get(name)}):
+        if getattr(action, field):
+            raise InvalidArgument(f"{name} takes no {field}", hint=f"leave {field} out")
+    if not action.attempt:
+        there = find(JobView(source.view, source.keys.job(job)), step)
+        if there is None:
+            raise not_found(step, "")
         action = dataclasses.replace(action, attempt=there.record.attempt)
     who = str(identity) if identity is not None else "dashboard"
     await source.call(*make(job, step, action, who), identity)
     view = JobView(source.view, source.keys.job(job))
     entry = find(view, step, action.attempt)
-    if entry is None:
-        raise CheckpointNotFound(f"step {step} of job {job} is gone")
-    return checkpoint(view, entry)
+    return checkpoint(view, entry) if entry is not None else None

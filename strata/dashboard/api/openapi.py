@@ -122,16 +122,22 @@ def _action() -> dict[str, Any]:
         "operationId": "actOnCheckpoint",
         "parameters": [*_in_path(path), header],
         "requestBody": {"required": True, "content": body},
-        "responses": _answers(model.Checkpoint),
+        "responses": _answers(
+            model.Checkpoint, or_null="The checkpoint as it is then; null if its record is gone."
+        ),
     }
 
 
-def _answers(result: type, media: str = "application/json") -> dict[str, Any]:
+def _answers(result: type, media: str = "application/json", *, or_null: str = "") -> dict[str, Any]:
     def answer(name: str, text: str, kind: str) -> dict[str, Any]:
         return {"description": text, "content": {kind: {"schema": {"$ref": REFERENCE.format(name=name)}}}}
 
+    found = answer(result.__name__, or_null or inspect.getdoc(result) or result.__name__, media)
+    if or_null:
+        content = found["content"][media]
+        content["schema"] = {"anyOf": [content["schema"], {"type": "null"}]}
     return {
-        "200": answer(result.__name__, inspect.getdoc(result) or result.__name__, media),
+        "200": found,
         "default": answer("Problem", inspect.getdoc(model.Problem) or "", "application/json"),
     }
 

@@ -93,7 +93,7 @@ def devices(source: Source, name: str) -> model.Devices:
 
 
 def heatmap(source: Source, name: str, *, since_unix_ms: int = 0) -> model.Heatmap:
-    """Return how long the ranks' steps took in the last ten minutes, from `since_unix_ms` on."""
+    """Return what the ranks' steps cost them in the last ten minutes, the last step of each ten seconds, from `since_unix_ms` on."""
     charts = source.charts.job(name)
     if charts is None:
         return model.Heatmap(generation=0, from_unix_ms=0, interval_ms=1000 * HEAT_S, ranks=0, columns=())

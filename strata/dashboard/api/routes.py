@@ -72,6 +72,7 @@ class Api:
             role=identity.role.value if identity is not None else "",
             jobs=tuple(sorted(identity.jobs)) if identity is not None else (),
             may_operate=self._authorizer.may_operate(identity),
+            takes_tokens=self._authorizer.takes_tokens,
             cluster=self._source.keys.cluster,
             replica=self._source.replica,
             version=self._source.version,

@@ -67,6 +67,7 @@ def checkpoint(job: JobView, entry: Entry[CheckpointRecord]) -> model.Checkpoint
             model.Copy(tier=tier, path=copy.path, state=copy.state.value, shared=copy.shared)
             for tier, copy in sorted(tiers_of(record).items())
         ),
+        origin_job=record.origin.job if record.origin is not None else "",
         references=job.view.count(job.keys.refs(*where)),
         readers=job.view.count(job.keys.readers(*where)),
         suspected=tuple(suspected_tiers(job, record)),

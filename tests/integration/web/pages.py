@@ -9,7 +9,7 @@ PAGES = {
     "/cluster": "answers you",
     "/events": "node-900-w0 registered",
     "/jobs/gpt": "useful steps",
-    "/jobs/gpt/ranks": "Rank 11 is slower than the others",
+    "/jobs/gpt/ranks": "Rank 11: slow (thermal)",
     "/jobs/vision-ft/ranks?rank=5": "loader.py:212",
     "/jobs/vision-ft/barriers": "Rank 5 is missing",
     "/jobs/gpt/data": "shards a member",

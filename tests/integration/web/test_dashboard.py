@@ -95,7 +95,8 @@ def test_an_operator_pins_a_checkpoint_and_every_replica_says_so(
 ) -> None:
     three = start_replicas()
     path = "/jobs/gpt/checkpoints"
-    pinned = next(each for each in three.get(path)["checkpoints"] if each["state"] == "committed")
+    found = [each for each in three.get(path)["checkpoints"] if each["state"] == "committed"]
+    pinned = next(each for each in found if not (each["latest"] or each["references"] or each["tags"]))
     browser.open(f"{three.origins[0]}{path}")
     step = f"{pinned['step']:,}"
     click(browser, f"Pin checkpoint of step {step}")
@@ -108,8 +109,28 @@ def test_an_operator_pins_a_checkpoint_and_every_replica_says_so(
     )
     assert _pinned(three, pinned["step"])
     click(browser, f"Delete checkpoint of step {step}")
+    says("The coordinators refuse this as long as it is pinned.")
     browser.run("document.querySelector('dialog button[type=submit]').click()")
     says("is pinned: unpin it first")
+
+
+@pytest.mark.slow
+def test_an_action_that_nobody_answers_is_not_called_failed_and_is_shown_once_it_is_done(
+    start_replicas: StartReplicas, browser: Browser, says: Says
+) -> None:
+    three = start_replicas("--act-after", "8")
+    path = "/jobs/gpt/checkpoints"
+    pinned = next(each for each in three.get(path)["checkpoints"] if each["state"] == "committed")
+    browser.open(f"{three.origins[0]}{path}")
+    click(browser, f"Pin checkpoint of step {pinned['step']:,}")
+    browser.run("document.querySelector('dialog button[type=submit]').click()")
+    says("Whether it was done is not known yet")
+    assert not _pinned(three, pinned["step"])
+    says("It is pinned now.")
+    assert _pinned(three, pinned["step"])
+    assert "not known" not in browser.text()
+    assert browser.run("return document.querySelectorAll('dialog button').length") == 1, "nothing to confirm"
+    click(browser, "Close")
 
 
 def _pinned(three: Replicas, step: int) -> bool:
@@ -156,6 +177,60 @@ def test_a_token_is_asked_for_once_and_goes_with_every_request(
     )
     three.processes[0].send_signal(signal.SIGKILL)
     says("live from r2")
+
+
+def test_who_may_look_without_a_token_signs_in_to_operate_and_out_again(
+    start_replicas: StartReplicas, browser: Browser, says: Says
+) -> None:
+    three = start_replicas("--token", "sesame", "--loopback")
+    browser.open(f"{three.origins[0]}/jobs/gpt/checkpoints")
+    says("Used by")
+    buttons = "return document.querySelectorAll('tbody button').length"
+    assert browser.run(buttons) == 0
+    click(browser, "Sign in")
+    says("Anybody on this host may look.")
+    browser.devtools("Input.insertText", text="wrong")  # the field has the focus
+    press(browser, "Enter")
+    says("this cluster wants a token")
+    click(browser, "Go on without")
+    says("Used by")
+    click(browser, "Sign in")
+    says("Anybody on this host may look.")
+    browser.devtools("Input.insertText", text="sesame")
+    press(browser, "Enter")
+    browser.wait("the buttons", lambda: browser.run(buttons) > 0)
+    says("ada · operator")
+    click(browser, "Sign out")
+    says("Sign in")
+    browser.wait("no button", lambda: "Used by" in browser.text() and browser.run(buttons) == 0)
+    click(browser, "Ranks")
+    says("Who holds it up?")
+    assert "watch=%2Fme" not in browser.run(FETCHED), "the stream has no such path"
+
+
+def test_nobody_is_asked_to_sign_in_to_a_cluster_that_asks_nobody(
+    operator: Replicas, browser: Browser, says: Says
+) -> None:
+    browser.open(f"{operator.origins[0]}/jobs/gpt")
+    says("of 200,000")
+    says("live from r1")
+    assert "Sign in" not in browser.text()
+    assert "Sign out" not in browser.text()
+
+
+def test_the_ranks_that_findings_name_come_first_and_are_marked(
+    operator: Replicas, browser: Browser, says: Says
+) -> None:
+    rows = "return [...document.querySelectorAll('.virtual-row')].map((row) => row.innerText.split('\\n').join('|'))"
+    for job, rank, finding in (("gpt", 11, "slow (thermal)"), ("vision-ft", 5, "stalled (loader)")):
+        browser.open(f"{operator.origins[0]}/jobs/{job}/ranks")
+        says(f"Rank {rank}: {finding}")
+        browser.wait("rows", lambda: bool(browser.run(rows)))
+        found = browser.run(rows)
+        assert found[0].startswith(f"{rank}|{finding}|"), found[0]
+        named = set(operator.get(f"/jobs/{job}")["findings"][0]["ranks"])
+        assert sum("(" in row.split("|")[1] for row in found) >= len(named)
+        assert browser.run("return document.querySelectorAll('.score.warn').length") == 2 * (job == "gpt")
 
 
 def test_the_table_of_ranks_is_used_with_the_keyboard(

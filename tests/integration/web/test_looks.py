@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.browser import Browser
-from tests.integration.web.conftest import Replicas
-from tests.integration.web.pages import DESKTOP, PAGES, PHONE, complete, look
+from tests.integration.web.conftest import Replicas, StartReplicas
+from tests.integration.web.pages import DESKTOP, PAGES, PHONE, click, complete, look, press
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 BAD = {"serious", "critical"}
+
+
+def violations(browser: Browser, axe: str) -> list[list[str]]:
+    """Return what axe finds on the page as it is that is serious."""
+    browser.run(axe)
+    found: list[list[str]] = browser.run(
+        f"return axe.run(document, {{runOnly: {RULES}}}).then((found) => found.violations.map("
+        "({id, impact, nodes}) => [id, impact, nodes[0].html, nodes[0].failureSummary]))"
+    )
+    return [each for each in found if each[1] in BAD]
 
 
 @pytest.mark.slow
@@ -25,13 +35,42 @@ def test_no_page_has_a_serious_violation_or_an_error(
         for path, text in PAGES.items():
             browser.open(operator.origins[0] + path)
             complete(browser, path, text)
-            browser.run(axe)
-            violations = browser.run(
-                f"return axe.run(document, {{runOnly: {RULES}}}).then((found) => found.violations.map("
-                "({id, impact, nodes}) => [id, impact, nodes[0].html, nodes[0].failureSummary]))"
-            )
-            found += [(path, size, *each) for each in violations if each[1] in BAD]
+            found += [(path, size, *each) for each in violations(browser, axe)]
             found += [(path, complaint) for complaint in browser.complaints() if "nobody" not in complaint]
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_signing_in_and_dialogs_have_no_serious_violation(
+    start_replicas: StartReplicas, browser: Browser, axe: str, scheme: str
+) -> None:
+    origin = start_replicas("--token", "sesame", "--loopback", "--act-after", "7").origins[0]
+    found = []
+    for size in (DESKTOP, PHONE):
+        look(browser, size, scheme)
+        browser.open(f"{origin}/jobs/gpt/checkpoints")
+        complete(browser, "signed out", "Sign in")
+        complete(browser, "signed out", "Used by")
+        found += violations(browser, axe)
+        click(browser, "Sign in")
+        complete(browser, "the form", "Anybody on this host may look")
+        found += violations(browser, axe)
+        browser.devtools("Input.insertText", text="sesame")
+        press(browser, "Enter")
+        click(browser, "Delete checkpoint")
+        complete(browser, "a dialog", "The coordinators refuse this")
+        found += violations(browser, axe)
+        click(browser, "Cancel")
+        click(browser, "Pin checkpoint")
+        press(browser, "Enter")
+        for text in ("not known yet", "It is pinned now."):
+            complete(browser, "an action without an answer", text)
+            found += violations(browser, axe)
+        click(browser, "Close")
+        click(browser, "Sign out")
+        wide = browser.run("return document.documentElement.scrollWidth")
+        assert wide <= size[0]
     assert not found, "\n".join(map(str, found))
 
 

@@ -186,6 +186,7 @@ def checkpoint(step: int, state: str = "committed", **more: Any) -> model.Checkp
         "tags": (),
         "base_step": None,
         "copies": (),
+        "origin_job": "",
         "references": 1,
         "readers": 0,
         "suspected": (),

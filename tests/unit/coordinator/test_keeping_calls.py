@@ -9,7 +9,7 @@ import pytest
 
 from strata.core.job import JobView
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointNotFound, InvalidArgument, NotFound, Refused
+from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, NotFound, Refused
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1.retention_pb2 import GetRetentionRequest, Keep, Retention, SetRetentionRequest
@@ -134,6 +134,10 @@ async def test_a_job_is_forked_before_its_first_member_and_begins_there() -> Non
         fork.source_job = "nobody"
         with pytest.raises(NotFound):
             await ask(c["r1"], "fork_checkpoint", fork)
+        with pytest.raises(Conflict, match="good names step 20"):
+            await ask(
+                c["r1"], "untag_checkpoint", pb.UntagCheckpointRequest(tag="good", step=40, attempt="x40")
+            )
         await ask(c["r1"], "untag_checkpoint", pb.UntagCheckpointRequest(tag="good"))
         with pytest.raises(CheckpointNotFound, match="tagged good"):
             await ask(c["r3"], "get_checkpoint", pb.GetCheckpointRequest(tag="good"))

@@ -13,7 +13,7 @@ from strata.core.checkpoint_pins import (
     tags_of,
 )
 from strata.core.checkpoints import decide_delete
-from strata.errors import CheckpointNotFound, InvalidArgument, QuotaExceeded, Refused
+from strata.errors import CheckpointNotFound, Conflict, InvalidArgument, QuotaExceeded, Refused
 from tests.unit.core.keeping_job import KeptJob
 
 
@@ -45,6 +45,20 @@ def test_a_tag_names_one_checkpoint_at_a_time(job: KeptJob) -> None:
         job.store.settle(lambda v: decide_untag(v, tag="paper"))
     assert tagged(job.store.job(), "paper") is None
     entomb(job, 40)
+
+
+def test_a_tag_is_taken_from_the_checkpoint_that_is_meant_and_from_no_other(job: KeptJob) -> None:
+    job.tag("paper", 40)
+
+    def untag(step: int, attempt: str) -> None:
+        job.store.settle(lambda v: decide_untag(v, tag="paper", step=step, attempt=attempt))
+
+    for step, attempt in ((20, "x20"), (20, "x40"), (40, "x20")):
+        with pytest.raises(Conflict, match="paper names step 40 \\(attempt x40\\)"):
+            untag(step, attempt)
+    untag(40, "x40")
+    assert tagged(job.store.job(), "paper") is None
+    untag(40, "x40")
 
 
 def test_a_checkpoint_has_so_many_tags_and_no_more(job: KeptJob) -> None:

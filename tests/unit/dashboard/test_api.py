@@ -15,11 +15,13 @@ from starlette.types import ASGIApp
 from strata.config import CoordinatorConfig, Credentials
 from strata.core.authority import Role
 from strata.core.ids import BootId, WorkerId
+from strata.core.job import JobView
 from strata.core.records import (
     Assignment,
     CheckpointState,
     DatasetSpec,
     GenerationRecord,
+    Origin,
     StopAction,
     StopNotice,
     Worker,
@@ -239,8 +241,52 @@ async def test_an_action_is_the_call_of_that_name(
     ((name, request, identity),) = shown.calls
     assert (name, identity) == (call, None)
     assert getattr(request, field[0]) == field[1]
-    if action != "untag":
-        assert request.attempt == "a7", "the one attempt of the step"
+    assert (request.step, request.attempt) == (7, "a7"), "the one attempt of the step"
+
+
+async def test_an_action_on_a_step_that_was_not_saved_reaches_nothing_else(shown: Shown) -> None:
+    for action, body in (("untag", b'{"tag":"best"}'), ("pin", b"{}"), ("fork", b'{"into":"next"}')):
+        answer = await post(shown, f"8/{action}", body)
+        assert (answer.code, shown.calls) == (404, []), action
+        assert "of step 8 exists" in answer.json["error"]
+
+
+async def test_what_an_action_does_not_keep_is_refused_rather_than_dropped(shown: Shown) -> None:
+    answer = await post(shown, "7/delete", b'{"why":"too large"}')
+    assert (answer.code, answer.json["error"]) == (400, "delete takes no why")
+    assert (await post(shown, "7/pin", b'{"tag":"best"}')).code == 400
+    assert shown.calls == []
+
+
+async def test_a_deletion_that_leaves_no_record_is_done(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork has no bytes of its own: its record goes at once (PROTOCOLS 8.6)."""
+
+    async def delete(_name: str, _request: Any, _identity: Any) -> None:
+        shown.remove(KEYS.job("gpt").checkpoint(7, 1))
+
+    monkeypatch.setattr(shown, "call", delete)
+    answer = await post(shown, "7/delete")
+    assert (answer.code, answer.json) == (200, None)
+
+
+async def test_a_fork_names_the_job_that_has_its_bytes(shown: Shown) -> None:
+    held = JobView(shown.view, KEYS.job("gpt")).checkpoint(7, 1)
+    assert held is not None
+    origin = Origin(job="source", step=7, generation=1)
+    shown.put(held.key, dataclasses.replace(held.record, origin=origin))
+    (fork,) = (await get(shown, "jobs/gpt/checkpoints")).checkpoints
+    assert fork.origin_job == "source"
+
+
+async def test_a_member_that_a_notice_asks_to_leave_is_leaving(shown: Shown) -> None:
+    notice = StopNotice(
+        action=StopAction.DRAIN, reason="maintenance", workers=(WorkerId("w1"),), grace_ms=30_000
+    )
+    shown.put(KEYS.job("gpt").notice(1), notice)
+    workers = (await get(shown, "jobs/gpt/ranks")).workers
+    assert [(each.worker_id, each.leaving) for each in workers] == [("w0", False), ("w1", True)]
 
 
 async def test_an_action_that_is_not_one_is_refused(shown: Shown) -> None:
@@ -280,7 +326,8 @@ async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, t
     authorizer, tokens = authorized(tmp_path, "127.0.0.1:0")
     app = make_app(shown, authorizer=authorizer)
     assert (await ask(app, "/api/v1/jobs/gpt")).code == 200
-    assert (await ask(app, "/api/v1/me")).json["may_operate"] is False
+    nobody = (await ask(app, "/api/v1/me")).json
+    assert (nobody["identity"], nobody["may_operate"], nobody["takes_tokens"]) == ("", False, True)
     assert (await post(shown, "7/pin", app=app)).code == 401
     for name, may in (("viewer", False), ("operator", True)):
         bearer = {"Authorization": f"Bearer {tokens[name]}"}
@@ -292,6 +339,15 @@ async def test_on_loopback_everybody_looks_and_operators_operate(shown: Shown, t
         await post(shown, "7/pin", app=app, headers={**MARK, "Authorization": f"Bearer {tokens['operator']}"})
     ).code == 200
     assert str(shown.calls[-1][2]) == "operator operator"
+
+
+async def test_nobody_is_asked_to_sign_in_where_no_token_is_taken(shown: Shown, tmp_path: Path) -> None:
+    anywhere = Credentials(insecure=True)
+    for config in (CoordinatorConfig(), CoordinatorConfig(http_listen="0.0.0.0:0", credentials=anywhere)):
+        authorizer = HttpAuthorizer(config, now=now)
+        app = make_app(shown, authorizer=authorizer)
+        me = (await ask(app, "/api/v1/me")).json
+        assert (me["identity"], me["may_operate"], me["takes_tokens"]) == ("", True, False)
 
 
 async def test_away_from_loopback_nobody_looks_without_a_credential(shown: Shown, tmp_path: Path) -> None:

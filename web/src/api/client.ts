@@ -21,13 +21,13 @@ export async function get<T>(base: string, path: string, signal?: AbortSignal): 
   return (await request(base, path, { signal })) as T;
 }
 
-/** Have an operator's action done, and return the checkpoint as it is then. */
+/** Have an operator's action done, and return the checkpoint as it is then; null if its record is gone. */
 export async function act(
-  base: string, job: string, step: number, action: Action, body: CheckpointAction,
-): Promise<Checkpoint> {
+  base: string, job: string, step: number, action: Action, body: Partial<CheckpointAction>,
+): Promise<Checkpoint | null> {
   const path = `/jobs/${encodeURIComponent(job)}/checkpoints/${step}/${action}`;
   const headers = { "Content-Type": "application/json", "X-Strata-Action": "1" };
-  return (await request(base, path, { method: "POST", headers, body: JSON.stringify(body) })) as Checkpoint;
+  return (await request(base, path, { method: "POST", headers, body: JSON.stringify(body) })) as Checkpoint | null;
 }
 
 /** The address of a path of the API, and the headers that each request carries. */
@@ -55,7 +55,11 @@ async function request(base: string, path: string, init: RequestInit): Promise<u
     if (init.signal?.aborted) throw error;
     throw new ApiError(0, { error: "The replica does not answer", hint: "" });
   }
-  if (!response.ok) throw new ApiError(response.status, await problemOf(response));
+  if (!response.ok) {
+    const problem = await problemOf(response);
+    init.signal?.throwIfAborted();
+    throw new ApiError(response.status, problem);
+  }
   return response.json();
 }
 

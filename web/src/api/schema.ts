@@ -317,12 +317,14 @@ export interface components {
             latest: boolean;
             /** @description The ranks whose acknowledgement an open one waits for. */
             missing_ranks: string;
+            /** @description Of a fork: the job that has its bytes; empty if they are its own. */
+            origin_job: string;
             path: string;
             pinned: boolean;
             ranks: number;
             readers: number;
             reason: string;
-            /** @description Checkpoints and jobs that use its bytes: what is stored once for several. */
+            /** @description Other checkpoints, and forks in other jobs, that use its bytes: while there are any, it cannot be deleted. */
             references: number;
             size_bytes: number;
             state: string;
@@ -335,6 +337,8 @@ export interface components {
         /**
          * CheckpointAction
          * @description The body of an action on one checkpoint. `attempt` may be empty if the step has one only.
+         *
+         *         A field that the action does not have is refused.
          */
         CheckpointAction: {
             /** @default  */
@@ -349,7 +353,10 @@ export interface components {
              * @default
              */
             tag: string;
-            /** @default  */
+            /**
+             * @description Of `pin`: kept beside it.
+             * @default
+             */
             why: string;
         };
         /**
@@ -544,7 +551,7 @@ export interface components {
         };
         /**
          * Heatmap
-         * @description Median compute time by rank and time. A rank that reported nothing in an interval has None.
+         * @description Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none.
          */
         Heatmap: {
             /** @description By time, then by rank; in microseconds. */
@@ -648,6 +655,11 @@ export interface components {
             may_operate: boolean;
             replica: string;
             role: string;
+            /**
+             * @description Whether a caller without an identity can sign in with a token. False where the cluster asks nobody who they are,
+             *     and where it knows its callers by certificates alone.
+             */
+            takes_tokens: boolean;
             version: string;
         };
         /** MissingRank */
@@ -1055,13 +1067,13 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Checkpoint(*, step: 'int', attempt: 'str', generation: 'int', epoch: 'int', type: 'str', state: 'str', acked: 'int', ranks: 'int', missing_ranks: 'str', size_bytes: 'int', created_unix_ms: 'int', path: 'str', reason: 'str', latest: 'bool', pinned: 'bool', tags: 'tuple[str, ...]', base_step: 'int | None', copies: 'tuple[Copy, ...]', references: 'int', readers: 'int', suspected: 'tuple[str, ...]') */
+            /** @description The checkpoint as it is then; null if its record is gone. */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Checkpoint"];
+                    "application/json": components["schemas"]["Checkpoint"] | null;
                 };
             };
             /** @description An answer other than 2xx: what is wrong, and what to do. */
@@ -1210,7 +1222,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Median compute time by rank and time. A rank that reported nothing in an interval has None. */
+            /** @description Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none. */
             200: {
                 headers: {
                     [name: string]: unknown;

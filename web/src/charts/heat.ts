@@ -1,4 +1,4 @@
-/** The numbers behind the heat map: each value against the median of all, and the ranks that stand out. */
+/** The numbers behind the heat map: each value against the median of all. It judges nobody: findings do. */
 import type { Heatmap } from "../api/types";
 
 /** Return the median of what was reported; 0 if nothing was. At most `most` values are looked at. */
@@ -46,8 +46,8 @@ export function cells(map: Heatmap, rows: number, middle: number): Uint8Array {
   return found;
 }
 
-/** Return the ranks that were slowest over the whole time, with their factor of the median, the slowest first. */
-export function slowest(map: Heatmap, middle: number, most = 3, least = 1.15): { rank: number; factor: number }[] {
+/** Return the ranks with the longest times on average, with their factor of the median, the longest first. */
+export function longest(map: Heatmap, middle: number, most = 3): { rank: number; factor: number }[] {
   const found: { rank: number; factor: number }[] = [];
   for (let rank = 0; rank < map.ranks; rank++) {
     let sum = 0;
@@ -58,8 +58,7 @@ export function slowest(map: Heatmap, middle: number, most = 3, least = 1.15): {
       sum += value;
       count++;
     }
-    const factor = count > 0 && middle > 0 ? sum / count / middle : 0;
-    if (factor >= least) found.push({ rank, factor });
+    if (count > 0 && middle > 0) found.push({ rank, factor: sum / count / middle });
   }
-  return found.sort((a, b) => b.factor - a.factor).slice(0, most);
+  return found.sort((a, b) => b.factor - a.factor || a.rank - b.rank).slice(0, most);
 }

@@ -2,20 +2,20 @@ import { useEffect, useMemo, useRef, useState, type PointerEvent } from "react";
 import type { Heatmap as HeatmapData } from "../api/types";
 import { clock, duration, significant } from "../format/format";
 import { useTheme } from "../ui/theme";
-import { cells, COOL, HOT, median, slowest } from "./heat";
+import { cells, COOL, HOT, longest, median } from "./heat";
 
 const RAMP = {
   light: [[0xdc, 0xe6, 0xf2], [0xf0, 0xb4, 0x54], [0xb3, 0x20, 0x2c]],
   dark: [[0x20, 0x2b, 0x3a], [0xb5, 0x7d, 0x1c], [0xff, 0x8a, 0x86]],
 } as const;
 
-/** Compute time by rank and time. Its text alternative names the slow ranks; the table below has every number. */
+/** Compute time by rank and time. Its text alternative names the ranks with the longest times; the table below has every number. */
 export default function Heatmap({ map, onRank }: { map: HeatmapData; onRank: (rank: number) => void }) {
   const theme = useTheme();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [at, setAt] = useState<{ rank: number; column: number } | null>(null);
   const middle = useMemo(() => median(map.columns), [map]);
-  const slow = useMemo(() => slowest(map, middle), [map, middle]);
+  const top = useMemo(() => longest(map, middle), [map, middle]);
   const height = Math.min(240, Math.max(96, map.ranks * 12));
   const rows = Math.min(map.ranks, height);
 
@@ -33,9 +33,9 @@ export default function Heatmap({ map, onRank }: { map: HeatmapData; onRank: (ra
   };
   const first = clock(map.from_unix_ms);
   const last = clock(map.from_unix_ms + map.columns.length * map.interval_ms);
-  const words = slow.length === 0
-    ? "No rank stands out: all are within 15 % of the median."
-    : `Slowest: ${slow.map(({ rank, factor }) => `rank ${rank} (${factor.toFixed(2)} × the median)`).join(", ")}.`;
+  const words = top.length === 0
+    ? "No compute time is known."
+    : `Longest on average: ${top.map(({ rank, factor }) => `rank ${rank} (${factor.toFixed(2)} × the median)`).join(", ")}.`;
 
   return (
     <figure>
@@ -55,7 +55,7 @@ export default function Heatmap({ map, onRank }: { map: HeatmapData; onRank: (ra
       <figcaption className="mt-1 flex flex-wrap items-baseline justify-between gap-x-4 text-[12px] text-soft">
         <span>{at === null ? words : reading(map, at, middle)}</span>
         <span className="inline-flex flex-wrap items-center gap-x-1.5">
-          {first} to {last} · median {duration(middle / 1000)}
+          {first} to {last} · median of all {duration(middle / 1000)}
           <span aria-hidden="true" className="ml-2 inline-block h-2 w-16 rounded-[2px]" style={{ background: `linear-gradient(90deg, ${RAMP[theme].map((c) => `rgb(${c.join(" ")})`).join(",")})` }} />
           <span className="whitespace-nowrap">{COOL} × to {HOT} ×</span>
         </span>

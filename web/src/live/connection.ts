@@ -27,6 +27,8 @@ export interface LiveState {
   readonly phase: Phase;
   readonly base: string;
   readonly problem: Problem | null;
+  /** A replica served this page without a token: to sign in is a choice, which may be taken back. */
+  readonly anonymous: boolean;
 }
 
 type Outcome = "ended" | "silent" | "unreachable" | "reopen";
@@ -37,7 +39,7 @@ export class Live {
   readonly #watched = new Map<string, number>();
   readonly #writes = new Map<string, number>();
   readonly #listeners = new Set<() => void>();
-  #state: LiveState = { phase: "connecting", base: "", problem: null };
+  #state: LiveState = { phase: "connecting", base: "", problem: null, anonymous: false };
   #known: string[];
   #abort: AbortController | null = null;
   #reopen: ReturnType<typeof setTimeout> | undefined;
@@ -90,11 +92,25 @@ export class Live {
     }
   }
 
-  /** Go on with the token that the session has now. */
+  /** Go on with the token that the session has now, or without one. Nothing stays that another caller was shown. */
   authorize(): void {
+    this.#lastId = "";
     this.#set({ phase: "connecting", problem: null });
-    void this.#cache.invalidateQueries();
+    this.#abort?.abort("reopen");
+    void this.#cache.resetQueries();
     this.#wake?.();
+  }
+
+  /** Show the form that asks for a token, though nobody refused the caller. */
+  askForToken(): void {
+    this.#set({ phase: "unauthorized", problem: null });
+    this.#abort?.abort("reopen");
+  }
+
+  /** Forget the token, and go on as anybody. */
+  signOut(): void {
+    session.forgetToken();
+    this.authorize();
   }
 
   /** Hold no stream until `resume`: a browser has six connections to an origin for all of its tabs. */
@@ -149,6 +165,7 @@ export class Live {
     const abort = new AbortController();
     this.#abort = abort;
     let timer = setTimeout(() => abort.abort("unreachable"), CONNECT_MS);
+    const anonymous = session.token() === "";
     try {
       const paths = [...this.#watched.keys()].sort();
       const response = await fetch(this.#url(base, paths), {
@@ -158,14 +175,15 @@ export class Live {
         signal: abort.signal,
       });
       if (response.status === 401) {
-        this.#refuse((await problemOf(response)).error);
+        const { error } = await problemOf(response);
+        if (!abort.signal.aborted) this.#refuse(error); // else the next one says it, in the replica's own words
         return "reopen";
       }
       if (!response.ok || response.body === null) {
         this.#set({ problem: await problemOf(response) });
         return "unreachable";
       }
-      this.#set({ base });
+      this.#set({ base, anonymous: anonymous || this.#state.anonymous });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       const parser = new SseParser();
       for (;;) {
@@ -176,6 +194,7 @@ export class Live {
         this.heardAt = performance.now();
         if (this.#state.phase !== "live") this.#set({ phase: "live", problem: null });
         for (const each of parser.push(value)) {
+          if (abort.signal.aborted) break;
           if (each.id) this.#remember(each.id, paths);
           if (each.event === "change") await this.#write(each.data);
         }
@@ -251,7 +270,7 @@ export class Live {
 
   #set(change: Partial<LiveState>): void {
     const next = { ...this.#state, ...change };
-    if (next.phase === this.#state.phase && next.base === this.#state.base && next.problem === this.#state.problem) return;
+    if (Object.entries(next).every(([name, value]) => this.#state[name as keyof LiveState] === value)) return;
     this.#state = next;
     for (const listener of this.#listeners) listener();
   }

@@ -2,6 +2,7 @@
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 import { createContext, use, useEffect, useSyncExternalStore } from "react";
 import { ApiError } from "../api/client";
+import type { Me } from "../api/types";
 import type { Live, LiveState } from "./connection";
 
 export const LiveContext = createContext<Live | null>(null);
@@ -17,6 +18,11 @@ export function useLiveState(): LiveState {
   return useSyncExternalStore(live.subscribe, () => live.state);
 }
 
+/** Who the caller is. The stream has no such path: what it answers depends on the caller, and changes with the token alone. */
+export function useMe(): Me | undefined {
+  return useBody<Me>("/me", false).data;
+}
+
 export interface Resource<T> {
   readonly data: T | undefined;
   readonly error: ApiError | null;
@@ -30,13 +36,18 @@ export interface Resource<T> {
 export function useResource<T>(path: string | null, options: { keep?: boolean } = {}): Resource<T> {
   const live = useLive();
   useEffect(() => (path === null ? undefined : live.watch(path)), [live, path]);
+  return useBody(path, options.keep === true);
+}
+
+function useBody<T>(path: string | null, keep: boolean): Resource<T> {
+  const live = useLive();
   const query = useQuery<T, ApiError>({
     queryKey: [path],
     queryFn: ({ signal }) => live.fetch(path ?? "", signal) as Promise<T>,
     enabled: path !== null,
     retry: (count, error) => (error.status === 0 || error.status >= 500) && count < 30,
     retryDelay: 400,
-    placeholderData: options.keep ? keepPreviousData : undefined,
+    placeholderData: keep ? keepPreviousData : undefined,
   });
   return { data: query.data, error: query.error };
 }

@@ -1,15 +1,31 @@
+import { session } from "../api/session";
 import type { Cluster, Me } from "../api/types";
-import { useResource } from "../live/hooks";
+import type { Live } from "../live/connection";
+import { useLive, useLiveState, useMe, useResource } from "../live/hooks";
 import { Link } from "../route/link";
 import { useRoute } from "../route/route";
+import { identityOf, signing } from "./caller";
 import { LiveBadge } from "./live-badge";
 import { ThemeSwitch } from "./theme-switch";
 
 const PAGES = [["/", "Jobs"], ["/cluster", "Cluster"], ["/events", "Events"]] as const;
 
+function Caller({ me, live }: { me: Me | undefined; live: Live }) {
+  const step = signing(me, session.token() !== "");
+  return (
+    <>
+      {me?.identity && <span className="hidden md:inline">{identityOf(me)}</span>}
+      {step === "in" && <button type="button" className="link" onClick={() => live.askForToken()}>Sign in</button>}
+      {step === "out" && <button type="button" className="link" title={me && identityOf(me)} onClick={() => live.signOut()}>Sign out</button>}
+    </>
+  );
+}
+
 export function Header() {
   const { parts } = useRoute();
-  const { data: me } = useResource<Me>("/me");
+  const live = useLive();
+  const { phase } = useLiveState();
+  const me = useMe();
   const { data: cluster } = useResource<Cluster>("/cluster");
   const section = parts[0] === undefined || parts[0] === "jobs" ? "/" : `/${parts[0]}`;
   const alarms = cluster?.alarms.length ?? 0;
@@ -30,7 +46,7 @@ export function Header() {
         </nav>
         <div className="ml-auto flex items-center gap-x-4 text-[12px] text-soft">
           <LiveBadge replica={cluster?.answered_by ?? ""} />
-          {me?.identity && <span className="hidden md:inline">{me.identity}{me.role && ` · ${me.role}`}</span>}
+          {phase !== "unauthorized" && <Caller me={me} live={live} />}
           <ThemeSwitch />
         </div>
       </div>

@@ -6,7 +6,7 @@ import { PageTitle } from "../ui/section";
 /** Ask for a token. It stays in this tab, and goes to the replicas of this cluster only. */
 export function TokenForm() {
   const live = useLive();
-  const { problem } = useLiveState();
+  const { problem, anonymous } = useLiveState();
   const [token, setToken] = useState("");
   const submit = (event: FormEvent) => {
     event.preventDefault();
@@ -16,13 +16,16 @@ export function TokenForm() {
   return (
     <form onSubmit={submit} className="mx-auto mt-10 grid max-w-sm gap-3">
       <PageTitle title="Sign in" />
-      <p className="text-soft">This cluster asks who you are. The token is kept in this tab and is forgotten with it.</p>
+      <p className="text-soft">{anonymous ? "Anybody on this host may look. To change something, sign in with an operator's token." : "This cluster asks who you are."} The token is kept in this tab and is forgotten with it.</p>
       {problem && <p role="alert" className="text-bad">{problem.error}</p>}
       <label className="grid gap-1">
         Token
-        <input className="field" type="password" autoComplete="current-password" required value={token} onChange={(event) => setToken(event.target.value)} />
+        <input className="field" type="password" autoComplete="current-password" required autoFocus={anonymous} value={token} onChange={(event) => setToken(event.target.value)} />
       </label>
-      <button type="submit" className="button primary justify-self-start">Sign in</button>
+      <div className="flex gap-2">
+        <button type="submit" className="button primary">Sign in</button>
+        {anonymous && <button type="button" className="button" onClick={() => live.authorize()}>Go on without</button>}
+      </div>
     </form>
   );
 }

@@ -1,9 +1,12 @@
 import { useEffect, useId, useRef, type FormEvent, type ReactNode } from "react";
 
-/** Ask before something is done. The browser's own modal dialog: it keeps the focus, and Escape closes it. */
-export function ConfirmDialog({ title, children, confirm, danger = false, busy, error, onConfirm, onClose }: {
+/**
+ * Ask before something is done. The browser's own modal dialog: it keeps the focus, and Escape closes it. With `done`
+ * there is nothing left to confirm.
+ */
+export function ConfirmDialog({ title, children, confirm, danger = false, busy, error, done = "", close = "Cancel", onConfirm, onClose }: {
   title: string; children: ReactNode; confirm: string; danger?: boolean; busy: boolean;
-  error: { message: string; hint: string } | null; onConfirm: () => void; onClose: () => void;
+  error: { message: string; hint: string } | null; done?: string; close?: string; onConfirm: () => void; onClose: () => void;
 }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const id = useId();
@@ -22,10 +25,11 @@ export function ConfirmDialog({ title, children, confirm, danger = false, busy, 
       <form onSubmit={submit} className="grid gap-3 p-4">
         <h2 id={id} className="text-[15px] font-semibold">{title}</h2>
         {children}
-        {error && <p role="alert" className="text-bad">{[error.message, error.hint].filter(Boolean).join(": ")}</p>}
+        <p role="status" className={done ? "text-good" : "sr-only"}>{done}</p>
+        {!done && error && <p role="alert" className="text-bad">{[error.message, error.hint].filter(Boolean).join(": ")}</p>}
         <div className="flex justify-end gap-2">
-          <button type="button" className="button" onClick={onClose}>Cancel</button>
-          <button type="submit" className={`button ${danger ? "danger" : "primary"}`} disabled={busy}>{confirm}</button>
+          <button type="button" className="button" onClick={onClose}>{close}</button>
+          {!done && <button type="submit" className={`button ${danger ? "danger" : "primary"}`} disabled={busy}>{confirm}</button>}
         </div>
       </form>
     </dialog>

@@ -38,3 +38,29 @@ export function toneOfPhase(phase: string): Tone {
       return "idle";
   }
 }
+
+/** A job goes on with slow ranks and with saves that are held; all else that a finding tells stops it, or is not to be trusted. */
+export function toneOfFinding(kind: string): Tone {
+  return kind === "slow" || kind === "held" ? "warn" : "bad";
+}
+
+/** The worst tone of these findings; null if there is none. */
+export function worstTone(findings: readonly { kind: string }[]): Tone | null {
+  if (findings.length === 0) return null;
+  return findings.some((each) => toneOfFinding(each.kind) === "bad") ? "bad" : "warn";
+}
+
+export function toneOfCheckpoint(state: string): Tone {
+  switch (state) {
+    case "committed":
+      return "good";
+    case "open":
+    case "prepared":
+      return "warn";
+    case "corrupt":
+    case "aborted":
+      return "bad";
+    default: // deleting
+      return "idle";
+  }
+}

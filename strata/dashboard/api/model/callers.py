@@ -23,6 +23,9 @@ class Me:
     """The jobs that the caller is limited to; empty: all."""
     may_operate: bool
     """Whether the caller may pin, tag, fork and delete checkpoints here."""
+    takes_tokens: bool
+    """Whether a caller without an identity can sign in with a token. False where the cluster asks nobody who they are,
+    and where it knows its callers by certificates alone."""
     cluster: str
     replica: str
     version: str

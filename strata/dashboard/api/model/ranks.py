@@ -100,7 +100,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heatmap:
-    """Median compute time by rank and time. A rank that reported nothing in an interval has None."""
+    """Compute time by rank and time: of the last step that the rank reported in each interval; None if it reported none."""
 
     generation: int
     from_unix_ms: int

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAction:
-    """The body of an action on one checkpoint. `attempt` may be empty if the step has one only."""
+    """The body of an action on one checkpoint. `attempt` may be empty if the step has one only.
+
+    A field that the action does not have is refused.
+    """
 
     attempt: str = ""
     why: str = ""
+    """Of `pin`: kept beside it."""
     tag: str = ""
     """Of `tag` and `untag`."""
     into: str = ""

@@ -63,8 +63,10 @@ class Checkpoint:
     tags: tuple[str, ...]
     base_step: int | None
     copies: tuple[Copy, ...]
+    origin_job: str
+    """Of a fork: the job that has its bytes; empty if they are its own."""
     references: int
-    """Checkpoints and jobs that use its bytes: what is stored once for several."""
+    """Other checkpoints, and forks in other jobs, that use its bytes: while there are any, it cannot be deleted."""
     readers: int
     suspected: tuple[str, ...]
     """Tiers whose copy one host found damaged."""

@@ -3,10 +3,8 @@ import type { Action, Checkpoint } from "../../api/types";
 import { bytes, clock, count, plural } from "../../format/format";
 import type { Column } from "../../ui/sorting";
 import { Table } from "../../ui/table";
-import { State, type Tone } from "../../ui/tone";
+import { State, toneOfCheckpoint } from "../../ui/tone";
 import type { Asked } from "./checkpoints-page";
-
-const STATES: Readonly<Record<string, Tone>> = { committed: "good", open: "warn", sealed: "warn", aborted: "bad", failed: "bad", deleted: "idle" };
 
 const COLUMNS: readonly Column<Checkpoint>[] = [
   {
@@ -22,9 +20,9 @@ const COLUMNS: readonly Column<Checkpoint>[] = [
   },
   { id: "created", header: "Created", by: (each) => each.created_unix_ms, cell: (each) => clock(each.created_unix_ms) },
   { id: "state", header: "State", by: (each) => each.state, cell: (each) => <CheckpointState checkpoint={each} /> },
-  { id: "type", header: "Type", by: (each) => each.type, cell: (each) => <>{each.type}{each.base_step !== null && <span className="text-soft"> on {count(each.base_step)}</span>}</> },
+  { id: "type", header: "Type", by: (each) => each.type, cell: (each) => <>{each.type}{each.base_step !== null && <span className="text-soft"> on {count(each.base_step)}</span>}{each.origin_job && <span className="text-soft"> of {each.origin_job}</span>}</> },
   { id: "size", header: "Size", align: "right", by: (each) => each.size_bytes, cell: (each) => bytes(each.size_bytes) },
-  { id: "references", header: "Used by", title: "Checkpoints and jobs that use its bytes, which are stored once", align: "right", by: (each) => each.references, cell: (each) => <>{count(each.references)}{each.readers > 0 && <span className="text-soft">, {plural(each.readers, "reader")}</span>}</> },
+  { id: "references", header: "Used by", title: "Other checkpoints and jobs that use its bytes, which are stored once: while there are any, it cannot be deleted", align: "right", by: (each) => each.references, cell: (each) => <>{count(each.references)}{each.readers > 0 && <span className="text-soft">, {plural(each.readers, "reader")}</span>}</> },
   { id: "copies", header: "Copies", fill: true, cell: (each) => <Copies checkpoint={each} /> },
 ];
 
@@ -46,7 +44,7 @@ function CheckpointState({ checkpoint }: { checkpoint: Checkpoint }) {
   const { state, acked, ranks, missing_ranks: missing, reason } = checkpoint;
   return (
     <span title={reason}>
-      <State tone={STATES[state] ?? "idle"}>{state}</State>
+      <State tone={toneOfCheckpoint(state)}>{state}</State>
       {acked < ranks && <span className="ml-2 text-soft">{acked} of {ranks} ranks{missing && `, waits for ${missing}`}</span>}
     </span>
   );
@@ -57,7 +55,7 @@ function Copies({ checkpoint }: { checkpoint: Checkpoint }) {
     <span className="inline-flex gap-x-3">
       {checkpoint.copies.map((copy) => (
         <span key={copy.tier} title={copy.path}>
-          {copy.tier} <span className="text-soft">{copy.state}{copy.shared && ", shared"}</span>
+          {copy.tier} <span className={copy.state === "corrupt" ? "font-medium text-bad" : "text-soft"}>{copy.state}{copy.shared && ", shared"}</span>
           {checkpoint.suspected.includes(copy.tier) && <span className="ml-1 font-medium text-bad">damaged</span>}
         </span>
       ))}

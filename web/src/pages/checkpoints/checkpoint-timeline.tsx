@@ -14,14 +14,14 @@ export function CheckpointTimeline({ checkpoints }: { checkpoints: readonly Chec
       <div className="relative border-b border-control" style={{ height: HEIGHT }}>
         {checkpoints.map((each) => (
           <span key={`${each.step} ${each.attempt}`} title={`step ${count(each.step)}, ${each.type}, ${bytes(each.size_bytes)}`}
-            className={`absolute bottom-0 w-1.5 rounded-t-[2px] ${each.suspected.length > 0 ? "bg-bad" : each.state !== "committed" ? "bg-warn" : each.pinned || each.tags.length > 0 ? "bg-accent" : "bg-control"} ${each.type === "full" ? "" : "opacity-70"}`}
+            className={`absolute bottom-0 w-1.5 rounded-t-[2px] ${each.suspected.length > 0 || each.state === "corrupt" ? "bg-bad" : each.state !== "committed" ? "bg-warn" : each.pinned || each.tags.length > 0 ? "bg-accent" : "bg-control"} ${each.type === "full" ? "" : "opacity-70"}`}
             style={{ left: left(each.created_unix_ms), height: Math.max(6, (HEIGHT * each.size_bytes) / largest) }} />
         ))}
       </div>
       <div aria-hidden="true" className="mt-0.5 flex flex-wrap justify-between gap-x-4 text-[11px] text-soft">
         <span>{clock(begin)}</span>
         <span>{clock(end)}</span>
-        <span className="flex w-full flex-wrap justify-center gap-x-3"><Key tone="bg-control">kept by rule</Key><Key tone="bg-accent">pinned or tagged</Key><Key tone="bg-warn">not committed</Key><Key tone="bg-bad">damaged copy</Key></span>
+        <span className="flex w-full flex-wrap justify-center gap-x-3"><Key tone="bg-control">kept by rule</Key><Key tone="bg-accent">pinned or tagged</Key><Key tone="bg-warn">not committed</Key><Key tone="bg-bad">damaged</Key></span>
       </div>
     </div>
   );

@@ -1,7 +1,7 @@
 import { useState } from "react";
-import type { Action, Checkpoint, Checkpoints, Me } from "../../api/types";
+import type { Action, Checkpoint, Checkpoints } from "../../api/types";
 import { bytes, count } from "../../format/format";
-import { useResource } from "../../live/hooks";
+import { useMe, useResource } from "../../live/hooks";
 import { Pager } from "../../ui/pager";
 import { PageTitle, Section } from "../../ui/section";
 import { Empty, Loaded } from "../../ui/states";
@@ -21,7 +21,7 @@ export default function CheckpointsPage({ job }: { job: string }) {
   const [asked, setAsked] = useState<Asked | null>(null);
   const path = `/jobs/${encodeURIComponent(job)}/checkpoints${token && `?page_token=${encodeURIComponent(token)}`}`;
   const resource = useResource<Checkpoints>(path, { keep: true });
-  const { data: me } = useResource<Me>("/me");
+  const me = useMe();
   return (
     <div className="grid gap-5">
       <PageTitle title={`Checkpoints of ${job}`} hidden />
@@ -47,7 +47,7 @@ export default function CheckpointsPage({ job }: { job: string }) {
 
 function sums({ checkpoints, total }: Checkpoints): string {
   const size = checkpoints.reduce((sum, each) => sum + each.size_bytes, 0);
-  const shared = checkpoints.filter((each) => each.references > 1).reduce((sum, each) => sum + each.size_bytes, 0);
+  const shared = checkpoints.filter((each) => each.references > 0).reduce((sum, each) => sum + each.size_bytes, 0);
   const these = checkpoints.length < total ? `the newest ${checkpoints.length} of ${count(total)}` : count(total);
-  return `${these}: ${bytes(size)}${shared > 0 ? `, ${bytes(shared)} of it stored once for several` : ""}`;
+  return `${these}: ${bytes(size)}${shared > 0 ? `, ${bytes(shared)} of it used by others, too` : ""}`;
 }

@@ -1,12 +1,12 @@
 import { useState } from "react";
 import type { Barriers, Job, OpenBarrier } from "../../api/types";
-import { age, duration } from "../../format/format";
+import { age } from "../../format/format";
 import { useResource } from "../../live/hooks";
 import { Link } from "../../route/link";
 import { jobPath } from "../../route/route";
-import { Note, type Tone } from "../../ui/tone";
+import { Note, toneOfFinding } from "../../ui/tone";
+import { findingKey, noticeSentence } from "./sentences";
 
-const TONES: Readonly<Record<string, Tone>> = { stalled: "bad", invariant: "bad", device: "bad", held: "warn", slow: "warn" };
 const LONG_OPEN_MS = 10_000;
 const FEW = 3;
 
@@ -22,13 +22,11 @@ export function Findings({ job }: { job: Job }) {
         <Note tone="warn">{job.failed_in_a_row} of at most {job.max_failed_in_a_row} generations in a row ended in a failure before they saved</Note>
       )}
       {notice && (
-        <Note tone="warn">
-          All ranks are asked to {notice.action}: {notice.reason}. {notice.stopped} of {notice.ranks} have stopped; they have {duration(notice.grace_ms)}.
-        </Note>
+        <Note tone="warn">{noticeSentence(notice)}</Note>
       )}
       {summary.open_barriers > 0 && <StuckBarriers job={summary.name} />}
       {shown.map((finding) => (
-        <Note key={`${finding.kind} ${finding.ranks.join()} ${finding.worker_id} ${finding.device}`} tone={TONES[finding.kind] ?? "warn"}>
+        <Note key={findingKey(finding)} tone={toneOfFinding(finding.kind)}>
           {finding.text}
           {finding.since_ms != null && finding.kind !== "stalled" && <span className="text-soft"> · for {age(finding.since_ms)}</span>}
           {finding.ranks[0] !== undefined && <Link to={`${jobPath(summary.name, "ranks")}?rank=${finding.ranks[0]}`} className="link in-text ml-2 whitespace-nowrap">Look at rank {finding.ranks[0]}</Link>}
@@ -42,7 +40,7 @@ export function Findings({ job }: { job: Job }) {
 function StuckBarriers({ job }: { job: string }) {
   const { data } = useResource<Barriers>(`/jobs/${encodeURIComponent(job)}/barriers`);
   return data?.open.filter((each) => each.age_ms > LONG_OPEN_MS).map((each) => (
-    <Note key={`${each.name} ${each.round}`} tone="bad">
+    <Note key={`${each.name} ${each.generation} ${each.round}`} tone="bad">
       {barrierSentence(each)}
       <Link to={jobPath(job, "barriers")} className="link in-text ml-2 whitespace-nowrap">Look at barriers</Link>
     </Note>

@@ -6,7 +6,7 @@ import { Link } from "../../route/link";
 import { jobPath } from "../../route/route";
 import { PageTitle } from "../../ui/section";
 import { Loaded } from "../../ui/states";
-import { State, toneOfPhase, type Tone } from "../../ui/tone";
+import { State, toneOfPhase, worstTone, type Tone } from "../../ui/tone";
 import { Findings } from "./findings";
 
 const TABS = [["", "Overview"], ["ranks", "Ranks"], ["barriers", "Barriers"], ["data", "Data"], ["checkpoints", "Checkpoints"], ["events", "Events"]] as const;
@@ -54,6 +54,5 @@ function PhaseLine({ job: { summary, findings } }: { job: Job }) {
 }
 
 function toneOf(phase: string, findings: Job["findings"]): Tone {
-  if (findings.length === 0) return toneOfPhase(phase);
-  return findings.every((each) => each.kind === "slow" || each.kind === "held") ? "warn" : "bad";
+  return worstTone(findings) ?? toneOfPhase(phase);
 }

@@ -1,33 +1,34 @@
-import type { Device, Rank } from "../../api/types";
+import type { Device, Finding, Rank } from "../../api/types";
 import { age, bytes, count, duration, NONE } from "../../format/format";
 import { useResource } from "../../live/hooks";
 import { Drawer } from "../../ui/drawer";
 import { Fact, Facts, Section } from "../../ui/section";
 import { Empty, Loaded } from "../../ui/states";
-import { Note } from "../../ui/tone";
+import { Note, worstTone } from "../../ui/tone";
+import { isSlow } from "./rank-rows";
 import { Score } from "./score";
 
 /** One rank with its evidence, which is fetched while the drawer is open. */
-export function RankDrawer({ job, rank, onClose }: { job: string; rank: number; onClose: () => void }) {
+export function RankDrawer({ job, rank, findings, onClose }: { job: string; rank: number; findings: readonly Finding[]; onClose: () => void }) {
   const resource = useResource<Rank>(`/jobs/${encodeURIComponent(job)}/ranks/${rank}`);
   return (
     <Drawer title={`Rank ${rank}`} onClose={onClose}>
-      <Loaded of={resource}>{(data) => <Evidence rank={data} />}</Loaded>
+      <Loaded of={resource}>{(data) => <Evidence rank={data} findings={findings.filter((each) => each.ranks.includes(rank))} />}</Loaded>
     </Drawer>
   );
 }
 
-function Evidence({ rank }: { rank: Rank }) {
+function Evidence({ rank, findings }: { rank: Rank; findings: readonly Finding[] }) {
   return (
     <>
-      {rank.finding && <Note tone={rank.stalled_ms > 0 ? "bad" : "warn"}>{rank.finding}</Note>}
+      {rank.finding && <Note tone={worstTone(findings) ?? "warn"}>{rank.finding}</Note>}
       <Facts>
         <Fact name="Host" note={rank.worker_id}>{rank.host || NONE}</Fact>
         <Fact name="Step">{count(rank.step)}</Fact>
         <Fact name="Phase" tone={rank.stalled_ms > 0 ? "text-bad" : ""} note={rank.stalled_ms > 0 ? `stuck for ${age(rank.stalled_ms)}` : `reported ${age(rank.heard_ms)} ago`}>{rank.phase || NONE}</Fact>
         <Fact name="Compute time" note={`median ${us(rank.median_compute_us)}`}>{us(rank.compute_us)}</Fact>
-        <Fact name="To fastest"><Score value={rank.relative_score} /></Fact>
-        <Fact name="To own best"><Score value={rank.own_score} /></Fact>
+        <Fact name="To fastest"><Score value={rank.relative_score} slow={isSlow(findings)} /></Fact>
+        <Fact name="To own best"><Score value={rank.own_score} slow={isSlow(findings)} /></Fact>
       </Facts>
       {rank.devices.length > 0 && <Section title="Devices">{rank.devices.map((each) => <DeviceLine key={each.uuid} device={each} />)}</Section>}
       <Section title="What is it doing?" aside="stack">

@@ -1,5 +1,8 @@
 /** The columns of `Ranks`, turned into rows, with the device of each rank. */
-import type { Device, Devices, Ranks } from "../../api/types";
+import type { Device, Devices, Finding, Ranks } from "../../api/types";
+import { some } from "../job/sentences";
+
+const NAMED = 3;
 
 export interface RankRow {
   readonly rank: number;
@@ -16,9 +19,16 @@ export interface RankRow {
   readonly relative: number | null;
   readonly own: number | null;
   readonly device: Device | null;
+  /** Those that name it; `worst` is where the first of them stands among all, null without any. */
+  readonly findings: readonly Finding[];
+  readonly worst: number | null;
 }
 
-export function rankRows(ranks: Ranks, devices: Devices | undefined): RankRow[] {
+export function rankRows(ranks: Ranks, devices: Devices | undefined, findings: readonly Finding[]): RankRow[] {
+  const naming = new Map<number, number[]>();
+  findings.forEach((finding, at) => {
+    for (const rank of finding.ranks) naming.set(rank, [...(naming.get(rank) ?? []), at]);
+  });
   const byWorker = new Map<string, Device[]>();
   for (const device of devices?.devices ?? []) {
     const own = byWorker.get(device.worker_id);
@@ -30,6 +40,7 @@ export function rankRows(ranks: Ranks, devices: Devices | undefined): RankRow[] 
   return Array.from({ length: ranks.size }, (_, rank) => {
     const worker = ranks.workers[ranks.worker[rank] ?? -1];
     const step = ranks.step[rank] ?? null;
+    const own = naming.get(rank) ?? [];
     const slot = worker?.first_rank === null || worker?.first_rank === undefined ? -1 : rank - worker.first_rank;
     return {
       rank,
@@ -46,6 +57,8 @@ export function rankRows(ranks: Ranks, devices: Devices | undefined): RankRow[] 
       relative: ranks.relative_score[rank] ?? null,
       own: ranks.own_score[rank] ?? null,
       device: deviceOf(worker && byWorker.get(worker.worker_id), slot, worker?.slots ?? 0),
+      findings: own.flatMap((at) => findings[at] ?? []),
+      worst: own[0] ?? null,
     };
   });
 }
@@ -56,19 +69,20 @@ function deviceOf(devices: readonly Device[] | undefined, slot: number, slots: n
   return devices.find((device) => device.index === slot) ?? null;
 }
 
-/** Return a sentence that says who holds the job up. */
-export function blame(rows: readonly RankRow[]): string {
-  const stuck = rows.filter((row) => row.stalledMs > 0);
-  if (stuck.length > 0) return `${listed(stuck.map((row) => row.rank))} ${stuck.length === 1 ? "is" : "are"} stuck.`;
-  const slow = rows.filter((row) => row.relative !== null && row.relative < 0.8);
-  if (slow.length > 0 && slow.length < rows.length / 2) {
-    slow.sort((a, b) => (a.relative ?? 1) - (b.relative ?? 1));
-    return `${listed(slow.map((row) => row.rank))} ${slow.length === 1 ? "is" : "are"} slower than the others.`;
-  }
-  return "No rank holds the others up.";
+/** Return which ranks the findings name, and as what. That a rank is slow or stuck is decided by the replicas alone. */
+export function named(findings: readonly Finding[]): string {
+  const naming = findings.filter((each) => each.ranks.length > 0);
+  if (naming.length === 0) return "No finding names a rank.";
+  const shown = naming.slice(0, NAMED).map((each) => `${each.ranks.length === 1 ? "Rank" : "Ranks"} ${some(each.ranks)}: ${label(each)}`);
+  const more = naming.length - NAMED;
+  return shown.join(" · ") + (more > 0 ? ` · ${more} more` : "");
 }
 
-function listed(ranks: readonly number[]): string {
-  const some = ranks.slice(0, 5).join(", ");
-  return `${ranks.length === 1 ? "Rank" : "Ranks"} ${some}${ranks.length > 5 ? ` and ${ranks.length - 5} more` : ""}`;
+/** A finding in two words, where its sentence stands elsewhere. */
+export function label({ kind, cause }: Finding): string {
+  return cause ? `${kind} (${cause})` : kind;
+}
+
+export function isSlow(findings: readonly Finding[]): boolean {
+  return findings.some((each) => each.kind === "slow");
 }

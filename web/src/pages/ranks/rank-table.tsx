@@ -1,16 +1,18 @@
 import { age, count, duration, NONE } from "../../format/format";
 import type { Column } from "../../ui/sorting";
 import { VirtualTable } from "../../ui/virtual-table";
-import type { RankRow } from "./rank-rows";
+import { State, worstTone } from "../../ui/tone";
+import { isSlow, label, type RankRow } from "./rank-rows";
 import { Score } from "./score";
 
 const GB = 1e9;
 
 const COLUMNS: readonly Column<RankRow>[] = [
   { id: "rank", header: "Rank", width: "3rem", by: (row) => row.rank, cell: (row) => <span className="font-medium">{row.rank}</span> },
+  { id: "finding", header: "Finding", title: "What a finding says of it: the sentence stands above", width: "minmax(8rem,1.2fr)", by: (row) => row.worst, cell: (row) => <Named row={row} /> },
   { id: "host", header: "Host", width: "minmax(5.5rem,1.2fr)", by: (row) => row.host, cell: (row) => <span className={row.lost ? "text-bad" : ""}>{row.host || NONE}{row.lost && " (lost)"}</span> },
-  { id: "relative", header: "To fastest", title: "Compute time of the fastest rank over that of this one: 1 is as fast", width: "5.75rem", align: "right", by: (row) => row.relative, cell: (row) => <Score value={row.relative} /> },
-  { id: "own", header: "To own best", title: "Its own best compute time over the present one: 1 is as fast as ever", width: "6rem", align: "right", by: (row) => row.own, cell: (row) => <Score value={row.own} /> },
+  { id: "relative", header: "To fastest", title: "Compute time of the fastest rank over that of this one: 1 is as fast", width: "5.75rem", align: "right", by: (row) => row.relative, cell: (row) => <Score value={row.relative} slow={isSlow(row.findings)} /> },
+  { id: "own", header: "To own best", title: "Its own best compute time over the present one: 1 is as fast as ever", width: "6rem", align: "right", by: (row) => row.own, cell: (row) => <Score value={row.own} slow={isSlow(row.findings)} /> },
   { id: "compute", header: "Compute", title: "Compute time of the last step, without waiting for others", width: "4.25rem", align: "right", by: (row) => row.computeUs, cell: (row) => (row.computeUs === null ? NONE : duration(row.computeUs / 1000)) },
   { id: "stalled", header: "Stuck for", width: "4.5rem", align: "right", by: (row) => row.stalledMs || null, cell: (row) => (row.stalledMs > 0 ? <span className="font-medium text-bad">{age(row.stalledMs)}</span> : NONE) },
   { id: "phase", header: "Phase", width: "minmax(4.25rem,0.6fr)", by: (row) => row.phase, cell: (row) => row.phase || NONE },
@@ -24,16 +26,21 @@ const COLUMNS: readonly Column<RankRow>[] = [
   { id: "fault", header: "Device fault", width: "minmax(5rem,1.2fr)", by: (row) => fault(row) || null, cell: (row) => <span className="text-bad">{fault(row)}</span> },
 ];
 
-const SORT = [{ id: "relative", desc: false }];
+const SORT = [{ id: "finding", desc: false }, { id: "relative", desc: false }];
 const ROWS_PX = 27;
 
 export function RankTable({ rows, open, onRank }: { rows: readonly RankRow[]; open: string | null; onRank: (rank: number) => void }) {
-  const stuck = rows.some((row) => row.stalledMs > 0);
   const height = `min(70vh, ${rows.length * ROWS_PX + 44}px)`;
   return (
-    <VirtualTable key={stuck ? "stuck" : "slow"} label="Ranks, the slowest first" columns={COLUMNS} rows={rows} keyOf={(row) => String(row.rank)}
-      sort={stuck ? [{ id: "stalled", desc: true }] : SORT} height={height} least="79rem" current={open} onOpen={(row) => onRank(row.rank)} />
+    <VirtualTable label="Ranks, those that a finding names first, then the slowest" columns={COLUMNS} rows={rows} keyOf={(row) => String(row.rank)}
+      sort={SORT} height={height} least="87rem" current={open} onOpen={(row) => onRank(row.rank)} />
   );
+}
+
+function Named({ row: { findings } }: { row: RankRow }) {
+  const tone = worstTone(findings);
+  if (tone === null) return NONE;
+  return <span title={findings.map((each) => each.text).join("\n")}><State tone={tone}>{findings.map(label).join(", ")}</State></span>;
 }
 
 function unit(value: number | null | undefined, suffix: string): string {

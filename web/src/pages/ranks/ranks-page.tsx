@@ -1,5 +1,5 @@
 import { lazy, Suspense, useCallback, useMemo } from "react";
-import type { Devices, Heatmap, Ranks } from "../../api/types";
+import type { Devices, Finding, Heatmap, Job, Ranks } from "../../api/types";
 import { plural } from "../../format/format";
 import { parts } from "../../parts";
 import { useResource } from "../../live/hooks";
@@ -7,26 +7,29 @@ import { setQuery, useRoute } from "../../route/route";
 import { PageTitle, Section } from "../../ui/section";
 import { Empty, Loaded } from "../../ui/states";
 import { RankDrawer } from "./rank-drawer";
-import { blame, rankRows } from "./rank-rows";
+import { named, rankRows } from "./rank-rows";
 import { RankTable } from "./rank-table";
 import { Standbys } from "./standbys";
 
 const HeatmapChart = lazy(parts.heatmap);
 
-/** Who holds the job up. */
+const NONE_FOUND: readonly Finding[] = [];
+
+/** Who holds the job up: whom the findings name, whose sentences stand above, and what each rank costs. */
 export default function RanksPage({ job }: { job: string }) {
   const path = `/jobs/${encodeURIComponent(job)}`;
   const { query } = useRoute();
   const open = query.get("rank");
   const heatmap = useResource<Heatmap>(`${path}/heatmap`);
   const ranks = useResource<Ranks>(`${path}/ranks`);
+  const findings = useResource<Job>(path).data?.findings ?? NONE_FOUND;
   const devices = useResource<Devices>(`${path}/devices`);
   const onRank = useCallback((rank: number) => setQuery("rank", String(rank)), []);
   const onClose = useCallback(() => setQuery("rank", null), []);
   return (
     <div className="grid gap-5">
       <PageTitle title={`Ranks of ${job}`} hidden />
-      <Section title="Compute time by rank and time" aside="without waiting for others">
+      <Section title="Compute time by rank and time" aside={heatmap.data ? `of the last step of each ${heatmap.data.interval_ms / 1000} s, without waiting for others` : "without waiting for others"}>
         <Loaded of={heatmap}>
           {(map) =>
             map.ranks === 0 || map.columns.length === 0 ? <Empty>The ranks have not reported compute times yet.</Empty> : (
@@ -35,20 +38,20 @@ export default function RanksPage({ job }: { job: string }) {
           }
         </Loaded>
       </Section>
-      <Loaded of={ranks}>{(data) => <Content ranks={data} devices={devices.data} open={open} onRank={onRank} />}</Loaded>
-      {open !== null && /^\d+$/.test(open) && <RankDrawer key={open} job={job} rank={Number(open)} onClose={onClose} />}
+      <Loaded of={ranks}>{(data) => <Content ranks={data} devices={devices.data} findings={findings} open={open} onRank={onRank} />}</Loaded>
+      {open !== null && /^\d+$/.test(open) && <RankDrawer key={open} job={job} findings={findings} rank={Number(open)} onClose={onClose} />}
     </div>
   );
 }
 
-function Content({ ranks, devices, open, onRank }: {
-  ranks: Ranks; devices: Devices | undefined; open: string | null; onRank: (rank: number) => void;
+function Content({ ranks, devices, findings, open, onRank }: {
+  ranks: Ranks; devices: Devices | undefined; findings: readonly Finding[]; open: string | null; onRank: (rank: number) => void;
 }) {
-  const rows = useMemo(() => rankRows(ranks, devices), [ranks, devices]);
+  const rows = useMemo(() => rankRows(ranks, devices, findings), [ranks, devices, findings]);
   if (rows.length === 0) return <Empty>No rank runs: the job has no generation at present.</Empty>;
   return (
     <>
-      <Section title="Who holds it up?" aside={`${plural(ranks.size, "rank")} of generation ${ranks.generation} · ${blame(rows)}`}>
+      <Section title="Who holds it up?" aside={`${plural(ranks.size, "rank")} of generation ${ranks.generation} · ${named(findings)}`}>
         <RankTable rows={rows} open={open} onRank={onRank} />
       </Section>
       <Standbys workers={ranks.workers} />
