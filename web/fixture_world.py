@@ -226,13 +226,24 @@ class Training:
             f"step {self.step(now - ago)} loss {self.loss(now - ago):.4f} ({self.steps_per_s(now - ago):.2f} steps/s)"
             for ago in range(20, 0, -1)
         )
+        before = m.RankLog(
+            generation=3,
+            file=f"/var/log/ranks/{self.name}/generation-000003-rank-{rank:05}.log",
+            ended="exited with 1: RuntimeError: CUDA error: an illegal memory access was encountered",
+            lines=(
+                "step 880 loss 2.4127 (3.40 steps/s)",
+                "RuntimeError: CUDA error: an illegal memory access was encountered",
+            ),
+        )
         return m.Rank(
             rank=rank, worker_id=self.worker_id(rank), host=self.host(rank), step=all_ranks.step[rank],
             phase=all_ranks.phases[all_ranks.phase[rank]], heard_ms=all_ranks.heard_ms[rank], stalled_ms=stuck,
             compute_us=all_ranks.compute_us[rank], median_compute_us=all_ranks.median_compute_us[rank],
             relative_score=all_ranks.relative_score[rank], own_score=all_ranks.own_score[rank],
             finding=finding, stack=stack, trace_file=f"/var/nccl/rank-{rank}.trace" if stuck else "",
-            trace_bytes=418_304 if stuck else 0, log=log, devices=(self.device(rank, now),),
+            trace_bytes=418_304 if stuck else 0, log=log,
+            log_file=f"/var/log/ranks/{self.name}/generation-000004-rank-{rank:05}.log", log_generation=4, log_ended="",
+            log_before=before, devices=(self.device(rank, now),),
         )  # fmt: skip
 
     def heatmap(self, now: float) -> m.Heatmap:

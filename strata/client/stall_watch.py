@@ -1,9 +1,10 @@
 """The watch over ranks that live but do nothing: a supervisor's over its own, a lone trainer's over itself.
 
 It hears what each rank says on its way up (`core.stalls` has the rules), adds how long steps take,
-and looks twice a second who is late, and who has stood still for too long. A late rank is asked where its threads
-are, and one that stands still also what its communication library recorded; both go up with its next word, so that
-any replica can tell who holds up whom. With `evict` the rank that seems to hold up the others is killed, which
+and looks twice a second who is late, and who has stood still for too long. It tells of a late rank at once: an agent
+that reports no late rank is taken for one that can report nothing. Then the rank is asked where its threads
+are, and one that stands still also what its communication library recorded, which may take seconds and holds up no
+look; both go up as soon as they are there, so that any replica can tell who holds up whom. With `evict` the rank that seems to hold up the others is killed, which
 ends the generation: one restart instead of a hang of hours.
 
 What it decides costs nobody's life by default: a long evaluation that was told as a step is reported,
@@ -189,18 +190,40 @@ class StallWatch:
     async def run(self) -> None:
         """Look twice a second who stands still, until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            due_s = loop.time() + LOOK_S
-            await asyncio.sleep(LOOK_S)
-            late_s = loop.time() - due_s
-            if late_s > OVERSLEPT_S:
-                for watched in self._ranks.values():
-                    watched.pace.forgive(late_s)
-            await self._look(loop.time())
-            await self._evict(loop.time())
+        asking: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                due_s = loop.time() + LOOK_S
+                await asyncio.sleep(LOOK_S)
+                late_s = loop.time() - due_s
+                if late_s > OVERSLEPT_S:
+                    for watched in self._ranks.values():
+                        watched.pace.forgive(late_s)
+                self._note_late(loop.time())
+                if asking is None or asking.done():
+                    asking = tasks.create_task(self._ask(), name="where late ranks stand")
 
-    async def _look(self, now_s: float) -> None:
-        """Report each rank that has become late, or has come to stand still, since the last look.
+    def _note_late(self, now_s: float) -> None:
+        """Tell of each rank that has become late since the last look, before anybody asks where it stands."""
+        late = []
+        for rank, watched in self._ranks.items():
+            if watched.stall is None and not watched.late and watched.pace.late_s(now_s) is not None:
+                watched.late = True
+                if (
+                    self._actions.process(rank) == STOPPED
+                ):  # it is not asked anything: that is all there is to know
+                    watched.process = STOPPED
+                late.append(rank)
+        self._report_late(self._generation, late)
+
+    async def _ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        while await self._look(loop.time()):
+            pass  # others have become late meanwhile, or are too many to be asked at a time
+        await self._evict(loop.time())
+
+    async def _look(self, now_s: float) -> bool:
+        """Ask late ranks where they stand, some at a time, and report each that has come to stand still; False if none.
 
         A rank is asked where it stands when it is late, and once more when that is a stall.
         """
@@ -211,21 +234,20 @@ class StallWatch:
             if watched.stall is None and (stall := watched.pace.stall(now_s, self._limits)) is not None:
                 watched.stall, watched.since_s = stall, now_s
                 found[rank] = stall
-            elif watched.pace.late_s(now_s) is not None and not watched.asked:
+            elif watched.late and not watched.asked:
                 late.add(rank)
         if not (found or late):
-            return
+            return False
         moved = {rank: (watched.pace.step, watched.pace.phase) for rank, watched in self._ranks.items()}
         asked = sorted([*found, *late], key=lambda rank: (rank not in found, moved[rank], rank))[:STACKS]
         evidence = await asyncio.gather(*(self._evidence(rank, stalled=rank in found) for rank in asked))
         if generation != self._generation:
-            return
+            return True
         held = sum(1 for rank, watched in self._ranks.items() if watched.stack and rank not in asked)
         for rank, (process, stack, trace) in zip(asked, evidence, strict=True):
             now = self._ranks.get(rank)
             if now is None or (now.pace.step, now.pace.phase) != moved[rank]:
                 continue  # it moved while it was asked
-            now.late = now.late or rank in late
             now.asked, now.process, now.trace = True, process, trace
             now.where, now.activity = innermost(stack), activity(stack)
             if stack and held < STACKS:
@@ -233,6 +255,7 @@ class StallWatch:
         passed_s = asyncio.get_running_loop().time() - now_s
         self._report(generation, found, passed_s)
         self._report_late(generation, [rank for rank in asked if rank in late and self._is_late(rank)])
+        return True
 
     def _is_late(self, rank: int) -> bool:
         watched = self._ranks.get(rank)

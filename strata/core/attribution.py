@@ -6,7 +6,9 @@
 
 A rank that others hold up is late as well, so being late is no fault. Before it is a stall somebody is blamed only
 with evidence: most ranks are late, at least one of them waits for others, and what the blamed ones do instead is known.
-That names the rank within seconds, and costs nobody's life: evictions go by stalls alone.
+That names the rank within seconds, and costs nobody's life: evictions go by stalls alone. An agent reports that a rank
+is late before it knows where the rank stands. Such a rank has a word of its agent, so it is not silent; it is no
+evidence either, neither against itself nor against others.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from strata.core.stalls import Standing, kind_of, late_after_s, suspects
 from strata.core.stragglers import Paced, Slow, StepTimes, stragglers
 
 SILENT_S: Final = 2.3
-"""How long it takes at most until a late rank is told of: its agent looks, asks for its stacks, and reports."""
+"""How long it takes at most until a late rank is reported: its agent looks, and reports it before it asks for stacks."""
 
 STOPPED: Final = "stopped"
 BLOCKED: Final = "blocked"
@@ -77,6 +79,11 @@ class RankReport:
     def reported_late(self) -> bool:
         return self.stalled_ms > 0 or self.late_ms > 0
 
+    @property
+    def located(self) -> bool:
+        """Whether its agent has told where it stands, or has found no way to: it reports a stall only then."""
+        return self.stalled_ms > 0 or bool(self.where or self.activity or self.process)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
@@ -94,7 +101,7 @@ NOBODY: Final = Blame(ranks={})
 
 def blame(reports: Sequence[RankReport]) -> Blame:
     """Return who holds up the others at this moment."""
-    late = [each for each in reports if each.reported_late]
+    late = [each for each in reports if each.reported_late and each.located]
     if not late:
         return NOBODY
     is_stall = any(each.stalled_ms > 0 for each in late)

@@ -11,11 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from strata.client.inspection import RankLog
 from strata.config.run import PROCESS
 from strata.core.exit_codes import PREEMPTED
 from strata.errors import ConfigError
 from strata.launch.children import Child
 from strata.launch.environment import Place, rank_environment
+from strata.launch.rank_logs import RankLogs
 from strata.launch.stack_dump import dump_stacks
 from strata.launch.starting import RANK_LOG, Starter
 from strata.launch.warm_program import LAST_WORDS
@@ -42,7 +44,7 @@ class RankProcess:
     stacks: Path
     started_s: float
     """When it was started, by the event loop's clock."""
-    log: Path | None = None
+    log: RankLog | None = None
     dumping: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever asks for its stacks: they all come in one file."""
 
@@ -56,8 +58,8 @@ class Program:
     folder: Path
     """Private to this supervisor, and outlives every group."""
     restart: str = PROCESS
-    log_folder: Path | None = None
-    """Where each rank's output goes, a file each; None: where this process's goes."""
+    logs: RankLogs = field(default_factory=RankLogs)
+    """Where each rank's output goes, a file each; without a folder, where this process's goes."""
 
 
 class RankGroup:
@@ -120,9 +122,9 @@ class RankGroup:
             stacks=str(stacks),
             restart=self._program.restart,
         )
-        log_file = self._log_file(rank)
-        if log_file is not None:
-            environment[RANK_LOG] = str(log_file)
+        output = self._program.logs.new(self.place.generation, rank)
+        if output is not None:
+            environment[RANK_LOG] = str(output.file)
         try:
             started = self._program.starter.start(environment, name=f"rank {rank}")
         except OSError as error:
@@ -133,22 +135,12 @@ class RankGroup:
         child, warm = started.child, {"warm": True} if started.warm else {}
         log.info("rank.started", rank=rank, pid=child.pid, generation=self.place.generation, **warm)
         return RankProcess(
-            child=child, stacks=stacks, started_s=asyncio.get_running_loop().time(), log=log_file
+            child=child, stacks=stacks, started_s=asyncio.get_running_loop().time(), log=output
         )
-
-    def _log_file(self, rank: int) -> Path | None:
-        """Return the file for a rank's output, whose folder is there; `ConfigError` if that cannot be made."""
-        folder = self._program.log_folder
-        if folder is None:
-            return None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot write the ranks' output to {folder}: {error}") from error
-        return folder / f"generation-{self.place.generation:06d}-rank-{rank:05d}.log"
 
     def _has(self, rank: int, process: RankProcess) -> None:
         self._processes[rank] = process
+        self._program.logs.begun(rank, process.log)
         self._watchers[rank] = asyncio.create_task(self._watch(rank, process), name=f"watch rank {rank}")
 
     # -- processes that go from one generation to the next
@@ -190,11 +182,6 @@ class RankGroup:
             return None
         async with process.dumping:
             return await dump_stacks(process.child, process.stacks)
-
-    def log_file(self, rank: int) -> Path | None:
-        """Return the file that a rank's output goes to; None when it does not run here, or has none of its own."""
-        process = self._alive(rank)
-        return process.log if process is not None else None
 
     @property
     def running(self) -> bool:
@@ -284,6 +271,7 @@ class RankGroup:
         code = await child.join_async()
         process.stacks.unlink(missing_ok=True)
         said = _exit_message(process.stacks)
+        self._program.logs.ended(rank, process.log, child.describe())
         if rank in self.put_down or (self._stopping and rank in self._awaited):
             return
         if rank in self._awaited:
@@ -294,6 +282,7 @@ class RankGroup:
         reason = self._doomed.get(rank, own)
         if rank in self._stopped and code != PREEMPTED:
             code, reason = PREEMPTED, f"stopped as asked, and {reason}"
+        self._program.logs.ended(rank, process.log, reason)
         age_s = asyncio.get_running_loop().time() - process.started_s
         failed = code > 0 and code != PREEMPTED and rank not in self._doomed
         early = failed and age_s < EARLY_S and rank not in self._stepped

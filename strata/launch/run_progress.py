@@ -49,6 +49,8 @@ class RunProgress:
         self._job = job
         self._generation = 0
         self._ranks: dict[int, RankProgress] = {}
+        self._stuck_since_s: dict[int, float] = {}
+        """When each rank that is stuck moved last, by the clock that `hear` and `line` are given."""
         self._training: TrainingReport | None = None
         self._steps: deque[tuple[float, int]] = deque()
         self._saved: int | None = None
@@ -58,6 +60,7 @@ class RunProgress:
         if generation != self._generation:
             self._generation = generation
             self._ranks.clear()
+            self._stuck_since_s.clear()
             self._steps.clear()
             self._training = None
 
@@ -66,6 +69,7 @@ class RunProgress:
         if generation != self._generation:
             return
         for one in ranks:
+            self._note_stuck(one, now_s)
             self._ranks[one.rank] = one
             if one.HasField("training"):
                 self._training = one.training
@@ -76,6 +80,15 @@ class RunProgress:
             self._steps.append((now_s, step))
         while len(self._steps) > 2 and now_s - self._steps[0][0] > RATE_S:
             self._steps.popleft()
+
+    def _note_stuck(self, said: RankProgress, now_s: float) -> None:
+        """Remember since when a rank is stuck: its agent reports that once, and it goes on."""
+        before, since_s = self._ranks.get(said.rank), self._stuck_since_s.pop(said.rank, now_s)
+        if not said.stalled_ms:
+            return
+        moved = before is None or (before.step, before.phase) != (said.step, said.phase)
+        moved_s = now_s - max(said.stalled_ms, said.age_ms) / 1000
+        self._stuck_since_s[said.rank] = moved_s if moved else min(moved_s, since_s)
 
     def committed(self, checkpoint: Checkpoint) -> None:
         """Take note of what is new of a checkpoint."""
@@ -103,11 +116,10 @@ class RunProgress:
         name = Text(printable(self._job))
         name.truncate(MAX_NAME, overflow="ellipsis")
         text = Text(no_wrap=True).append(name.plain, "bold")
-        stuck = [one for one in self._ranks.values() if one.stalled_ms]
-        if stuck:
-            worst = max(stuck, key=lambda one: one.stalled_ms)
-            where = printable(worst.phase) or "a step"
-            text.append(f"  rank {worst.rank} stuck in {where} for {age(worst.stalled_ms)}", "bold red")
+        if self._stuck_since_s:
+            rank, since_s = min(self._stuck_since_s.items(), key=lambda item: item[1])
+            where = printable(self._ranks[rank].phase) or "a step"
+            text.append(f"  rank {rank} stuck in {where} for {age(1000 * (now_s - since_s))}", "bold red")
         text.append(f"  step {step:,} of {target:,} " if target else f"  step {step:,}")
         after = "".join(f"  {words}" for words in (*ahead, *behind))[1 if target else 0 :]
         room = width - text.cell_len - len(after)

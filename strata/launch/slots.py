@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from strata.client.inspection import RankLog
 from strata.launch.environment import Place
 from strata.launch.ranks import Exited, Program, RankGroup, RankProcess
 from strata.launch.rendezvous import Meeting, ReservedPort
@@ -35,6 +36,8 @@ class Slots:
         self._prepared = 0
         """How many processes were started to wait since `prepare`, or since they last went on for long."""
         self._prepared_at = 0.0
+        self._removing: asyncio.Future[None] | None = None
+        """Removes old files of output, in a thread: the folder may be on a file server."""
         self._kept: dict[int, RankProcess] = {}
         """By local rank: processes of the generation before that will be ranks of the next one."""
         self.ranks: RankGroup | None = None
@@ -59,6 +62,8 @@ class Slots:
         self._kept.clear()
         self.ranks = RankGroup(place, self._program, restarts=self._starts, on_exit=self._on_exit)
         self.ranks.start(adopted)
+        loop, logs = asyncio.get_running_loop(), self._program.logs
+        self._removing = loop.run_in_executor(None, logs.remove_old, place.generation)
         self._starts += 1
         self.prepare(self._prepare_after_s)
         return frozenset(adopted)
@@ -107,6 +112,10 @@ class Slots:
         if self._port is not None:
             self._port.close()
             self._port = None
+
+    def logs(self, rank: int) -> Sequence[RankLog]:
+        """Return what is remembered of a rank's output, the newest first, also of processes that have ended."""
+        return self._program.logs.of(rank)
 
     def kill(self) -> None:
         """Send SIGKILL to every rank and all that was prepared; does not wait."""

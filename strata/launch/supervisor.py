@@ -28,12 +28,12 @@ from strata.config import RunConfig
 from strata.config.run import IN_PROCESS
 from strata.config.training import PREEMPT_MEMBER
 from strata.core.exit_codes import DO_NOT_REQUEUE, PREEMPTED
-from strata.core.ids import checked_id
 from strata.errors import BarrierTimeout, Unavailable
 from strata.launch import exit_status, joining, notices, reports
 from strata.launch.environment import Place
 from strata.launch.joining import join_world
 from strata.launch.notices import SAY_S, Stopping, ask_all_to_stop, leaves, names, notice_for
+from strata.launch.rank_logs import RankLogs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.rendezvous import Meeting
 from strata.launch.reports import ExitReports
@@ -116,12 +116,14 @@ class Supervisor:
                 inherited=inherited_environment(),
                 folder=folder,
                 restart=config.restart,
-                log_folder=config.log_dir / checked_id("job", config.job) if config.log_dir else None,
+                logs=RankLogs.of_run(config),
             ),
             count=config.slots,
             prepare_after_s=config.warm_after_s,
             on_exit=self._reports.report,
         )
+        self.logs = self._slots.logs
+        """Returns where a rank's output went."""
         self._stop = StopRequest()
         self._stopping = Stopping(
             self._slots,
@@ -182,10 +184,6 @@ class Supervisor:
         """Return where a rank's threads stand; None when it does not run here or cannot tell."""
         ranks = self._slots.ranks
         return await ranks.stack(rank) if ranks is not None else None
-
-    def log_file(self, rank: int) -> Path | None:
-        """Return what a rank's output goes to; None when it does not run here, or has no file of its own."""
-        return self._slots.ranks.log_file(rank) if self._slots.ranks is not None else None
 
     def process(self, rank: int) -> str:
         """Return the state of a rank's process; "" when it does not run here or cannot tell."""

@@ -560,15 +560,26 @@ class RankEvidence(_message.Message):
     LOG_FIELD_NUMBER: _builtins.int
     LOG_FILE_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    LOG_GENERATION_FIELD_NUMBER: _builtins.int
+    LOG_ENDED_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     stack: _builtins.str
     """Its threads' Python stacks, shortened; empty if it cannot tell."""
     log_file: _builtins.str
     age_ms: _builtins.int
     """Milliseconds since that was looked at."""
+    log_generation: _builtins.int
+    """The generation in which that process began."""
+    log_ended: _builtins.str
+    """How it ended; empty while it runs."""
     @_builtins.property
     def log(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The last lines that it wrote, if its agent keeps them in a file."""
+        """The last lines that its process wrote, if its agent keeps them in a file."""
+
+    @_builtins.property
+    def before(self) -> Global___RankLog:
+        """The same of the rank's process before that one, if it ran on this host."""
 
     def __init__(
         self,
@@ -578,14 +589,50 @@ class RankEvidence(_message.Message):
         log: _abc.Iterable[_builtins.str] | None = ...,
         log_file: _builtins.str = ...,
         age_ms: _builtins.int = ...,
+        log_generation: _builtins.int = ...,
+        log_ended: _builtins.str = ...,
+        before: Global___RankLog | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "log", b"log", "log_file", b"log_file", "rank", b"rank", "stack", b"stack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before", b"before", "log", b"log", "log_ended", b"log_ended", "log_file", b"log_file", "log_generation", b"log_generation", "rank", b"rank", "stack", b"stack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankEvidence: _TypeAlias = RankEvidence  # noqa: Y015
+
+@_typing.final
+class RankLog(_message.Message):
+    """The last lines of one process of a rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """In which that process began."""
+    file: _builtins.str
+    ended: _builtins.str
+    """How it ended; empty while it runs."""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        file: _builtins.str = ...,
+        ended: _builtins.str = ...,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "file", b"file", "generation", b"generation", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLog: _TypeAlias = RankLog  # noqa: Y015
 
 @_typing.final
 class MemberHeard(_message.Message):

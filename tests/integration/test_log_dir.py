@@ -16,6 +16,20 @@ from strata.errors import NotFound
 from strata.launch.local_cluster import LocalCluster
 from tests.processes import LIMIT_S
 
+CRASHES = """
+import os, sys, time
+import strata
+client = strata.connect()
+if client.generation == 1:
+    print("last words of rank", client.rank, flush=True)
+    client.barrier("here")
+    if client.rank == 1:
+        sys.exit(7)
+client.progress(step=1, phase="waits here")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+client.close()
+"""
 SCRIPT = """
 import os, sys, time
 import strata
@@ -39,6 +53,18 @@ def evidence(client: CoordinatorClient, job: str) -> Any:
                 return found
         time.sleep(0.2)
     raise TimeoutError("nothing is shown of rank 1")
+
+
+def crashed_rank(client: CoordinatorClient, job: str) -> Any:
+    """Return what is shown of rank 1 once it runs again."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(NotFound):
+            found = client.resource(f"/jobs/{job}/ranks/1")
+            if found["log_generation"] == 2:
+                return found
+        time.sleep(0.2)
+    raise TimeoutError("nothing is shown of rank 1 in generation 2")
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -82,3 +108,33 @@ def test_each_rank_writes_into_its_own_file_and_a_look_shows_its_end(
     for rank in range(2):
         text = (logs / job / f"generation-000001-rank-{rank:05}.log").read_text()
         assert text == f"out of rank {rank}\nerr of rank {rank}\n"
+
+
+def test_what_a_rank_wrote_before_it_crashed_is_shown_beside_what_its_next_process_writes(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script, stop, logs = tmp_path / "train.py", tmp_path / "stop", tmp_path / "logs"
+    script.write_text(CRASHES)
+    job = "crashed-and-logged"
+    command = [sys.executable, "-m", "strata", "run", f"--endpoints={cluster.endpoints}", f"--job={job}"]
+    command += ["--slots=2", f"--log-dir={logs}", "--log-generations=2", "--", sys.executable]
+    old = logs / job / "generation-000000-rank-00000.log"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    with (
+        subprocess.Popen([*command, str(script), str(stop)], stderr=subprocess.DEVNULL) as running,
+        CoordinatorClient.connect(cluster.endpoints, job=job) as client,
+    ):
+        try:
+            found = crashed_rank(client, job)
+            assert (found["log_generation"], found["log"], found["log_ended"]) == (2, [], "")
+            assert found["log_file"] == str(logs / job / "generation-000002-rank-00001.log")
+            before = found["log_before"]
+            assert (before["generation"], before["lines"]) == (1, ["last words of rank 1"])
+            assert before["ended"].startswith("exited with 7")
+            assert not old.exists()
+            stop.touch()
+            running.wait(LIMIT_S)
+        finally:
+            running.kill()
+    assert running.returncode == 0

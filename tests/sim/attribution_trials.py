@@ -12,7 +12,7 @@ from typing import Final
 from strata.coordinator.diagnosis import diagnose_job
 from strata.core.findings import CRASHED, SLOW, STALLED, Finding
 from strata.testing import virtual_time
-from tests.sim.simulated_training import Fault, Shape, Training
+from tests.sim.simulated_training import DUMP_S, Fault, Shape, Training
 
 LOOK_S: Final = 0.25
 LOOKED_FOR_S: Final = 8.0
@@ -86,12 +86,12 @@ class Verdict:
         return self.right_ranks and self.after_s is not None and self.after_s <= IN_TIME_S
 
 
-def faulted(seed: int, kind: str, *, most: int = 256) -> Verdict:
+def faulted(seed: int, kind: str, *, most: int = 256, dump_s: float = DUMP_S) -> Verdict:
     """Train for a while without a fault, inject one of this kind, and look whom a replica blames.
 
-    `most`: ranks of the world at most.
+    `most`: ranks of the world at most. `dump_s`: how long the faulty ranks take to write their stacks.
     """
-    return virtual_time.run(_faulted(seed, kind, most), seed=seed)
+    return virtual_time.run(_faulted(seed, kind, most, dump_s), seed=seed)
 
 
 def undisturbed(seed: int, kind: str, *, most: int = 256) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def _training(chance: random.Random, most: int, *, least_slots: int = 1) -> Trai
     return Training(shape, chance)
 
 
-async def _faulted(seed: int, kind: str, most: int) -> Verdict:
+async def _faulted(seed: int, kind: str, most: int, dump_s: float) -> Verdict:
     chance = random.Random(f"fault {seed} {kind}")
     hosted = kind in {"slow host", "silent", "node lost"}
     training = _training(chance, most, least_slots=2 if kind == "slow host" else 1)
@@ -143,6 +143,7 @@ async def _faulted(seed: int, kind: str, most: int) -> Verdict:
                 at_s=began_s,
                 factor=chance.uniform(1.8, 3.0) if slows else 1.0,
                 data_s=shape.compute_s * chance.uniform(0.9, 3.0) if kind == "slow data" else 0.0,
+                dump_s=dump_s,
             )
         )
         if kind in {"silent", "node lost"}:

@@ -76,6 +76,8 @@ class Fault:
     """How many times as long compute takes."""
     data_s: float = 0.0
     """How much longer each wait for data takes."""
+    dump_s: float = DUMP_S
+    """How long these ranks take to write their stacks."""
     until_s: float = FOREVER
 
 
@@ -111,7 +113,8 @@ class _Agent:
             self.board.note(JOB, GENERATION, ranks, own=True)
 
     async def _stack(self, rank: int) -> str | None:
-        await asyncio.sleep(DUMP_S)
+        fault = self.training.fault
+        await asyncio.sleep(fault.dump_s if fault is not None and rank in fault.ranks else DUMP_S)
         return self.training.stack_of(rank)
 
     async def _no_trace(self, rank: int) -> tuple[Path, int] | None:

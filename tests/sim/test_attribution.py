@@ -29,6 +29,13 @@ def test_nobody_is_blamed_for_nothing_or_for_what_all_share(kind: str) -> None:
     assert undisturbed(1, kind, most=SMALL) == ()
 
 
+@pytest.mark.parametrize("kind", ["stuck on disk", "deadlock", "stuck in save"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_takes_long_to_write_its_stacks_is_not_named_as_silent(seed: int, kind: str) -> None:
+    verdict = faulted(seed, kind, most=SMALL, dump_s=2.5)
+    assert (verdict.cause, verdict.innocent) == (CAUSES[kind], ()), verdict
+
+
 @pytest.mark.slow
 def test_of_200_faults_the_rank_the_cause_and_the_time_are_right(
     record_property: Callable[[str, object], None],

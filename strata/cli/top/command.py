@@ -117,12 +117,13 @@ def live(console: Console, client: Client, first: Seen) -> int:
                         now_ms=int(1000 * time.time()),
                     )
                     terminal.show(_encodable(console, now.lines))
+                    view = now.view
                     for key in terminal.keys(EVERY_S):
                         view = after_key(view, key, seen, now.room)
                         if view is None:
                             break
                     if view is not None:
-                        reader.show(view.job)
+                        reader.show(view.job, view.rank)
             finally:
                 reader.end()
     except Ended as ended:

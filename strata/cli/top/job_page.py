@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from strata.cli.top import ranks as rank_table
-from strata.cli.top.lines import BAD, BOLD, DIM, GOOD, WARN, Part, line, wrapped
+from strata.cli.top.lines import BAD, BOLD, DIM, GOOD, LABEL, WARN, Part, labelled, line, wrapped
 from strata.cli.top.ranks import Order
 from strata.cli.top.seen import Resource, Seen
 from strata.observe.bars import bar, shares, sparkline
@@ -20,7 +20,6 @@ MIN_RANKS: Final = 5
 """Lines that the table of ranks has at least, where the terminal has so many."""
 FILLS: Final = "█▓▒░▚·"
 COLOURS: Final = ("green", "cyan", "yellow", "magenta", "blue", "red")
-LABEL: Final = 10
 
 
 def sections(seen: Seen, *, width: int, height: int | None, now_ms: int) -> list[Text]:
@@ -30,6 +29,7 @@ def sections(seen: Seen, *, width: int, height: int | None, now_ms: int) -> list
     most = height - MIN_RANKS - 1 if height is not None else 10_000
     groups = [
         _findings(seen.detail, width, most=3 if most < 16 else 8),
+        _not_shown(seen, width),
         _progress(seen, width, most),
         _goodput(seen.detail, width, rows=most >= 22),
         _barriers(seen.barriers, width, most=1 if most < 16 else 5),
@@ -55,15 +55,15 @@ def title(seen: Seen) -> tuple[Part, ...]:
     )
 
 
-def table(seen: Seen, order: Order, *, width: int, first: int, most: int | None) -> list[Text]:
-    """Return the table of ranks from place `first` on."""
+def table(
+    seen: Seen, order: Order, *, width: int, first: int, most: int | None, cursor: int | None
+) -> list[Text]:
+    """Return the table of ranks from place `first` on; the one at place `cursor` is marked."""
+    if "ranks" in seen.not_shown:
+        return [line(width, ("the ranks are not shown: see above", DIM))]
     if seen.ranks is None or not seen.ranks["size"]:
         return [line(width, ("no rank: the job has no generation that runs", DIM))]
-    return rank_table.table(seen.ranks, order, width=width, first=first, most=most)
-
-
-def _labelled(width: int, label: str, *parts: Part) -> Text:
-    return line(width, (label.ljust(LABEL), BOLD), *parts)
+    return rank_table.table(seen.ranks, order, width=width, first=first, most=most, cursor=cursor)
 
 
 def _findings(job: Resource, width: int, *, most: int) -> list[Text]:
@@ -83,12 +83,21 @@ def _findings(job: Resource, width: int, *, most: int) -> list[Text]:
     if notice is not None:
         who = f" of {', '.join(notice['workers'])}" if notice["workers"] else ""
         told = f"{notice['action']}{who}: {notice['reason']}; {notice['stopped']} of {notice['ranks']} ranks have stopped"
-        lines.append(_labelled(width, "asked to", (told, WARN)))
+        lines.append(labelled(width, "asked to", (told, WARN)))
     if summary["phase"] != "running" and summary["reason"] and notice is None:
         lines += wrapped(width, summary["reason"], first="why".ljust(LABEL), most=2, style=WARN)
     if job["failed_in_a_row"]:
         told = f"{job['failed_in_a_row']} of at most {job['max_failed_in_a_row']} generations in a row without a checkpoint"
-        lines.append(_labelled(width, "failed", (told, BAD)))
+        lines.append(labelled(width, "failed", (told, BAD)))
+    return lines
+
+
+def _not_shown(seen: Seen, width: int) -> list[Text]:
+    """Return which parts of the page do not fit into an answer, and who has them."""
+    lines: list[Text] = []
+    for name, why in seen.not_shown.items():
+        told = f"{name}: {why}; see the dashboard"
+        lines += wrapped(width, told, first="not shown ", most=2, style=WARN)
     return lines
 
 
@@ -100,9 +109,9 @@ def _progress(seen: Seen, width: int, most: int) -> list[Text]:
     found = seen.detail["summary"]["progress"]
     series = seen.history["series"] if seen.history is not None else {}
     if found is None or found["step"] is None:
-        lines = [_labelled(width, "step", ("nothing was reported yet", DIM))]
+        lines = [labelled(width, "step", ("nothing was reported yet", DIM))]
     else:
-        lines = [_labelled(width, "step", *_how_far(found, width))]
+        lines = [labelled(width, "step", *_how_far(found, width))]
         lines += _rates(found, series, width)
     lines += _reported(seen.detail["reported"], series, width, rows=most >= 17)
     return lines
@@ -138,7 +147,7 @@ def _rates(found: Resource, series: Resource, width: int) -> list[Text]:
     slow = since is not None and since > max(5000.0, 5000.0 / max(found["steps_per_s"], 1e-9))
     last = f"  last step {age(since)} ago" if since is not None else ""
     spark = _spark(series, "steps_per_s", width - LABEL - len(words) - len(last) - 1)
-    return [_labelled(width, "rate", words + " ", (spark, "cyan"), (last, WARN if slow else DIM))]
+    return [labelled(width, "rate", words + " ", (spark, "cyan"), (last, WARN if slow else DIM))]
 
 
 def _spark(series: Resource, name: str, room: int) -> str:
@@ -157,12 +166,12 @@ def _reported(values: Mapping[str, Any], series: Resource, width: int, *, rows: 
         for at, name in enumerate(names):
             spark = _spark(series, f"reported.{name}", 16) if at == 0 else ""
             parts += [(f"{name} ", DIM), _value(values[name]), f" {spark}  " if spark else "  "]
-        return [_labelled(width, "reported", *parts)]
+        return [labelled(width, "reported", *parts)]
     lines = []
     for at, name in enumerate(names[:4]):
         spark = _spark(series, f"reported.{name}", width - LABEL - 30)
         lines.append(
-            _labelled(
+            labelled(
                 width,
                 "reported" if at == 0 else "",
                 f"{name[:16]:<16} {_value(values[name]):>10}  ",
@@ -171,7 +180,7 @@ def _reported(values: Mapping[str, Any], series: Resource, width: int, *, rows: 
         )
     if len(names) > 4:
         rest = "  ".join(f"{name} {_value(values[name])}" for name in names[4:])
-        lines.append(_labelled(width, "", (rest, DIM)))
+        lines.append(labelled(width, "", (rest, DIM)))
     return lines
 
 
@@ -193,18 +202,18 @@ def _goodput(job: Resource, width: int, *, rows: bool) -> list[Text]:
     head = f"{shown[0]} % of {span(1000 * found['wall_s'])} "
     cells = shares(seconds, max(8, min(60, width - LABEL - len(head))))
     ledger = [(FILLS[at] * count, COLOURS[at]) for at, count in enumerate(cells)]
-    lines = [_labelled(width, "goodput", head, *ledger)]
+    lines = [labelled(width, "goodput", head, *ledger)]
     if not rows:
         legend: list[Part] = []
         for at, (cause, _) in enumerate(parts):
             legend += [(f"{FILLS[at]} ", COLOURS[at]), f"{cause} {shown[at]}  "]
-        return [*lines, _labelled(width, "", *legend)]
+        return [*lines, labelled(width, "", *legend)]
     for at, (cause, spent) in enumerate(parts):
         done, to_do = bar(spent / math.fsum(seconds), max(8, min(40, width - LABEL - 38)))
         name: Part = (f"{FILLS[at]} ", COLOURS[at])
         after: Part = (f"  {span(1000 * spent)}", DIM)
         share = f"{cause:<16} {shown[at]:>5} %  "
-        lines.append(_labelled(width, "", name, share, (done, COLOURS[at]), (to_do, DIM), after))
+        lines.append(labelled(width, "", name, share, (done, COLOURS[at]), (to_do, DIM), after))
     return lines
 
 
@@ -237,7 +246,7 @@ def _barriers(found: Resource | None, width: int, *, most: int) -> list[Text]:
         more = f"  and {len(opened) - most} more" if at == most - 1 and len(opened) > most else ""
         missing: Part = (f"missing {each['missing_ranks']}{on}", WARN if each["age_ms"] > 5000 else "")
         told = f"{each['name']}  {each['arrived']} of {each['expected']}, {age(each['age_ms'])}  "
-        lines.append(_labelled(width, "barrier" if at == 0 else "", told, missing, (more, DIM)))
+        lines.append(labelled(width, "barrier" if at == 0 else "", told, missing, (more, DIM)))
     return lines
 
 
@@ -245,13 +254,13 @@ def _saves(found: Resource | None, width: int, *, most: int, now_ms: int) -> lis
     """Return the saves that are open, the latest checkpoint, and the newest others while there is room."""
     every: Sequence[Resource] = found["checkpoints"] if found is not None else ()
     if not every:
-        return [_labelled(width, "saved", ("nothing yet", DIM))]
+        return [labelled(width, "saved", ("nothing yet", DIM))]
     opened = [each for each in every if each["state"] in ("open", "prepared")]
     latest = [each for each in every if each["latest"]]
     rest = [each for each in every if each not in opened and each not in latest]
     lines = []
     for at, each in enumerate([*latest, *opened, *rest][: most + bool(opened)]):
-        lines.append(_labelled(width, "saved" if at == 0 else "", *_save(each, now_ms)))
+        lines.append(labelled(width, "saved" if at == 0 else "", *_save(each, now_ms)))
     return lines
 
 
@@ -282,5 +291,5 @@ def _generations(found: Resource | None, width: int, *, most: int, now_ms: int) 
         restored = f" from step {each['restored_step']:,}" if each["restored_step"] is not None else ""
         told = f"{each['generation']}, {when}{restored}: "
         why: Part = (each["reason"], WARN if each["failure"] else "")
-        lines.append(_labelled(width, "began" if at == 0 else "", told, why))
+        lines.append(labelled(width, "began" if at == 0 else "", told, why))
     return lines

@@ -11,6 +11,8 @@ Part = str | tuple[str, str]
 
 DIM, BOLD, GOOD, WARN, BAD = "dim", "bold", "green", "yellow", "bold red"
 BAR = "reverse"
+LABEL = 10
+"""How wide the names of lines are."""
 
 
 def line(width: int, *parts: Part, style: str = "") -> Text:
@@ -21,6 +23,11 @@ def line(width: int, *parts: Part, style: str = "") -> Text:
         text.append(printable(words), own or None)
     text.truncate(max(0, width), overflow="ellipsis")
     return text
+
+
+def labelled(width: int, label: str, *parts: Part) -> Text:
+    """Return a line that begins with what it is about."""
+    return line(width, (label.ljust(LABEL), BOLD), *parts)
 
 
 def spread(width: int, left: tuple[Part, ...], right: tuple[Part, ...], *, style: str = "") -> Text:

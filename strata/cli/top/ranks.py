@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from strata.cli.top.lines import BAD, DIM, WARN, line
+from strata.cli.top.lines import BAD, BAR, DIM, WARN, line
 from strata.cli.top.table import Column, Styled, fitted, heading, row
 from strata.observe.words import age, figure
 
@@ -46,13 +46,18 @@ def ordered(ranks: Resource, order: Order) -> list[int]:
     return known + unknown
 
 
-def table(ranks: Resource, order: Order, *, width: int, first: int, most: int | None) -> list[Text]:
-    """Return the titles and at most `most` ranks from place `first` on."""
+def table(
+    ranks: Resource, order: Order, *, width: int, first: int, most: int | None, cursor: int | None
+) -> list[Text]:
+    """Return the titles and at most `most` ranks from place `first` on; the one at place `cursor` is marked."""
     columns = fitted(_columns(ranks), width)
     rows = ordered(ranks, order)[first:]
     return [
         heading(columns, width, sorted_by=order.by, down=order.down),
-        *(row(columns, rank, width) for rank in rows[:most]),
+        *(
+            row(columns, rank, width, style=BAR if at == cursor else "", fill=at == cursor)
+            for at, rank in enumerate(rows[:most], first)
+        ),
     ]
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from rich.text import Text
 
-from strata.cli.top import job_page, jobs_page
+from strata.cli.top import job_page, jobs_page, rank_page
 from strata.cli.top.lines import BAD, BAR, BOLD, DIM, Part, line, spread
-from strata.cli.top.ranks import Order, sorts
+from strata.cli.top.ranks import Order, ordered, sorts
 from strata.cli.top.seen import Seen
 from strata.observe.words import age
 
@@ -18,8 +18,8 @@ HELP: Final = (
     ("j k  arrows", "down and up"),
     ("space b  PgDn PgUp", "a page down and up"),
     ("g G  Home End", "to the first and the last"),
-    ("Enter", "open the job under the cursor"),
-    ("Esc  Backspace", "back to the list of jobs"),
+    ("Enter", "open the job, or the rank, under the cursor"),
+    ("Esc  Backspace", "back to the job, and to the list of jobs"),
     ("s  > <", "sort ranks by the next column, or the one before"),
     ("r", "sort them the other way round"),
     ("?", "this help, and away again"),
@@ -33,13 +33,17 @@ HELP: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Where somebody looks: at the list or at one job, from which line on, in which order."""
+    """Where somebody looks: at the list, at one job or at one rank, from which line on, in which order."""
 
     job: str | None = None
     cursor: int = 0
     """The place in the list of jobs."""
+    at: int = 0
+    """The place in the table of ranks."""
+    rank: int | None = None
+    """The rank of the job that is open."""
     scroll: int = 0
-    """The first rank that is shown."""
+    """The first line of that rank's page that is shown."""
     order: Order = field(default_factory=Order)
     help: bool = False
 
@@ -61,15 +65,21 @@ def after_key(view: View, key: str, seen: Seen, room: int) -> View | None:
             return replace(view, help=True)
         case "enter" if view.job is None and seen.jobs:
             at = min(view.cursor, len(seen.jobs) - 1)
-            return replace(view, job=seen.jobs[at]["name"], cursor=at, scroll=0)
+            return replace(view, job=seen.jobs[at]["name"], cursor=at, at=0)
+        case "esc" | "backspace" if view.rank is not None:
+            return replace(view, rank=None)
         case "esc" | "backspace" if view.job is not None:
-            return replace(view, job=None, scroll=0)
-        case "s" | ">" if view.job is not None:
-            return replace(view, order=_beside(view.order, 1, seen), scroll=0)
-        case "<" if view.job is not None:
-            return replace(view, order=_beside(view.order, -1, seen), scroll=0)
-        case "r" if view.job is not None:
-            return replace(view, order=replace(view.order, reverse=not view.order.reverse), scroll=0)
+            return replace(view, job=None, at=0)
+        case "enter" if view.job is not None and view.rank is None and _size(seen):
+            assert seen.ranks is not None
+            at = _within(view.at, _size(seen) - 1)
+            return replace(view, rank=ordered(seen.ranks, view.order)[at], at=at, scroll=0)
+        case "s" | ">" if view.job is not None and view.rank is None:
+            return replace(view, order=_beside(view.order, 1, seen), at=0)
+        case "<" if view.job is not None and view.rank is None:
+            return replace(view, order=_beside(view.order, -1, seen), at=0)
+        case "r" if view.job is not None and view.rank is None:
+            return replace(view, order=replace(view.order, reverse=not view.order.reverse), at=0)
         case _:
             return _moved(view, key, seen, room)
 
@@ -99,8 +109,13 @@ def _moved(view: View, key: str, seen: Seen, room: int) -> View:
     by = steps.get(key, 0)
     if view.job is None:
         return replace(view, cursor=_within(view.cursor + by, len(seen.jobs) - 1))
-    size = seen.ranks["size"] if seen.ranks is not None else 0
-    return replace(view, scroll=_within(view.scroll + by, size - room))
+    if view.rank is not None:
+        return replace(view, scroll=max(0, view.scroll + by))
+    return replace(view, at=_within(view.at + by, _size(seen) - 1))
+
+
+def _size(seen: Seen) -> int:
+    return int(seen.ranks["size"]) if seen.ranks is not None else 0
 
 
 def _within(value: int, most: int) -> int:
@@ -113,6 +128,8 @@ class Frame:
 
     lines: list[Text]
     room: int
+    view: View
+    """What is shown: no further down than there are lines."""
 
 
 def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> Frame:
@@ -120,7 +137,8 @@ def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> F
     width, height = size.width, size.height
     fresh = seen.job == view.job
     shown = seen if fresh else Seen(at_s=seen.at_s, job=view.job)
-    head = [_first_line(shown, width, now_s=now_s, fresh=fresh)]
+    about = replace(shown, rank=view.rank)
+    head = [_first_line(about, width, now_s=now_s, fresh=fresh)]
     body_height = max(0, height - 2)
     room = 0
     if view.help:
@@ -129,12 +147,17 @@ def frame(view: View, seen: Seen, size: Size, *, now_s: float, now_ms: int) -> F
         body = [line(width, ("asking …", DIM))]
     elif view.job is None:
         body, room = _list(view, shown, width, body_height)
+    elif view.rank is not None:
+        body, view = _rank(view, shown, width, body_height)
+        room = body_height
     else:
         body, room = _job(view, shown, width, body_height, now_ms)
     body = body[:body_height]
     blank = [Text("")] * (body_height - len(body))
     return Frame(
-        lines=[*head, *body, *blank, _last_line(view, shown, width, room)][:height], room=max(1, room)
+        lines=[*head, *body, *blank, _last_line(view, shown, width, room)][:height],
+        room=max(1, room),
+        view=view,
     )
 
 
@@ -155,7 +178,7 @@ def snapshot(seen: Seen, width: int, *, now_ms: int) -> list[Text]:
     return [
         line(width, *job_page.title(seen)),
         *job_page.sections(seen, width=width, height=None, now_ms=now_ms),
-        *job_page.table(seen, Order(), width=width, first=0, most=None),
+        *job_page.table(seen, Order(), width=width, first=0, most=None, cursor=None),
     ]
 
 
@@ -173,13 +196,29 @@ def _list(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], 
 def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[list[Text], int]:
     above = job_page.sections(seen, width=width, height=height, now_ms=now_ms)
     room = max(1, height - len(above) - 1)
-    size = seen.ranks["size"] if seen.ranks is not None else 0
-    first = _within(view.scroll, size - room)
-    return [*above, *job_page.table(seen, view.order, width=width, first=first, most=room)], room
+    size = _size(seen)
+    at = _within(view.at, size - 1)
+    first = _within(at // room * room, size - room)
+    return [*above, *job_page.table(seen, view.order, width=width, first=first, most=room, cursor=at)], room
+
+
+def _rank(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], View]:
+    """Return the lines of a rank's page, and from which on they are shown: the last ones fill it."""
+    if seen.rank != view.rank or seen.one is None:
+        return [line(width, ("asking …", DIM))], replace(view, scroll=0)
+    lines = rank_page.lines(seen.one, width)
+    scroll = _within(view.scroll, len(lines) - height)
+    return lines[scroll:], replace(view, scroll=scroll)
 
 
 def _first_line(seen: Seen, width: int, *, now_s: float, fresh: bool) -> Text:
-    title = jobs_page.title(seen) if seen.job is None else job_page.title(seen)
+    title = (
+        jobs_page.title(seen)
+        if seen.job is None
+        else job_page.title(seen)
+        if seen.rank is None
+        else rank_page.title(seen)
+    )
     old_s = now_s - seen.at_s
     if seen.trouble or old_s > STALE_S:
         told = f"{age(1000 * old_s)} old" if fresh and seen.read else "no data"
@@ -199,10 +238,13 @@ def _last_line(view: View, seen: Seen, width: int, room: int) -> Text:
     if view.job is None:
         where: Part = _where(view.cursor // max(1, room) * max(1, room), room, len(seen.jobs), seen.total)
         return spread(width, ("Enter open  j/k move  ? help  q quit",), (where,), style=BAR)
-    size = seen.ranks["size"] if seen.ranks is not None else 0
+    if view.rank is not None:
+        return spread(width, ("Esc ranks  j/k scroll  ? help  q quit",), ("",), style=BAR)
+    size = _size(seen)
     order = f"{view.order.by} {'▼' if view.order.down else '▲'}"
-    keys = f"Esc jobs  s sort: {order}  r reverse  j/k scroll  ? help  q quit"
-    return spread(width, (keys,), (_where(_within(view.scroll, size - room), room, size, size),), style=BAR)
+    keys = f"Enter open  Esc jobs  s sort: {order}  r reverse  ? help  q quit"
+    first = _within(view.at // max(1, room) * room, size - room)
+    return spread(width, (keys,), (_where(first, room, size, size),), style=BAR)
 
 
 def _where(first: int, room: int, count: int, total: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 Resource = Mapping[str, Any]
@@ -21,6 +21,10 @@ class Seen:
     """When all of it was read last, by the reader's clock."""
     job: str | None = None
     """The job that it is about; None: all of them."""
+    rank: int | None = None
+    """The rank of the job that it is about; None: all of them."""
+    one: Resource | None = None
+    """What was read of that rank."""
     cluster: Resource | None = None
     jobs: tuple[Resource, ...] = ()
     total: int = 0
@@ -30,6 +34,8 @@ class Seen:
     checkpoints: Resource | None = None
     generations: Resource | None = None
     history: Resource | None = None
+    not_shown: Mapping[str, str] = field(default_factory=dict)
+    """Why a part of the page is not there: by its name, for parts that do not fit into an answer."""
     read: bool = True
     """Whether anything was ever read of it."""
     trouble: str = ""
@@ -46,6 +52,7 @@ class Seen:
             "checkpoints": self.checkpoints,
             "generations": self.generations,
             "history": self.history,
+            **({"not_shown": dict(self.not_shown)} if self.not_shown else {}),
         }
 
 

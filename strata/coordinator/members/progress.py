@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -191,8 +191,11 @@ class ProgressBoard:
             kept = members_pb2.RankEvidence(
                 rank=each.rank,
                 stack=each.stack[:MAX_STACK_CHARS],
-                log=[line[:MAX_LINE_CHARS] for line in each.log[-MAX_LINES:]],
+                log=_bounded_lines(each.log),
                 log_file=each.log_file[:MAX_PATH_CHARS],
+                log_generation=max(0, each.log_generation),
+                log_ended=each.log_ended[:MAX_LINE_CHARS],
+                before=_bounded_log(each.before) if each.HasField("before") else None,
                 age_ms=min(max(0, each.age_ms), MAX_TIME_MS),
             )
             held.evidence[each.rank] = (kept, now_s - kept.age_ms / 1000)
@@ -380,6 +383,19 @@ def _keep_few_stacks(held: _Generation) -> None:
     with_stack = [(said.step, rank) for rank, said in held.said.items() if said.stack]
     for _step, rank in sorted(with_stack)[MAX_STACKS:]:
         held.said[rank].stack = ""
+
+
+def _bounded_log(log: members_pb2.RankLog) -> members_pb2.RankLog:
+    return members_pb2.RankLog(
+        generation=max(0, log.generation),
+        file=log.file[:MAX_PATH_CHARS],
+        ended=log.ended[:MAX_LINE_CHARS],
+        lines=_bounded_lines(log.lines),
+    )
+
+
+def _bounded_lines(lines: Sequence[str]) -> list[str]:
+    return [line[:MAX_LINE_CHARS] for line in lines[-MAX_LINES:]]
 
 
 def _bounded(member: members_pb2.MemberDevices) -> members_pb2.MemberDevices:

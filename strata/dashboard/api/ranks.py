@@ -11,7 +11,7 @@ from strata.core.job import JobView, World
 from strata.core.stopping import all_asked, asked_notice
 from strata.dashboard.api import model
 from strata.dashboard.source import Source
-from strata.v1.members_pb2 import DeviceStatus
+from strata.v1.members_pb2 import DeviceStatus, RankLog
 
 
 def ranks(source: Source, name: str) -> model.Ranks:
@@ -79,6 +79,10 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
         trace_file=report.trace_file if report is not None else "",
         trace_bytes=report.trace_bytes if report is not None else 0,
         log=tuple(evidence.log) if evidence is not None else (),
+        log_file=evidence.log_file if evidence is not None else "",
+        log_generation=(evidence.log_generation or None) if evidence is not None else None,
+        log_ended=evidence.log_ended if evidence is not None else "",
+        log_before=_log(evidence.before) if evidence is not None and evidence.HasField("before") else None,
         devices=tuple(each for each in _devices(source, name, world) if each.worker_id == place.worker),
     )
 
@@ -105,6 +109,10 @@ def heatmap(source: Source, name: str, *, since_unix_ms: int = 0) -> model.Heatm
         ranks=charts.heat.ranks,
         columns=tuple(map(tuple, columns)),
     )
+
+
+def _log(log: RankLog) -> model.RankLog:
+    return model.RankLog(generation=log.generation, file=log.file, ended=log.ended, lines=tuple(log.lines))
 
 
 def _reports(source: Source, name: str, world: World | None) -> Mapping[int, Reported]:

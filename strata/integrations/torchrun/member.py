@@ -282,7 +282,8 @@ class AgentMember:
         self._session.stopped.add(rank)
 
     def _report(self, generation: int, failure: RankFailure) -> None:
-        self._session.reports.report(generation, failure.rank, failure.code, failure.reason)
+        reason = self._session.evicted.get(failure.rank, failure.reason)
+        self._session.reports.report(generation, failure.rank, failure.code, reason)
 
     def _check_asked(self) -> None:
         if (notice := self.asked_to_leave) is not None:

@@ -110,6 +110,8 @@ class AgentSession:
         """Why this agent is not to get a place any more; empty while it is."""
         self.stopped: set[int] = set()
         """The workers that have stopped as they were asked to, whatever they end with."""
+        self.evicted: dict[int, str] = {}
+        """The workers that were killed from here, and why: torchrun knows of a SIGKILL only."""
 
     @property
     def world(self) -> WorldUpdate | None:
@@ -198,6 +200,7 @@ class AgentSession:
         self._place = place
         self._heeding.clear()
         self.stopped.clear()
+        self.evicted.clear()
         self._news.set()
         if self._relay is not None and self._health is not None:
             self._relay.set_place(place)
@@ -276,7 +279,7 @@ class AgentSession:
 
     def _silent(self, rank: int, generation: int) -> None:
         """End a worker whose process lives but answers no more."""
-        self.evict(rank, generation, f"it did not answer for {self.detect_s:g} s")
+        self.evict(rank, generation, f"frozen: it did not answer for {self.detect_s:g} s")
 
     # -- what the watch over stalls needs (`launch.health.Ranks`)
 
@@ -284,6 +287,7 @@ class AgentSession:
         """End a worker; the agent then finds it ended."""
         if self._relay is None or (pid := self._relay.pid(rank)) is None:
             return
+        self.evicted.setdefault(rank, reason)
         log.warning("rank.killed", rank=rank, pid=pid, reason=reason)
         orphans.end_child(pid)
 

@@ -120,6 +120,53 @@ def ranks(size: int = 8, *, slots: int = 4, stuck: int | None = 3, scores: bool 
     )
 
 
+def rank(number: int = 3) -> model.Rank:
+    """Return a rank that is stuck, and whose process before this one has crashed."""
+    device = model.Device(
+        worker_id="node-0",
+        index=number,
+        name="NVIDIA H100",
+        uuid=f"GPU-{number}",
+        utilization_percent=0,
+        memory_used_bytes=None,
+        memory_total_bytes=None,
+        temperature_c=None,
+        power_mw=None,
+        ecc_uncorrected=None,
+        xids=(79,),
+        fault="Xid 79",
+    )
+    return model.Rank(
+        rank=number,
+        worker_id="node-0",
+        host="gpu-host-000.rack-7",
+        step=1207,
+        phase="data",
+        heard_ms=42_000,
+        stalled_ms=42_000,
+        compute_us=325_000,
+        median_compute_us=300_000,
+        relative_score=0.43,
+        own_score=0.99,
+        finding=STALLED.text,
+        stack='Thread 0x00007f01 (most recent call first):\n  File "loader.py", line 212 in __next__\n'
+        '  File "train.py", line 61 in main\n',
+        trace_file="",
+        trace_bytes=0,
+        log=("step 1206 loss 2.3187", "step 1207 loss 2.3180"),
+        log_file="/logs/generation-000004-rank-00003.log",
+        log_generation=4,
+        log_ended="",
+        log_before=model.RankLog(
+            generation=3,
+            file="/logs/generation-000003-rank-00003.log",
+            ended="exited with 1: CUDA error",
+            lines=("RuntimeError: CUDA error",),
+        ),
+        devices=(device,),
+    )
+
+
 def goodput() -> model.Goodput:
     spent = {"step": 3720.0, "start": 251.0, "save": 130.4, "lost": 90.0, "eval": 61.2, "down": 12.3}
     wall = sum(spent.values())

@@ -15,7 +15,7 @@ from strata.cli.top.reading import Reader, look
 from strata.cli.top.screen import Size, View, after_key, frame, snapshot
 from strata.cli.top.seen import KEPT, Seen, merged
 from strata.dashboard.api import model
-from strata.errors import NotFound, PermissionDenied, Unavailable
+from strata.errors import NotFound, PermissionDenied, QuotaExceeded, Unavailable
 from tests.unit.cli import looked
 from tests.unit.cli.looked import NOW_MS, job_seen, jobs_seen, plain
 
@@ -54,7 +54,7 @@ def test_a_job_in_80_columns() -> None:
         "    7  node-1    1,207  step       now    289 ms    0.97    0.99        -",
         "",
         "",
-        "Esc jobs  s sort: RANK ▲  r reverse  j/k scroll  ? help  q quit         1-8 of 8",
+        "Enter open  Esc jobs  s sort: RANK ▲  r reverse  ? help  q quit         1-8 of 8",
     ]
 
 
@@ -175,6 +175,10 @@ def pressed(keys: list[str], view: View, seen: Seen) -> View | None:
     return at
 
 
+def replace_fields(one: model.Rank, **fields: Any) -> model.Rank:
+    return replace(one, **fields)
+
+
 def rank_rows(view: View, seen: Seen) -> list[int]:
     return [int(found[1]) for each in drawn(view, seen) if (found := re.match(r" *(\d+)  node-", each))]
 
@@ -234,11 +238,65 @@ def test_ranks_scroll_to_the_last_and_no_further() -> None:
     assert rank_rows(View(job="gpt"), seen)[0] == 0
     down = pressed(["j", "j", " "], View(job="gpt"), seen)
     assert down is not None
-    assert rank_rows(down, seen)[0] == 12
+    assert (rank_rows(down, seen)[0], down.at) == (10, 12)
     last = pressed(["G", "j", "down"], View(job="gpt"), seen)
     assert last is not None
-    assert rank_rows(last, seen)[-1] == 999
+    assert (rank_rows(last, seen)[-1], last.at) == (999, 999)
     assert len(rank_rows(last, seen)) == 10
+
+
+def test_enter_opens_the_rank_under_the_cursor_and_esc_goes_back_to_its_place() -> None:
+    seen = job_seen()
+    opened = pressed(["r", "j", "j", "enter"], View(job="gpt"), seen)
+    assert opened is not None
+    assert (opened.rank, opened.at) == (5, 2)
+    assert drawn(opened, seen)[1] == "asking …"
+    assert drawn(opened, job_seen(rank=4, one=looked.rank(4)))[1] == "asking …", "that is another rank"
+    back = pressed(["s", "esc"], opened, seen)
+    assert back == replace(opened, rank=None), "ranks are not sorted where they are not seen"
+    assert pressed(["esc"], replace(opened, rank=None), seen) == View(order=opened.order)
+    assert pressed(["enter"], View(job="gpt"), job_seen(ranks=None)) == View(job="gpt")
+
+
+def test_the_page_of_a_rank_says_where_it_stands_and_what_it_wrote_last() -> None:
+    seen = job_seen(rank=3, one=looked.rank(3))
+    assert drawn(View(job="gpt", rank=3), seen) == [
+        "gpt  rank 3                                                    via coordinator-2",
+        "! rank 3 stands still at step 1207 (data) for 42 s",
+        "on        node-0  gpu-host-000.rack-7",
+        "step      1,207  data, reported 42 s ago  stuck for 42 s",
+        "compute   325 ms, median 300 ms  0.43 to the fastest  0.99 to its own best",
+        "device    3 NVIDIA H100  0 % busy  Xid 79",
+        "stack",
+        "  Thread 0x00007f01 (most recent call first):",
+        '    File "loader.py", line 212 in __next__',
+        '    File "train.py", line 61 in main',
+        "wrote     began in generation 4",
+        "  step 1206 loss 2.3187",
+        "  step 1207 loss 2.3180",
+        "before    began in generation 3, exited with 1: CUDA error",
+        "  RuntimeError: CUDA error",
+        *[""] * 8,
+        "Esc ranks  j/k scroll  ? help  q quit",
+    ]
+    nothing = replace_fields(
+        looked.rank(3), finding="", stack="", log_file="", log=(), log_before=None, devices=(), step=None
+    )
+    lines = drawn(View(job="gpt", rank=3), job_seen(rank=3, one=nothing))
+    assert "stack     none is there: a stuck rank has one" in lines
+    assert "wrote     its agent keeps no output: strata run --log-dir" in lines
+
+
+def test_the_page_of_a_rank_scrolls_to_its_last_line_and_back() -> None:
+    one = replace_fields(looked.rank(3), stack="\n".join(f"frame {at}" for at in range(100)))
+    seen = job_seen(rank=3, one=one)
+    view = pressed(["G"], View(job="gpt", rank=3), seen)
+    assert view is not None
+    shown = frame(view, seen, SMALL, now_s=100.2, now_ms=NOW_MS)
+    assert shown.lines[-2].plain.rstrip() == "  RuntimeError: CUDA error"
+    up = pressed(["k"], shown.view, seen)
+    assert up is not None
+    assert drawn(up, seen)[-2] == "before    began in generation 3, exited with 1: CUDA error"
 
 
 def test_help_takes_any_key_to_go_away_but_q_quits() -> None:
@@ -294,6 +352,31 @@ def test_a_page_is_read_with_all_its_parts_and_the_slow_ones_rarely() -> None:
     assert again.checkpoints is seen.checkpoints
 
 
+def test_the_page_of_a_rank_is_read_alone_and_the_job_is_there_when_it_is_left() -> None:
+    client = Answers(jobs_gpt_history=plain(looked.history(100)), jobs_gpt_ranks_3=plain(looked.rank(3)))
+    seen = look(client.resource, "gpt")
+    client.asked.clear()
+    opened = look(client.resource, "gpt", seen, rank=3, all_of_it=False)
+    assert client.asked == ["/jobs/gpt/ranks/3"]
+    assert (opened.one, opened.rank) == (plain(looked.rank(3)), 3)
+    assert (opened.detail, opened.ranks) == (seen.detail, seen.ranks)
+    back = look(client.resource, "gpt", opened, all_of_it=False)
+    assert (back.one, back.rank, back.checkpoints) == (None, None, seen.checkpoints)
+
+
+def test_a_rank_that_is_there_no_more_says_so() -> None:
+    news = threading.Event()
+    client = Answers(jobs_gpt_ranks_9=NotFound("no rank 9"))
+    reader = Reader(client, job_seen(), on_news=news.set)
+    reader.start()
+    reader.show("gpt", 9)
+    while reader.seen.rank != 9:
+        news.clear()
+        assert news.wait(10)
+    assert (reader.seen.trouble, reader.seen.one) == ("no rank 9", None)
+    reader.end()
+
+
 def test_all_pages_of_the_list_are_read() -> None:
     pages: dict[str, Any] = {"": ([{"name": "a"}, {"name": "b"}], "1/b"), "1%2Fb": ([{"name": "c"}], "")}
 
@@ -332,6 +415,39 @@ def test_what_cannot_be_read_leaves_what_was_there_and_says_why() -> None:
         assert news.wait(10)
     assert (reader.seen.trouble, reader.seen.detail) == ("no job bert exists", None)
     reader.end()
+
+
+TOO_LARGE = "/jobs/gpt/ranks has 301000 bytes, and an answer at most 262080"
+
+
+def test_a_part_that_does_not_fit_into_an_answer_costs_that_part_and_not_the_page() -> None:
+    client = Answers(
+        jobs_gpt=plain(looked.job()),
+        jobs_gpt_ranks=QuotaExceeded(TOO_LARGE, hint="ask for it over HTTP"),
+        jobs_gpt_barriers=plain(looked.barriers()),
+        jobs_gpt_checkpoints=plain(looked.checkpoints()),
+        jobs_gpt_generations=plain(looked.generations()),
+        jobs_gpt_history=plain(looked.history(100)),
+        cluster=plain(looked.cluster()),
+    )
+    seen = look(client.resource, "gpt")
+    assert seen.not_shown == {"ranks": TOO_LARGE}
+    assert seen.as_json()["not_shown"] == {"ranks": TOO_LARGE}
+    for size in (SMALL, LARGE):
+        lines = drawn(View(job="gpt"), seen, size)
+        assert "not shown ranks: /jobs/gpt/ranks has 301000 bytes, and an answer at most" in " ".join(lines)
+        assert "the ranks are not shown: see above" in lines
+        assert any(each.startswith("goodput   87.2 %") for each in lines)
+        assert any(each.startswith("saved     step 1,200") for each in lines)
+    assert any("301000 bytes" in each.plain for each in snapshot(seen, 120, now_ms=NOW_MS))
+    # it is asked for again with what changes slowly, not every second
+    client.asked.clear()
+    again = look(client.resource, "gpt", seen, all_of_it=False)
+    assert (again.not_shown, "/jobs/gpt/ranks" in client.asked) == (seen.not_shown, False)
+    client.more["jobs_gpt_ranks"] = plain(looked.ranks())
+    whole = look(client.resource, "gpt", again)
+    assert (whole.not_shown, whole.ranks) == ({}, plain(looked.ranks()))
+    assert "not_shown" not in whole.as_json()
 
 
 # -- history

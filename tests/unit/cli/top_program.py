@@ -32,6 +32,8 @@ class Client:
             case ["jobs"]:
                 rows = looked.jobs_seen().jobs
                 return {"jobs": rows, "total": len(rows), "next_page_token": ""}
+            case ["jobs", _, "ranks", number]:
+                return looked.rank(int(number))
             case ["jobs", _, part]:
                 return {} if self.broken else getattr(looked, part)()
             case _:

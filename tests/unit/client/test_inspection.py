@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
+from typing import Any
 
-from strata.client.inspection import TAIL_LINES, Inspection, last_lines
+from structlog.testing import capture_logs
+
+from strata.client.inspection import TAIL_LINES, Inspection, RankLog, last_lines
+from strata.observe import get_logger
 from strata.v1.members_pb2 import RankEvidence
 from strata.v1.session_pb2 import Down, Inspect, Tick
 
@@ -17,8 +22,9 @@ class Session:
 
 
 async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
-    log, session, go = tmp_path / "log", Session(), asyncio.Event()
+    log, crashed, session, go = tmp_path / "log", tmp_path / "crashed", Session(), asyncio.Event()
     log.write_text("first\nsecond\n")
+    crashed.write_text("its last words\n")
     looks = 0
 
     async def stack(rank: int) -> str | None:
@@ -27,7 +33,11 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
         await go.wait()
         return f"where rank {rank} stands"
 
-    inspection = Inspection(session, stack, lambda rank: log if rank == 3 else None)
+    logs = (
+        RankLog(generation=2, file=log),
+        RankLog(generation=1, file=crashed, ended="exited with 7"),
+    )
+    inspection = Inspection(session, stack, lambda rank: logs if rank == 3 else (), log=get_logger())
     for _ in range(5):
         inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
     inspection.on_request(Down(tick=Tick()))
@@ -41,11 +51,41 @@ async def test_one_look_at_a_rank_at_a_time_is_answered(tmp_path: Path) -> None:
     told = {evidence.rank: evidence for _generation, evidence in session.told}
     assert told[3].stack == "where rank 3 stands"
     assert list(told[3].log) == ["first", "second"]
-    assert told[3].log_file == str(log)
-    assert (list(told[4].log), told[4].log_file) == ([], "")
+    assert (told[3].log_file, told[3].log_generation, told[3].log_ended) == (str(log), 2, "")
+    before = told[3].before
+    assert (before.generation, before.file, before.ended) == (1, str(crashed), "exited with 7")
+    assert list(before.lines) == ["its last words"]
+    assert (list(told[4].log), told[4].log_file, told[4].HasField("before")) == ([], "", False)
     inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
     await asyncio.sleep(0)
     assert looks == 3
+
+
+async def test_a_look_that_fails_is_logged_and_the_next_one_is_answered(tmp_path: Path) -> None:
+    session, fails, unhandled = Session(), True, list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unhandled.append(context))
+
+    async def stack(_rank: int) -> str | None:
+        if fails:
+            raise OSError("no more processes")
+        return "a stack"
+
+    inspection = Inspection(session, stack, lambda _rank: (), log=get_logger())
+    with capture_logs() as logs:
+        inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
+        await asyncio.sleep(0.01)
+        gc.collect()  # asyncio reports an error that nobody has retrieved when its task is collected
+        await asyncio.sleep(0)
+    assert [(line["event"], line["rank"], line["reason"]) for line in logs] == [
+        ("rank.not_looked_at", 3, "OSError: no more processes")
+    ]
+    assert not unhandled
+    fails = False
+    inspection.on_request(Down(inspect=Inspect(generation=2, rank=3)))
+    async with asyncio.timeout(5):
+        while not session.told:  # noqa: ASYNC110  # a thread reads no file
+            await asyncio.sleep(0.01)
+    assert session.told[0][1].stack == "a stack"
 
 
 def test_the_last_lines_of_a_large_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from strata.client.stall_watch import STACKS, Actions, StallWatch
+from strata.client.stall_watch import LOOK_S, STACKS, Actions, StallWatch
 from strata.core.stalls import StallLimits
 from strata.observe import get_logger
 from strata.testing.virtual_time import in_virtual_time
@@ -25,6 +25,7 @@ class Node:
         self.told: list[RankProgress] = []
         self.asked: list[int] = []
         self.first_asked = asyncio.Event()
+        self.dump_s = 0.1
         self.asking = 0
         self.at_once: list[int] = []
         self.states: dict[int, str] = {}
@@ -52,7 +53,7 @@ class Node:
         self.first_asked.set()
         self.asking += 1
         self.at_once.append(self.asking)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(self.dump_s)
         self.asking -= 1
         return None if rank in self.unable else DUMP.format(rank=rank, where=self.where.get(rank, "backward"))
 
@@ -172,8 +173,30 @@ async def test_a_rank_that_moves_while_it_is_asked_is_not_late() -> None:
         await node.train(1, 5)
         await node.first_asked.wait()
         node.say(0, 6)
+        told = len(node.told)
         await asyncio.sleep(1)
-        assert not [told for told in node.told if told.late_ms]
+        assert not [each for each in node.told[told - 1 :] if each.late_ms or each.where]
+
+
+@in_virtual_time()
+async def test_late_ranks_are_told_of_before_their_stacks_are_there_however_long_those_take() -> None:
+    async with watched() as node:
+        node.dump_s, node.states = 3.0, {39: "stopped"}
+        await node.train(40, 5)
+        await asyncio.sleep(2.0)
+        node.told.clear()
+        await asyncio.sleep(LOOK_S + 0.1)
+        first = {told.rank: told for told in node.told}
+        assert set(first) == set(range(40))
+        assert all(told.late_ms and not told.where for told in first.values())
+        assert {rank for rank, told in first.items() if told.process} == {39}, "it is not asked anything"
+        node.say(0, 6)  # it moves on, and comes to stand still again while the others are asked
+        node.told.clear()
+        await asyncio.sleep(3.0 + LOOK_S + 0.1)
+        assert [told.rank for told in node.told if told.late_ms and not told.where] == [0]
+        await asyncio.sleep(3.0 * 4)
+        last = {told.rank: told.where for told in node.told}
+        assert {rank for rank, where in last.items() if where} == set(range(39))
 
 
 @in_virtual_time()

@@ -146,6 +146,18 @@ def test_a_rank_whose_agent_does_not_even_say_that_it_is_late_is_silent() -> Non
     )
 
 
+def test_a_late_rank_whose_stack_is_not_there_yet_is_neither_silent_nor_evidence() -> None:
+    def ranks(activity: str, where: str, *, phase: str = "step") -> list[RankReport]:
+        asked = late(2, activity, where=where, age_ms=4_600, host="b", phase=phase)
+        return [asked if r == 2 else late(r, age_ms=4_600, phase=phase) for r in range(4)]
+
+    assert not diagnose(ranks("", "")).findings, "its agent has a word of it, so it is not silent"
+    assert not diagnose(ranks("", "", phase="save")).findings, (
+        "in what everybody does nobody is blamed for it"
+    )
+    assert diagnose(ranks("data", "read (loader.py)")).held_up == (0, 1, 3)
+
+
 # -- slow ranks
 
 

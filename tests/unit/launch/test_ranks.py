@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from strata.client.inspection import last_lines
 from strata.errors import ConfigError
 from strata.launch.environment import Place
+from strata.launch.rank_logs import RankLogs
 from strata.launch.ranks import Program, RankGroup, inherited_environment
 from strata.launch.stack_dump import dump_stacks, process_state
 from strata.launch.starting import ColdStarter
@@ -82,6 +84,31 @@ async def test_a_rank_that_has_stopped_and_then_hangs_is_killed_and_has_stopped(
         group.note_stopped(2)
         group.doom(2, "frozen")
         assert await ended.get() == (3, 2, 75, "stopped as asked, and frozen")
+
+
+async def test_what_a_rank_wrote_is_known_after_it_has_crashed(tmp_path: Path) -> None:
+    logs = RankLogs(tmp_path / "logs")
+    ended: asyncio.Queue[Ended] = asyncio.Queue()
+    command = ("sh", "-c", "echo last words >> $STRATA_RANK_LOG; [ $RANK = 2 ] && exit 7; exec sleep 1000")
+    group = RankGroup(
+        place(2),
+        Program(starter=ColdStarter(command), inherited=inherited_environment(), folder=tmp_path, logs=logs),
+        restarts=0,
+        on_exit=lambda *what: ended.put_nowait(what[:4]),
+    )
+    async with asyncio.timeout(LIMIT_S):
+        group.start()
+        assert (await ended.get())[:3] == (3, 2, 7)
+        assert group.pid(2) is None
+        (crashed,) = logs.of(2)
+        assert (crashed.generation, crashed.ended, last_lines(crashed.file)) == (
+            3,
+            "exited with 7",
+            ["last words"],
+        )
+        assert [each.ended for each in logs.of(3)] == [""]
+        await group.stop(LIMIT_S)
+        assert [each.ended for each in logs.of(3)] == ["was ended by SIGTERM"]
 
 
 async def test_each_exit_is_told_once_with_its_global_rank() -> None:

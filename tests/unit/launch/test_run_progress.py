@@ -72,6 +72,20 @@ def test_it_names_a_rank_that_is_stuck_first() -> None:
     assert said(progress).startswith("gpt  rank 1 stuck in data for 42 s  step 199 of 1,000")
 
 
+def test_the_time_that_a_rank_is_stuck_counts_on_without_another_word_of_it() -> None:
+    progress = heard()
+    stuck = RankProgress(rank=1, step=199, phase="data", stalled_ms=42_000, age_ms=42_000)
+    progress.hear(3, [stuck], 20)
+    assert "rank 1 stuck in data for 42 s" in said(progress, now_s=20.0)
+    assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
+    progress.hear(3, [stuck], 30)  # the same words, said again: it has not moved in between
+    assert "rank 1 stuck in data for 52 s" in said(progress, now_s=30.0)
+    progress.hear(3, [RankProgress(rank=1, step=200, phase="data")], 31)
+    assert "stuck" not in said(progress, now_s=31.0)
+    progress.hear(3, [RankProgress(rank=1, step=200, phase="data", stalled_ms=5000, age_ms=5000)], 40)
+    assert "rank 1 stuck in data for 6 s" in said(progress, now_s=41.0)
+
+
 def test_it_says_what_was_committed() -> None:
     progress = heard()
     progress.committed(Checkpoint(step=150, state=CHECKPOINT_STATE_COMMITTED))

@@ -734,8 +734,15 @@ export interface components {
             finding: string;
             heard_ms: number | null;
             host: string;
-            /** @description The last lines that it wrote, if its agent keeps them. */
+            /** @description The last lines that its process wrote, if its agent keeps them. */
             log: string[];
+            /** @description The same of the rank's process before that one, if it ran on this host. */
+            log_before: components["schemas"]["RankLog"] | null;
+            /** @description How that process ended; empty while it runs. */
+            log_ended: string;
+            log_file: string;
+            /** @description The generation in which that process began. */
+            log_generation: number | null;
             median_compute_us: number | null;
             own_score: number | null;
             phase: string;
@@ -747,6 +754,18 @@ export interface components {
             trace_bytes: number;
             trace_file: string;
             worker_id: string;
+        };
+        /**
+         * RankLog
+         * @description The last lines of one process of a rank.
+         */
+        RankLog: {
+            /** @description How it ended; empty while it runs. */
+            ended: string;
+            file: string;
+            /** @description In which that process began. */
+            generation: number;
+            lines: string[];
         };
         /**
          * Ranks
@@ -856,6 +875,7 @@ export type OpenBarrier = components['schemas']['OpenBarrier'];
 export type Problem = components['schemas']['Problem'];
 export type Progress = components['schemas']['Progress'];
 export type Rank = components['schemas']['Rank'];
+export type RankLog = components['schemas']['RankLog'];
 export type Ranks = components['schemas']['Ranks'];
 export type Replica = components['schemas']['Replica'];
 export type Series = components['schemas']['Series'];

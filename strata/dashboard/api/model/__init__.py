@@ -23,7 +23,17 @@ from strata.dashboard.api.model.jobs import (
     Notice,
     Progress,
 )
-from strata.dashboard.api.model.ranks import Device, Devices, Heatmap, History, Rank, Ranks, Series, Worker
+from strata.dashboard.api.model.ranks import (
+    Device,
+    Devices,
+    Heatmap,
+    History,
+    Rank,
+    RankLog,
+    Ranks,
+    Series,
+    Worker,
+)
 from strata.dashboard.api.model.requests import Change, CheckpointAction
 from strata.dashboard.api.model.saves import Checkpoint, Checkpoints, Copy, Cursor, Dataset, Datasets
 
@@ -62,6 +72,7 @@ __all__ = [
     "Problem",
     "Progress",
     "Rank",
+    "RankLog",
     "Ranks",
     "Replica",
     "Series",

@@ -75,6 +75,18 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankLog:
+    """The last lines of one process of a rank."""
+
+    generation: int
+    """In which that process began."""
+    file: str
+    ended: str
+    """How it ended; empty while it runs."""
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """One rank, with the evidence that is fetched while somebody looks at it."""
 
@@ -94,7 +106,14 @@ class Rank:
     trace_file: str
     trace_bytes: int
     log: tuple[str, ...]
-    """The last lines that it wrote, if its agent keeps them."""
+    """The last lines that its process wrote, if its agent keeps them."""
+    log_file: str
+    log_generation: int | None
+    """The generation in which that process began."""
+    log_ended: str
+    """How that process ended; empty while it runs."""
+    log_before: RankLog | None
+    """The same of the rank's process before that one, if it ran on this host."""
     devices: tuple[Device, ...]
 
 

@@ -38,8 +38,19 @@ function Evidence({ rank, findings }: { rank: Rank; findings: readonly Finding[]
         <Section title="Trace of collectives"><p><code className="break-all">{rank.trace_file}</code> <span className="text-soft">{bytes(rank.trace_bytes)}, on {rank.host}</span></p></Section>
       )}
       <Section title="What did it write last?" aside="log">
-        {rank.log.length > 0 ? <pre className="pre max-h-80" tabIndex={0} role="region" aria-label="Log">{rank.log.join("\n")}</pre> : <Empty>Its agent keeps no log.</Empty>}
+        {rank.log_file === "" ? <Empty>Its agent keeps no log.</Empty> : <Written label="Log" generation={rank.log_generation} ended={rank.log_ended} lines={rank.log} />}
+        {rank.log_before && <Written label="Log of the process before" {...rank.log_before} />}
       </Section>
+    </>
+  );
+}
+
+/** The last lines of one process, of which a rank has had several if it failed. */
+function Written({ label, generation, ended, lines }: { label: string; generation: number | null; ended: string; lines: string[] }) {
+  return (
+    <>
+      <p className="text-soft">{generation !== null && `Began in generation ${generation}`}{ended && <span className="text-bad">, {ended}</span>}</p>
+      {lines.length > 0 ? <pre className="pre max-h-80" tabIndex={0} role="region" aria-label={label}>{lines.join("\n")}</pre> : <Empty>It has written nothing.</Empty>}
     </>
   );
 }
