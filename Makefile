@@ -34,7 +34,7 @@ test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
 	@$(PYTEST) -m "not campaign and not abuse" $(ARGS)
 
 abuse: ready etcd ## attack a replica while others use it: one attack at a time, for it measures what the others notice
-	@$(PY) -m pytest -n 0 -m abuse $(ARGS)
+	@$(PY) -m pytest -n 0 -m abuse tests/integration/abuse $(ARGS)
 
 soak: ready etcd ## seeds, schedules, crashes and chaos until the time is over (ARGS="--hours 2")
 	@$(PY) -m tests.soak $(ARGS)

@@ -27,6 +27,7 @@ from strata.client.session import Session
 from strata.client.stack_dump import answer_stack_dumps
 from strata.client.stall_watch import kept
 from strata.client.storage_wait import patience_s, wait_for_storage
+from strata.client.terms import Pace
 from strata.client.unary import UnaryClient
 from strata.config import Credentials, LibraryConfig
 from strata.config.scheduler import run_identity
@@ -183,7 +184,13 @@ async def _seated(background: loop.BackgroundLoop, environment: Mapping[str, str
         raise ConfigError(f"the environment of this rank is not what `strata run` set: {error}") from None
     answer_stack_dumps(environment)
     watcher = Watcher()
-    session = RankSession(Endpoint(path=environment["STRATA_SOCKET"]), hello, watcher, rng=random.Random())
+    session = RankSession(
+        Endpoint(path=environment["STRATA_SOCKET"]),
+        hello,
+        watcher,
+        rng=random.Random(),
+        pace=Pace(progress_s=0.0),  # its client gathers: a second timer would wake this process up once more
+    )
     session.on_request = watcher.on_request
     running = background.submit(session.run())
     running.add_done_callback(_report_bug)

@@ -81,6 +81,10 @@ class BackgroundLoop:
         self._check()
         self._loop.call_soon_threadsafe(callback)
 
+    def now_s(self) -> float:
+        """Return the loop's time, by which its timers go; any thread."""
+        return self._loop.time()
+
     def at_stop(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have `act` run in the loop before it stops, for at most `STOP_S` together with others."""
         self._last_acts.append(act)

@@ -8,7 +8,6 @@ gives. Both are used alike.
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import contextlib
 import logging
@@ -21,17 +20,17 @@ from strata.client import arguments
 from strata.client.barriers import RoundBook, payloads_of
 from strata.client.held_saves import HeldSaves
 from strata.client.loop import BackgroundLoop
+from strata.client.progress_reports import MakeTraining, ProgressReports
 from strata.client.seat import Seat, placed
 from strata.client.session import LEAVE_S
-from strata.client.step_times import step_times_message
 from strata.client.terms import UNTOLD_S
 from strata.core.exit_codes import PREEMPTED, is_success
 from strata.core.save_hold import SaveHold
+from strata.core.stragglers import StepWindow
 from strata.errors import JobFailed, Preempted, Refused, StaleGeneration, StrataError, Unavailable
 from strata.v1.barriers_pb2 import Arrival
 from strata.v1.checkpoints_pb2 import Checkpoint
 from strata.v1.common_pb2 import Author
-from strata.v1.members_pb2 import RankProgress, TrainingReport
 from strata.v1.session_pb2 import RankPlace as PlaceMessage
 from strata.v1.session_pb2 import WorldUpdate
 from strata.v1.worlds_pb2 import JOB_PHASE_FAILED, RestorePoint
@@ -44,10 +43,6 @@ UNHEARD_S: Final = 2.0
 
 HURRIED_S: Final = 0.75
 """So long who has to hurry waits for an answer to its end, and again to its leave: less than `loop.STOP_S` together."""
-
-GATHERED_S: Final = 0.1
-"""So long progress is gathered before it is handed on: of several reports the newest is sent."""
-MOST_REPORTED: Final = 1024
 
 log: Final = logging.getLogger("strata.client")
 
@@ -69,10 +64,7 @@ class RankClient:
         self._session = seat.session
         self._loop = background
         self._closed = self._hurried = False
-        self._reported: collections.deque[tuple[RankProgress, int]] = collections.deque(maxlen=MOST_REPORTED)
-        """What the rank reported and is still to be sent, with how long it waited for data."""
-        self._gathers = False
-        """Whether `_tell_reported` will be called, so that nobody has to be woken up."""
+        self._reports = ProgressReports(seat, background)
         self._telling: concurrent.futures.Future[bool] | None = None
         """Says how this rank ended, from `close` on."""
         self._limit: asyncio.Timeout | None = None
@@ -204,65 +196,25 @@ class RankClient:
         *,
         own_s: float | None = None,
         data_wait_s: float | None = None,
-        training: TrainingReport | None = None,
+        training: MakeTraining | None = None,
     ) -> None:
         """Say which step this rank is at, and what it does; sent soon, without waiting.
 
         Shown to people, and named when others wait for this rank. Of `phase` 200 characters count,
         and control characters become "?". `own_s` is how long this rank's own part of its last step
         took, if it knows that: it tells a slow rank from those that wait for it in every step.
-        `data_wait_s` is how much of that was the wait for its batches, `training` how the training goes as a whole;
-        that of rank 0 is shown.
+        `data_wait_s` is how much of that was the wait for its batches. `training` returns how the training goes as
+        a whole, and that of rank 0 is shown: it is called in the background thread, only for a report that is sent.
         """
         step = arguments.integer("step", step, below=2**63)
         phase = arguments.phase(phase)
-        own_us = 0 if own_s is None else round(1e6 * arguments.seconds(own_s, what="own_s", zero=True))
-        wait_us = 0
-        if data_wait_s is not None:
-            wait_us = round(1e6 * arguments.seconds(data_wait_s, what="data_wait_s", zero=True))
+        own_s = 0.0 if own_s is None else arguments.seconds(own_s, what="own_s", zero=True)
+        data_wait_s = (
+            0.0 if data_wait_s is None else arguments.seconds(data_wait_s, what="data_wait_s", zero=True)
+        )
         self._check_current()
         self._seat.phase = phase
-        said = RankProgress(
-            rank=self.rank,
-            step=step,
-            phase=phase,
-            heeds_notices=self._seat.heeds_notices,
-            step_us=own_us,
-            training=training,
-        )
-        self._reported.append((said, min(wait_us, own_us)))
-        if not self._gathers:  # waking the other thread up costs more than all the rest: not for each step
-            self._gathers = True
-            self._loop.soon(self._tell_reported)
-
-    def _tell_reported(self) -> None:
-        """Send the newest of what the rank reported, with what its steps cost it; again after `GATHERED_S`."""
-        loop, steps, said = asyncio.get_running_loop(), self._seat.steps, None
-        while self._reported:
-            said, wait_us = self._reported.popleft()
-            steps.note(said.step, (said.step_us - wait_us) / 1e6, wait_us / 1e6, loop.time())
-        if said is not None:
-            if (
-                said.step_us > 0
-            ):  # empty while it warms up: so nobody takes what it measured then for its pace
-                said.step_times.CopyFrom(step_times_message(steps.times))
-            self._tell(said)
-            loop.call_later(GATHERED_S, self._tell_reported)
-            return
-        self._gathers = False
-        if self._reported:  # added a moment ago by the rank's own thread
-            self._gathers = True
-            loop.call_soon(self._tell_reported)
-
-    def _tell(self, said: RankProgress) -> None:
-        """Send what the rank says of its step and phase, with why it cannot save, if so."""
-        self._seat.said = said
-        told = RankProgress()
-        told.CopyFrom(said)
-        if self._seat.save_hold is not None:
-            told.save_hold.CopyFrom(self._seat.save_hold.message())
-        tell = self._session.progress if self._seat.watch is None else self._seat.watch.hear
-        tell(self.generation, [told])
+        self._reports.add(step, phase, own_s, min(data_wait_s, own_s), training)
 
     def hold_saves(self, hold: SaveHold | None) -> None:
         """Say that this rank trains on and cannot save for now, or (None) that it can again.
@@ -285,7 +237,7 @@ class RankClient:
                 rank=self.rank,
             )
             self._seat.save_hold = HeldSaves(self._session, self.job, author, hold)
-        self._tell(self._seat.said or RankProgress(rank=self.rank, heeds_notices=self._seat.heeds_notices))
+        self._reports.send_again()
 
     def heed_notices(self) -> None:
         """Say, from the next progress on, that this rank stops by itself when its world is asked to."""
@@ -390,6 +342,7 @@ class RankClient:
             ) from None
         self._seat.rounds = RoundBook()
         self._seat.said = None  # of a generation that has ended, as is a save that it held
+        self._seat.steps = StepWindow()
         if self._seat.save_hold is not None:
             self._seat.save_hold.recording.cancel()
             self._seat.save_hold = None
@@ -450,7 +403,7 @@ class RankClient:
 
     async def _close(self, code: int, reason: str) -> bool:
         """Say how this rank ended, if it is to be said here, and leave; False when nobody heard it in time."""
-        self._tell_reported()
+        self._reports.send()
         self._seat.users -= 1
         last, member = not self._seat.users, self._seat.owns_member
         tells = last and code in {0, PREEMPTED} if member else code == PREEMPTED

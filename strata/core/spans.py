@@ -19,6 +19,8 @@ def seconds(
     value: object, *, what: str = "timeout_s", zero: bool = False, hint: str = "pass seconds, such as 5.0"
 ) -> float:
     """Return a number of seconds, finite and above 0, or 0 too where `zero` says so."""
+    if type(value) is float and (0.0 < value <= MAX_S or (zero and value == 0.0)):
+        return value  # each step of a training comes by here, and the look at `numbers.Real` is not cheap
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         shown = repr(value) if isinstance(value, str | bool | None) else f"a {type(value).__name__}"
         raise InvalidArgument(f"{what} is {shown[:80]}, not a number", hint="pass seconds, such as 5.0")

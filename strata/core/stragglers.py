@@ -11,6 +11,7 @@ The two scores are those of NVIDIA's resiliency extension, 1 is as fast, 0 is en
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,13 +76,14 @@ class StepWindow:
         "_best_s",
         "_block",
         "_changed_step",
+        "_computes_s",
         "_level_s",
         "_seen",
         "_slowed",
         "_slowed_since_s",
         "_step",
         "_steps",
-        "_times",
+        "_waits_s",
     )
 
     def __init__(self) -> None:
@@ -89,6 +91,9 @@ class StepWindow:
         self._seen = 0
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=MOST_STEPS)
         """(when it was complete, compute time, wait for data) of the newest steps."""
+        self._computes_s: list[float] = []
+        self._waits_s: list[float] = []
+        """The compute times and the waits of `_steps`, sorted: a median costs no sorting for each step."""
         self._block: list[tuple[float, float]] = []
         self._best_s = self._best_compute_s = 0.0
         self._slowed = False
@@ -96,12 +101,24 @@ class StepWindow:
         self._level_s = 0.0
         """What a step cost when that changed last, in `_changed_step`."""
         self._changed_step = 0
-        self._times: StepTimes | None = None
 
     @property
     def times(self) -> StepTimes | None:
         """What its steps cost the rank, or None before it made enough of them."""
-        return self._times
+        steps = self._steps
+        if len(steps) < LEAST_STEPS:
+            return None
+        at_s, compute_s, data_wait_s = steps[-1]
+        return StepTimes(
+            compute_s=compute_s,
+            data_wait_s=data_wait_s,
+            median_compute_s=_median_of_sorted(self._computes_s),
+            median_data_wait_s=_median_of_sorted(self._waits_s),
+            best_compute_s=self._best_compute_s,
+            cheaper_s=min(compute_s + data_wait_s, sum(steps[-2][1:])),
+            steady_steps=self._step - self._changed_step + 1,
+            slowed_s=max(1e-6, at_s - self._slowed_since_s) if self._slowed else 0.0,
+        )
 
     def note(self, step: int, compute_s: float, data_wait_s: float, now_s: float) -> None:
         """Take note of a complete step; one that is known already, or that cost nothing, does not count."""
@@ -113,28 +130,26 @@ class StepWindow:
             self._changed_step = step + 1
             return
         steps = self._steps
+        if len(steps) == MOST_STEPS:
+            self._forget_oldest()
         steps.append((now_s, compute_s, data_wait_s))
+        insort(self._computes_s, compute_s)
+        insort(self._waits_s, data_wait_s)
         while len(steps) > LEAST_STEPS and steps[0][0] < now_s - WINDOW_S:
-            steps.popleft()
+            self._forget_oldest()
         self._note_best(compute_s, data_wait_s)
         if len(steps) < LEAST_STEPS:
             return
-        median_compute_s = median_low([each[1] for each in steps])
-        median_wait_s = median_low([each[2] for each in steps])
-        self._note_level(step, median_compute_s + median_wait_s)
-        slowed = 0 < self._best_s * SLOWED_FACTOR < median_compute_s + median_wait_s
+        median_s = _median_of_sorted(self._computes_s) + _median_of_sorted(self._waits_s)
+        self._note_level(step, median_s)
+        slowed = 0 < self._best_s * SLOWED_FACTOR < median_s
         if slowed != self._slowed:
             self._slowed, self._slowed_since_s = slowed, now_s
-        self._times = StepTimes(
-            compute_s=compute_s,
-            data_wait_s=data_wait_s,
-            median_compute_s=median_compute_s,
-            median_data_wait_s=median_wait_s,
-            best_compute_s=self._best_compute_s,
-            cheaper_s=min(sum(steps[-1][1:]), sum(steps[-2][1:])),
-            steady_steps=step - self._changed_step + 1,
-            slowed_s=max(1e-6, now_s - self._slowed_since_s) if slowed else 0.0,
-        )
+
+    def _forget_oldest(self) -> None:
+        _, compute_s, data_wait_s = self._steps.popleft()
+        del self._computes_s[bisect_left(self._computes_s, compute_s)]
+        del self._waits_s[bisect_left(self._waits_s, data_wait_s)]
 
     def _note_level(self, step: int, median_s: float) -> None:
         if not self._level_s / SLOWED_FACTOR <= median_s <= self._level_s * SLOWED_FACTOR:
@@ -151,6 +166,11 @@ class StepWindow:
         self._block.clear()
         self._best_compute_s = min(self._best_compute_s or block_compute_s, block_compute_s)
         self._best_s = min(self._best_s or block_s, block_s)
+
+
+def _median_of_sorted(values: Sequence[float]) -> float:
+    """Return what `median_low` does."""
+    return values[(len(values) - 1) // 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

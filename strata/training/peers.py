@@ -62,12 +62,12 @@ class Peers(Protocol):
         *,
         own_s: float | None = None,
         data_wait_s: float | None = None,
-        training: TrainingReport | None = None,
+        training: Callable[[], TrainingReport] | None = None,
     ) -> None:
         """Say how far this rank is; raises once its generation or session has ended.
 
         `own_s` is how long its own part of the last step took, `data_wait_s` how much of that was for data,
-        `training` how the training goes as a whole.
+        `training` returns how the training goes as a whole, if that is sent: in another thread.
         """
         ...
 
@@ -136,7 +136,7 @@ class Alone:
         *,
         own_s: float | None = None,
         data_wait_s: float | None = None,
-        training: TrainingReport | None = None,
+        training: Callable[[], TrainingReport] | None = None,
     ) -> None:
         pass  # nobody listens
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from strata.client.arguments import integer
+from strata.client.arguments import integer, phase
 from strata.core.goodput import Goodput
 from strata.core.reported import MAX_NAME_CHARS, MAX_NAMES, is_name
 from strata.errors import InvalidArgument
@@ -31,16 +31,21 @@ class TrainingReporter:
             )
         self._values = names
 
-    def message(self, rank: int, position: Position, goodput: Goodput) -> TrainingReport | None:
-        """Return what is sent with the progress of rank 0; None for other ranks."""
+    def message(self, rank: int, position: Position, goodput: Goodput) -> Callable[[], TrainingReport] | None:
+        """Return what makes the message for the progress of rank 0, as of now; None for other ranks.
+
+        Most steps' are never sent: it is made in another thread, if at all.
+        """
         if rank != 0:
             return None
-        return TrainingReport(
+        # `report` replaces the values as a whole; the account goes on
+        values, spent_s = self._values, dict(goodput.spent_s)
+        return lambda: TrainingReport(
             epoch=position.epoch,
-            samples=position.samples,
+            samples=min(position.samples, 2**63 - 1),  # nobody is there to hear of an error
             target_step=self._target,
-            reported=self._values,
-            goodput_s=goodput.spent_s,
+            reported=values,
+            goodput_s={phase(name): spent for name, spent in spent_s.items()},
         )
 
 

@@ -225,8 +225,7 @@ class Run:
             raise InvalidArgument("there is no loader", hint="run.steps(loader), or strata.init(data=loader)")
         with self._within_generation():
             feed = self._feed(loader, accumulate)
-        if epoch is None:
-            epoch = self._epochs_called
+        epoch = self._epochs_called if epoch is None else integer("epoch", epoch, below=2**63)
         self._epochs_called = epoch + 1
         return self._steps(feed, epoch)
 
@@ -279,7 +278,8 @@ class Run:
         """
         samples = integer("samples", samples, below=2**63)
         self._ending.arm()
-        if epoch is not None and epoch != self.position.epoch:
+        epoch = self.position.epoch if epoch is None else integer("epoch", epoch, below=2**63)
+        if epoch != self.position.epoch:
             self.position = replace(self.position, epoch=epoch, epoch_samples=0, epoch_batches=0)
         with self._within_generation():
             self._begin()

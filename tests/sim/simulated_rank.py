@@ -18,7 +18,7 @@ from strata.v1.members_pb2 import RankProgress
 JOB: Final = "job"
 GENERATION: Final = 1
 PACE_S: Final = 0.1
-"""How long a session gathers progress before it sends."""
+"""How long an agent's session gathers progress before it sends."""
 
 
 class _Time:
@@ -38,14 +38,18 @@ class _InLoop:
     def at_stop(self, act: object) -> None:
         pass
 
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def soon(self, callback: Any) -> None:
         callback()
 
 
 class Upward:
-    """A session that gathers progress for `PACE_S`, keeps the newest of each rank, and hands it on with its age."""
+    """A session that gathers progress for `pace_s`, keeps the newest of each rank, and hands it on with its age."""
 
-    def __init__(self, deliver: Any) -> None:
+    def __init__(self, deliver: Any, *, pace_s: float = PACE_S) -> None:
+        self._pace_s = pace_s
         self.error = self.world = None
         self._deliver = deliver
         self._newest: dict[int, tuple[RankProgress, float]] = {}
@@ -57,7 +61,7 @@ class Upward:
             self._newest[one.rank] = (one, loop.time() - one.age_ms / 1000)
         if not self._due:
             self._due = True
-            loop.call_later(PACE_S, self._flush)
+            loop.call_later(self._pace_s, self._flush)
 
     def _flush(self) -> None:
         self._due = False
@@ -87,7 +91,7 @@ class Rank:
             world_size=size,
             restore_point=None,
         )
-        session = cast("Session", Upward(deliver))
+        session = cast("Session", Upward(deliver, pace_s=0.0))  # its client gathers
         seat = Seat(session=session, watcher=Watcher(), place=place, owns_member=False)
         self.client = RankClient(seat, cast("BackgroundLoop", _InLoop()))
         self.likes = chance.gauss(1.0, jitter)

@@ -52,6 +52,9 @@ class InLoop:
     def soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def at_stop(self, act: object) -> None:
         """There is no stop: a member ends by being killed, or by leaving."""
 

@@ -17,6 +17,9 @@ class NoThread:
     def at_stop(self, act: object) -> None:
         pass
 
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 

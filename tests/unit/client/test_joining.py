@@ -33,6 +33,9 @@ class SameLoop:
     def at_stop(self, act: object) -> None:
         pass
 
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def submit(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine)
 

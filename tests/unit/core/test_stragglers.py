@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from statistics import median_low
 
 import pytest
 
 from strata.core.stragglers import (
     BEST_OF_STEPS,
     LEAST_STEPS,
+    MOST_STEPS,
     WARM_UP_STEPS,
+    WINDOW_S,
     Paced,
     StepTimes,
     StepWindow,
@@ -86,6 +89,31 @@ def test_a_step_told_again_and_one_that_cost_nothing_do_not_count() -> None:
         found.note(7, 0.1, 0.0, 1.0)
         found.note(8, 0.0, 0.0, 1.0)
     assert found.times is None
+
+
+def test_the_medians_are_those_of_the_steps_of_two_seconds() -> None:
+    """Equal values and a full window are where sorted lists that follow the steps might part from them."""
+    for seed in range(40):
+        chance = random.Random(seed)
+        found, noted, now_s = StepWindow(), [], 0.0
+        for step in range(1, 250):
+            now_s += chance.choice([0.001, 0.02, 0.3, 3.0]) if chance.random() < 0.1 else 0.02
+            cost = (chance.choice([0.1, 0.2, chance.random()]), chance.choice([0.0, 0.01]))
+            found.note(step, *cost, now_s)
+            if step > WARM_UP_STEPS:
+                noted.append((now_s, *cost))
+            newest = noted[-MOST_STEPS:]
+            recent = [each for each in newest if each[0] >= now_s - WINDOW_S]
+            window = recent if len(recent) >= LEAST_STEPS else newest[-LEAST_STEPS:]
+            if len(window) < LEAST_STEPS:
+                assert found.times is None
+                continue
+            times = found.times
+            assert times is not None
+            assert times.median_compute_s == median_low(each[1] for each in window)
+            assert times.median_data_wait_s == median_low(each[2] for each in window)
+            assert (times.compute_s, times.data_wait_s) == cost
+            assert times.cheaper_s == min(sum(each[1:]) for each in window[-2:])
 
 
 # -- all ranks

@@ -133,7 +133,7 @@ class RoomRank:
         *,
         own_s: float | None = None,
         data_wait_s: float | None = None,
-        training: TrainingReport | None = None,
+        training: Callable[[], TrainingReport] | None = None,
     ) -> None:
         self._check()
         self.phases.append(phase)

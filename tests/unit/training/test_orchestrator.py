@@ -42,7 +42,7 @@ class Lone(Port):
         *,
         own_s: float | None = None,
         data_wait_s: float | None = None,
-        training: TrainingReport | None = None,
+        training: Callable[[], TrainingReport] | None = None,
     ) -> None:
         self.check()
 

@@ -51,7 +51,7 @@ class Waiting(Lone):
         *,
         own_s: float | None = None,
         data_wait_s: float | None = None,
-        training: TrainingReport | None = None,
+        training: Callable[[], TrainingReport] | None = None,
     ) -> None:
         self.__dict__.setdefault("phases", []).append(phase)
         super().progress(step, phase)
