@@ -3,7 +3,7 @@
     pins/<attempt>  who pinned it, and why        tags/<name>  the attempt that has this name
 
 What has either is not deleted. A tag that names an attempt which is gone counts for nothing; so that none
-does by a flipped bit, it holds a digest of itself, unless an older release wrote it. One that
+does by a flipped bit, it holds a digest of itself. One that
 cannot be read may name any of them, so nothing is deleted until it is taken away or set anew; it keeps
 no checkpoint from being listed or restored. What no tag can be called, and a folder, is none.
 """
@@ -105,10 +105,7 @@ def _attempt_of(data: bytes, *, what: str) -> str:
     """Return what a tag names; `CheckpointCorrupt` when it is not as it was written."""
     with as_corrupt(what):
         body = json_object(data, NOTE)
-        told = body.pop("self", None)
-        if told is None and body.keys() == {"attempt"}:
-            return str(body["attempt"])  # of before there was a digest
-        if told != digest(json.dumps(body).encode()):
+        if body.pop("self", None) != digest(json.dumps(body).encode()):
             raise ValueError("it differs from its own digest")
         return str(body["attempt"])
 

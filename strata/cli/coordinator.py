@@ -13,7 +13,7 @@ from strata.cli.credentials import TlsCaFile, TlsCertFile, TlsKeyFile, TokenFile
 from strata.config import CoordinatorConfig, split_address
 
 if TYPE_CHECKING:
-    from strata.coordinator.context import PageFactory, ResourceFactory
+    from strata.coordinator.replica import PageFactory, ResourceFactory
 
 
 def coordinator(

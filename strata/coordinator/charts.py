@@ -1,6 +1,6 @@
 """What charts show of each job: recorded once a second from the ranks' reports, at every replica alike.
 
-Every replica hears the reports of all ranks (`members.progress`), so each records for itself, and a replica that is
+Every replica hears the reports of all ranks (`reports.progress`), so each records for itself, and a replica that is
 lost takes no history with it. A replica that starts asks its peers for what was before (`PeerHistory`).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from strata.coordinator.measures import ROUND_BOUNDS_S
-from strata.coordinator.members.progress import ProgressBoard, Reported
+from strata.coordinator.reports.progress import ProgressBoard, Reported
 from strata.core.goodput import DOWN, STEP, Goodput
 from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt, Heat, JobHistory, Kind, Pace, percentile
 from strata.core.job import JobView

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Protocol
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.charts import Charts
 from strata.coordinator.connection_limiter import ConnectionReport
+from strata.coordinator.etcd_members import EtcdMembers
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition
 from strata.coordinator.leadership.election import Election
@@ -23,42 +24,8 @@ from strata.core.keys import ClusterKeys
 from strata.core.store import Store
 from strata.core.timing import Timing
 
-if TYPE_CHECKING:
-    from strata.coordinator.observed import Observed, SoftState
-
-
-NO_LEADER: Final = "it knows no leader"
-"""The error of an etcd member that answers and knows of no leader."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EtcdMember:
-    """One etcd member as its own status call describes it; `error` says why it did not answer."""
-
-    endpoint: str
-    version: str = ""
-    healthy: bool = False
-    leader: bool = False
-    db_size_bytes: int = 0
-    error: str = ""
-    full: bool = False
-    """Whether it reports the alarm NOSPACE."""
-
-
 ReadResource = Callable[[str, Identity | None], Awaitable[bytes]]
 """Returns the resource at a path of the HTTP API; raises why the caller may not have it, or that there is none."""
-
-EtcdMembers = Callable[[], Awaitable[Sequence[EtcdMember]]]
-"""Asks every etcd member for its status, each with a limit of its own; raises for none of them."""
-
-
-@dataclass(slots=True)
-class SoftPlace:
-    """Where the serving half puts itself for `Observed` to find; empty before and after it."""
-
-    state: SoftState | None = None
-    resource: ReadResource | None = None
-    """What returns a resource of the HTTP API as JSON, to whom may look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +58,6 @@ class ReplicaContext:
     rng: random.Random
     charts: Charts
     measures: Measures = field(default_factory=Measures)
-    soft: SoftPlace = field(default_factory=SoftPlace)
     connections: ConnectionReport = field(default_factory=ConnectionReport)
 
 
@@ -112,11 +78,3 @@ class Serving(Protocol):
     async def stop(self) -> None:
         """Take no new session, end those there are so that they move on, close the port."""
         ...
-
-
-ServingFactory = Callable[[ReplicaContext], Serving]
-
-ResourceFactory = Callable[["Observed"], ReadResource]
-
-PageFactory = Callable[["Observed"], Serving]
-"""Makes what serves the status page, the metrics and the probes over HTTP."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from strata.config import Credentials, EtcdConfig
-from strata.coordinator.context import NO_LEADER, EtcdMember
+from strata.coordinator.etcd_members import NO_LEADER, EtcdMember
 from strata.core.etcd_version import EtcdVersion, Fitness, judge
 from strata.errors import ConfigError, StrataError, Unavailable
 from strata.etcd import EtcdStore, MemberStatus, Timing, TlsConfig

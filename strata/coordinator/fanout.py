@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from strata.coordinator.barriers.peers import Peers
 from strata.coordinator.barriers.rounds import Barriers
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper
-from strata.coordinator.members.progress import ProgressBoard
-from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.sessions import Sessions
+from strata.coordinator.peers.links import PeerLinks
+from strata.coordinator.reports.progress import ProgressBoard
+from strata.coordinator.view.rank_indexes import RankIndexes
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView
 from strata.core.records import Phase, PoisonRecord
@@ -57,7 +57,7 @@ class Fanout:
         barriers: Barriers,
         sessions: Sessions,
         keeper: Keeper,
-        peers: Peers,
+        links: PeerLinks,
     ) -> None:
         self._keys = context.keys
         self._view = context.mirror.view
@@ -66,7 +66,7 @@ class Fanout:
         self._barriers = barriers
         self._sessions = sessions
         self._keeper = keeper
-        self._peers = peers
+        self._links = links
 
     def take(self, batch: WatchBatch) -> None:
         """Tell everybody what this batch means to them."""
@@ -87,7 +87,7 @@ class Fanout:
         for job, changes in jobs.items():
             self._tell(job, changes)
         if replicas:
-            _guarded("replicas", self._peers.on_replicas)
+            _guarded("replicas", self._links.on_replicas)
 
     def _tell(self, job: str, changes: _Changes) -> None:
         if changes.world:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.diagnosis import diagnose_job
+from strata.coordinator.diagnosis import Told, diagnose_job
 from strata.core.findings import Finding
 from strata.core.job import JobView, job_names
 from strata.errors import StrataError
@@ -29,8 +29,9 @@ MAX_LOGGED: Final = 1000
 class FindingLog:
     """`run` looks at all jobs while this replica leads; `note` logs what changed with one."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, told: Told) -> None:
         self._context = context
+        self._told = told
         self._open: dict[str, dict[tuple[object, ...], tuple[Finding, float]]] = {}
         """By job: the findings that were logged, and when."""
 
@@ -67,13 +68,9 @@ class FindingLog:
             self._open[job] = open_
 
     def _findings(self, name: str) -> Iterable[Finding]:
-        told = self._context.soft.state
-        if told is None:
-            return ()
         try:
-            return diagnose_job(
-                told, JobView(self._context.mirror.view, self._context.keys.job(name))
-            ).findings
+            job = JobView(self._context.mirror.view, self._context.keys.job(name))
+            return diagnose_job(self._told, job).findings
         except StrataError:  # written by hand: a record, or the name itself
             return ()
 

@@ -19,13 +19,12 @@ from importlib import metadata
 from typing import Final
 
 from strata.config import CoordinatorConfig, split_address
-from strata.coordinator.context import PageFactory, ResourceFactory
 from strata.coordinator.descriptors import raise_limit
 from strata.coordinator.etcd_access import check_versions, connected, member_statuses
 from strata.coordinator.gate import own_identity
 from strata.coordinator.leadership.probe import tcp_probe
-from strata.coordinator.replica import Replica
-from strata.coordinator.server import Server
+from strata.coordinator.replica import PageFactory, Replica, ResourceFactory
+from strata.coordinator.server import Dialer, Server
 from strata.coordinator.service_manager import ServiceManager, told
 from strata.core.authority import Identity
 from strata.core.ids import checked_id
@@ -82,6 +81,7 @@ async def run_coordinator(
                     config,
                     store,
                     Server,
+                    Dialer(config, Timing.derive(config.detect_s)),
                     replica=name,
                     instance=uuid.uuid4().hex,
                     new_uid=uuid.uuid4().hex,

@@ -7,7 +7,7 @@ this replica; only etcd's own state has to be asked for, which happens in the ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -16,11 +16,13 @@ from google.protobuf.message import Message
 from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.context import EtcdMember, ReplicaContext
+from strata.coordinator.context import ReplicaContext
 from strata.coordinator.diagnosis import Diagnoses
+from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.measures import Measures
-from strata.coordinator.members.progress import Reported
+from strata.coordinator.peers.registry import UNHEARD
+from strata.coordinator.reports.progress import Reported
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
 from strata.core.arrivals import OpenRound
@@ -31,7 +33,7 @@ from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
 from strata.core.leadership import leader_of
 from strata.core.view import Entry, View
-from strata.errors import StrataError, Unavailable
+from strata.errors import StrataError
 from strata.observe.loop_lag import LoopLag
 from strata.v1.members_pb2 import MemberDevices, RankEvidence, RankProgress
 
@@ -41,7 +43,9 @@ ETCD_FRESH_S: Final = 2.0
 """How old what is known of etcd's members may be before they are asked again."""
 ETCD_WAIT_S: Final = 1.0
 """How long whoever looks waits for that; then the last answer is shown."""
-UNHEARD: Final = "the replica that answers does not hear it"
+
+
+Call = Callable[[str, Message, Identity | None], Awaitable[Any]]
 
 
 class SoftState(Protocol):
@@ -49,14 +53,6 @@ class SoftState(Protocol):
 
     def session_count(self) -> int:
         """Return how many members and clients this replica serves."""
-        ...
-
-    async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
-        """Answer a unary call, as one that came over gRPC."""
-        ...
-
-    def hears(self, job: str, worker: str, boot: str) -> bool:
-        """Tell whether this boot of a member has a transport here, registered or not, or had one a moment ago."""
         ...
 
     def ready_peers(self) -> Collection[InstanceId]:
@@ -109,8 +105,12 @@ class ReplicaState:
 class Observed:
     """One replica, to be looked at. `run` measures, and asks etcd when somebody wants to know."""
 
-    def __init__(self, context: ReplicaContext, store: MeasuredStore, *, version: str) -> None:
+    def __init__(
+        self, context: ReplicaContext, store: MeasuredStore, soft: SoftState, call: Call, *, version: str
+    ) -> None:
         self.context = context
+        self.soft = soft
+        self._call = call
         self.version = version
         self._store = store
         self.chronicle = Chronicle(context.mirror.view, context.keys, context.measures, context.unix_now)
@@ -155,11 +155,6 @@ class Observed:
     def charts(self) -> Charts:
         return self.context.charts
 
-    @property
-    def soft(self) -> SoftState | None:
-        """The serving half, once there is one."""
-        return self.context.soft.state
-
     def is_healthy(self) -> tuple[bool, str]:
         """Say whether this process turns as it should, and if not, why."""
         worst_s = self.lag.worst_s()
@@ -182,8 +177,6 @@ class Observed:
 
     def diagnosis(self, name: str) -> Diagnosis:
         """Return what is wrong with a job, as of at most a second ago; `StrataError` if it cannot be read."""
-        if self.soft is None:
-            return Diagnosis()
         return self._diagnoses.of(self.soft, JobView(self.view, self.keys.job(name)))
 
     def job_phases(self) -> Mapping[str, str]:
@@ -209,9 +202,7 @@ class Observed:
 
     async def call(self, name: str, request: Message, identity: Identity | None) -> Any:
         """Answer an operator's call, by its name in session.proto; `Unavailable` while this replica does not serve."""
-        if self.soft is None:
-            raise Unavailable("this replica does not serve yet, or no longer", hint="ask another replica")
-        return await self.soft.call(name, request, identity)
+        return await self._call(name, request, identity)
 
     def epoch(self) -> int | None:
         """Return the epoch in which this replica may act as leader at this moment, or None."""
@@ -291,6 +282,6 @@ class Observed:
         if entry.record.instance == self.context.instance:
             ready, reason = self.is_ready()
         else:
-            ready = self.soft is not None and entry.record.instance in self.soft.ready_peers()
+            ready = entry.record.instance in self.soft.ready_peers()
             reason = "" if ready else UNHEARD
         return ReplicaState(entry=entry, leader=leader, ready=ready, reason=reason)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from strata.core.authority import METHODS, Identity, Role, refusal
+from strata.core.authority import Identity, Role, refusal
 from strata.errors import PermissionDenied, StrataError
+from strata.v1.worlds_pb2 import ListJobsResponse
 
 
 def check(refused: StrataError | None) -> None:
@@ -14,11 +15,10 @@ def check(refused: StrataError | None) -> None:
         raise refused
 
 
-def check_call(identity: Identity | None, name: str, request: Any, cluster: str) -> None:
-    """Return if `identity` may make this call, by its name in session.proto; else raise the refusal."""
+def check_call(identity: Identity | None, method: str, request: Any, cluster: str) -> None:
+    """Return if `identity` may make this call of a method, "Worlds.GetJob"; else raise the refusal."""
     if identity is None:
         return
-    method = METHODS.get(name, name)
     fields = request.DESCRIPTOR.fields_by_name
     body = request.registration if "registration" in fields else request
     job: str | None
@@ -37,7 +37,7 @@ def hide_others(identity: Identity | None, response: Any) -> None:
     """Take out of a list of jobs those that `identity` may not look at; its pages go on as they were."""
     if identity is None or not identity.jobs or identity.role is Role.COORDINATOR:
         return
-    if "jobs" in response.DESCRIPTOR.fields_by_name:
+    if isinstance(response, ListJobsResponse):
         seen = [job for job in response.jobs if job.name in identity.jobs]
         del response.jobs[:]
         response.jobs.extend(seen)

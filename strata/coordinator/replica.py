@@ -5,8 +5,8 @@
     committer                         commit what is complete
     election, government              lead, if it falls to this replica
 
-A TaskGroup owns all of it. Nothing here knows grpc: the serving half comes as a factory, so that
-the simulation runs the same replica on faked links.
+A TaskGroup owns all of it. Nothing here knows grpc: the transport of the serving half comes as a factory, so
+that the simulation runs the same replica on faked links.
 """
 
 from __future__ import annotations
@@ -21,29 +21,24 @@ import structlog
 
 from strata.config import CoordinatorConfig
 from strata.coordinator.charts import Charts
-from strata.coordinator.context import (
-    EtcdMember,
-    EtcdMembers,
-    PageFactory,
-    ReplicaContext,
-    ResourceFactory,
-    Serving,
-    ServingFactory,
-)
+from strata.coordinator.context import ReadResource, ReplicaContext, Serving
 from strata.coordinator.controllers.committer import Committer
 from strata.coordinator.controllers.loop import drive
+from strata.coordinator.dry_run import DryRuns
+from strata.coordinator.etcd_members import EtcdMember, EtcdMembers
 from strata.coordinator.finding_log import FindingLog
+from strata.coordinator.government import Government
 from strata.coordinator.health import Health
 from strata.coordinator.leadership.deposition import Deposition, Prober, cannot_tell
 from strata.coordinator.leadership.election import Election
-from strata.coordinator.leadership.government import Government
 from strata.coordinator.leadership.heartbeat import Heartbeat
 from strata.coordinator.leadership.registration import Registration
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import Observed
+from strata.coordinator.peers.links import Dial
+from strata.coordinator.service import Service
 from strata.coordinator.view.invariant_audit import InvariantAudit
 from strata.coordinator.view.mirror import Mirror
-from strata.coordinator.writes.dry_run import DryRuns
 from strata.coordinator.writes.executor import Executor
 from strata.coordinator.writes.measured import MeasuredStore
 from strata.core import records
@@ -55,6 +50,12 @@ from strata.errors import StrataError
 from strata.observe import get_logger
 
 log = get_logger()
+
+ServingFactory = Callable[[ReplicaContext, Service, ReadResource | None], Serving]
+"""Puts a service behind a transport; the last returns a resource of the HTTP API."""
+ResourceFactory = Callable[[Observed], ReadResource]
+PageFactory = Callable[[Observed], Serving]
+"""Makes what serves the status page, the metrics and the probes over HTTP."""
 
 PARTING_S: Final = 3.0
 """How long a stopping replica tries to tell etcd that it goes."""
@@ -78,6 +79,7 @@ class Replica:
         config: CoordinatorConfig,
         store: Store,
         serving: ServingFactory,
+        dial: Dial,
         *,
         replica: str,
         instance: str,
@@ -155,10 +157,12 @@ class Replica:
             charts=Charts(mirror.view, keys, unix_now=unix_now, clock=clock),
             measures=measures,
         )
-        self.observed = Observed(self.context, measured, version=version)
-        if resources is not None:
-            self.context.soft.resource = resources(self.observed)
-        self._government = Government(self.context, heartbeat)
+        self.service = Service(self.context, dial)
+        self.observed = Observed(
+            self.context, measured, self.service.live, self.service.call, version=version
+        )
+        self._read = None if resources is None else resources(self.observed)
+        self._government = Government(self.context, heartbeat, self.service.keeper.hears)
 
     def is_ready(self) -> tuple[bool, str]:
         """Say whether members may be sent here, and if not, why."""
@@ -218,7 +222,7 @@ class Replica:
         """Serve and, if elected, lead until `stopping` is done; then part in good order."""
         context = self.context
         committer = Committer(keys=context.keys, mirror=context.mirror, executor=context.executor)
-        async with _served(self._serving(context)) as (serving, address):
+        async with _served(self._serving(context, self.service, self._read)) as (serving, address):
             registration = self._register(address)
             running = [
                 tasks.create_task(serving.run(), name="serving"),
@@ -229,7 +233,7 @@ class Replica:
                 tasks.create_task(context.election.run(address=address), name="election"),
                 tasks.create_task(self._government.run(), name="government"),
                 tasks.create_task(context.deposition.run(), name="deposition"),
-                tasks.create_task(FindingLog(context).run(), name="findings"),
+                tasks.create_task(FindingLog(context, self.service.live).run(), name="findings"),
             ]
             log.info(
                 "replica_serves",

@@ -23,37 +23,22 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from strata.config import CoordinatorConfig, is_loopback, split_address
+from strata.coordinator.calls.admin import AdminCalls
+from strata.coordinator.calls.table import SERVICES, Calls
 from strata.coordinator.connection_limiter import ConnectionLimiter, connection_shares
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReadResource, ReplicaContext
 from strata.coordinator.gate import Gate
+from strata.coordinator.rpc.handlers import Handlers
+from strata.coordinator.rpc.owing import Ledger
+from strata.coordinator.rpc.streams import Streams
 from strata.coordinator.service import Service
-from strata.coordinator.servicers.admin import AdminServicer
-from strata.coordinator.servicers.answering import Desk
-from strata.coordinator.servicers.barriers import BarriersServicer
-from strata.coordinator.servicers.checkpoints import CheckpointsServicer
-from strata.coordinator.servicers.datasets import DatasetsServicer
-from strata.coordinator.servicers.decoding import Decoding
-from strata.coordinator.servicers.members import MembersServicer
-from strata.coordinator.servicers.owing import Ledger
-from strata.coordinator.servicers.recovery import RecoveryServicer
-from strata.coordinator.servicers.streams import PeersServicer, SessionsServicer, WatchServicer
-from strata.coordinator.servicers.worlds import WorldsServicer
 from strata.core.debts import DebtLimits, Debts
 from strata.core.timing import Timing
 from strata.errors import ConfigError, Unavailable
 from strata.observe import get_logger
 from strata.security.tls import read_pem
 from strata.session.link import MAX_MESSAGE_BYTES, Link
-from strata.v1 import admin_pb2_grpc as admin
-from strata.v1 import barriers_pb2_grpc as barriers
-from strata.v1 import checkpoints_pb2_grpc as checkpoints
-from strata.v1 import datasets_pb2_grpc as datasets
-from strata.v1 import members_pb2_grpc as members
 from strata.v1 import peers_pb2_grpc as peers
-from strata.v1 import recovery_pb2_grpc as recovery
-from strata.v1 import session_pb2_grpc as session
-from strata.v1 import watch_pb2_grpc as watch
-from strata.v1 import worlds_pb2_grpc as worlds
 from strata.v1.peers_pb2 import PeerDown, PeerUp
 from strata.wire.status import translated
 from strata.wire.streams import dialled
@@ -69,31 +54,30 @@ MAX_STREAMS: Final = 64
 """At once on one connection; a client lets more calls wait. A supervisor has one stream for all its ranks, and
 streams that are reset cost memory and time by this number: see ADR 0047."""
 DEBTS: Final = DebtLimits()
-PACKAGE: Final = "strata.v1"
-SERVICES: Final = (
-    "Admin",
-    "Barriers",
-    "Checkpoints",
-    "Datasets",
-    "Members",
-    "Peers",
-    "Recovery",
-    "Sessions",
-    "Watch",
-    "Worlds",
-)
-
 log = get_logger()
 
 
 class Server:
     """The serving half of a replica over gRPC; a `Serving`."""
 
-    def __init__(self, context: ReplicaContext, debts: DebtLimits = DEBTS) -> None:
+    def __init__(
+        self,
+        context: ReplicaContext,
+        service: Service,
+        read: ReadResource | None = None,
+        debts: DebtLimits = DEBTS,
+    ) -> None:
         self._context = context
         self._gate = Gate(context.config, now=_now, measures=context.measures)
         self._ledger = Ledger(measures=context.measures, debts=Debts(limits=debts))
-        self._service = Service(context, Dialer(context.config, context.timing))
+        self._service = service
+        admin = AdminCalls(
+            context,
+            read,
+            peer_ready=lambda instance: instance in service.peers.ready(),
+            sessions=service.keeper.sessions,
+        )
+        self._calls = Calls(context.mirror, service.rows, admin.rows(), cluster=context.keys.cluster)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._limits = connection_shares(context.config).grpc
@@ -103,14 +87,14 @@ class Server:
     async def start(self) -> str:
         config = self._context.config
         options = server_options(self._context.timing, most_connections=self._limits.most)
-        server = grpc.aio.server(options=options, interceptors=[Decoding()])
+        server = grpc.aio.server(options=options)
         self._add_services(server)
         _host, port = split_address("coordinator.listen", config.listen)
         bound = bind(server, config)
         self._limiter = ConnectionLimiter(bound, self._limits, self._context.connections, self._gate)
         await server.start()
         self._server = server
-        for name in ("", *(f"{PACKAGE}.{service}" for service in SERVICES)):
+        for name in ("", *(service.full_name for service in SERVICES.values())):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         if config.advertise:
             return config.advertise
@@ -146,27 +130,12 @@ class Server:
         return self._tasks.create_task(logic)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        service, gate, ledger = self._service, self._gate, self._ledger
-        calls = Desk(calls=service.calls, gate=gate, ledger=ledger)
-        session.add_SessionsServicer_to_server(SessionsServicer(service, gate, ledger, self._spawn), server)
-        peers.add_PeersServicer_to_server(PeersServicer(service, gate, ledger, self._spawn), server)
-        watch.add_WatchServicer_to_server(WatchServicer(service, gate, ledger), server)
-        members.add_MembersServicer_to_server(MembersServicer(calls), server)
-        worlds.add_WorldsServicer_to_server(WorldsServicer(calls), server)
-        barriers.add_BarriersServicer_to_server(BarriersServicer(calls), server)
-        checkpoints.add_CheckpointsServicer_to_server(CheckpointsServicer(calls), server)
-        datasets.add_DatasetsServicer_to_server(DatasetsServicer(calls), server)
-        recovery.add_RecoveryServicer_to_server(RecoveryServicer(calls), server)
-        status = AdminServicer(
-            self._context,
-            calls,
-            peer_ready=lambda instance: instance in service.peers.ready(),
-            sessions=service.keeper.sessions,
-        )
-        admin.add_AdminServicer_to_server(status, server)
+        streams = Streams(self._service, self._gate, self._ledger, self._spawn)
+        handlers = Handlers(self._calls, self._gate, self._ledger, streams.by_method())
+        server.add_generic_rpc_handlers((handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (*(f"{PACKAGE}.{name}" for name in SERVICES), health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        names = [service.full_name for service in SERVICES.values()]
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 def server_options(timing: Timing, *, most_connections: int) -> list[tuple[str, int]]:

@@ -193,10 +193,6 @@ def call_name(method: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method.rpartition(".")[2]).lower()
 
 
-METHODS: Final[Mapping[str, str]] = {call_name(method): method for method in RULES}
-"""Every method by the name of its call."""
-
-
 def refusal(
     identity: Identity | None,
     method: str,

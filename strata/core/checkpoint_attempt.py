@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from strata.core.ids import WorkerId
@@ -137,28 +136,6 @@ def abort_attempt(
             ),
         ),
     )
-
-
-def idle_acks(job: JobView) -> Iterator[Entry[CheckpointRecord]]:
-    """Yield the attempts that were given up and have acks still: a replica of an older release gave them up."""
-    for entry in job.checkpoints():
-        record = entry.record
-        if record.state is not CheckpointState.ABORTED:
-            continue
-        acks = job.keys.acks(record.step, record.generation, record.attempt)
-        if job.view.names(acks) and _forget_acks(job, record):
-            yield entry
-
-
-def next_forgetting(job: JobView) -> Decision:
-    """Decide to forget the acks of the first attempt that was given up and has some; for the leader."""
-    for entry in idle_acks(job):
-        record = entry.record
-        return Decision(
-            reason=f"the acks of step {record.step}, which was given up, are cleared away",
-            txn=Txn(compares=(unchanged(entry.key, entry.mod_revision),), success=_forget_acks(job, record)),
-        )
-    return Decision(reason="no attempt that was given up has acks")
 
 
 def _forget_acks(job: JobView, record: CheckpointRecord) -> tuple[Delete, ...]:

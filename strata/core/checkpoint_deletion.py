@@ -266,16 +266,8 @@ def _finish(job: JobView, held: Entry[CheckpointRecord], tier: str, host: str) -
 
 
 def dying_tiers(record: CheckpointRecord) -> list[str]:
-    """Return the copies whose bytes are to be removed: all that are left, once the record is a tombstone.
-
-    A replica of an older version writes that of the record alone.
-    """
-    whole = record.state is CheckpointState.DELETING
-    return [
-        name
-        for name, tier in tiers_of(record).items()
-        if tier.state is TierState.DELETING or (whole and tier.state is not TierState.REMOVED)
-    ]
+    """Return the copies whose bytes are to be removed: all that are left, once the record is a tombstone."""
+    return [name for name, tier in tiers_of(record).items() if tier.state is TierState.DELETING]
 
 
 def _other_hosts(job: JobView, record: CheckpointRecord, tier: str, host: str) -> set[str]:

@@ -124,14 +124,11 @@ def restore_point(job: JobView, hosts: Collection[str] | None = None) -> Restore
 def asked_back(job: JobView) -> Entry[Rewind] | None:
     """Return the request to go back, while it counts: it is over once its checkpoint cannot be restored.
 
-    So it is once a world has begun since: that world's head took the key away, or is of an older release.
-    Neither comes back, so what rests on a request that is over need not compare why it is.
+    It does not come back, so what rests on a request that is over need not compare why it is. The head of the
+    world that goes back takes the key away.
     """
-    rewind, head = job.rewind(), job.head()
-    if rewind is None or rewind_target(job, rewind.record) is None:
-        return None
-    begun = head is not None and not head.record.forming and head.mod_revision > rewind.mod_revision
-    return None if begun else rewind
+    rewind = job.rewind()
+    return None if rewind is None or rewind_target(job, rewind.record) is None else rewind
 
 
 def rewind_target(job: JobView, rewind: Rewind) -> CheckpointRecord | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import idle_acks
 from strata.core.checkpoint_deletion import fork_reference
 from strata.core.checkpoint_records import Reference, Tag
 from strata.core.checkpoint_tiers import present_on, tiers_of
@@ -292,13 +291,18 @@ def _catalog(job: JobView) -> Iterator[str]:
             yield f"{what} is committed without a manifest's digest"
         if record.state is CheckpointState.COMMITTED and not present_on(record):
             yield f"{what} is committed and on no tier"
+        where = (record.step, record.generation, record.attempt)
+        if (
+            record.state is CheckpointState.ABORTED
+            and all(tier.shared for tier in record.tiers.values())
+            and job.view.names(job.keys.acks(*where))
+        ):
+            yield f"{what} was given up and has acks"
         if (record.origin is not None) != (record.generation == 0):
             yield f"{what} has {'an' if record.origin else 'no'} origin"
         if record.origin is not None and job.view.get(fork_reference(job, record)) is None:
             yield f"{what} is a fork, and nothing keeps its source"
         yield from _uses(job, record, what)
-    for entry in idle_acks(job):
-        yield f"checkpoint ({entry.record.step}, {entry.record.generation}) was given up and has acks"
 
 
 def _uses(job: JobView, record: CheckpointRecord, what: str) -> Iterator[str]:

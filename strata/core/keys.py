@@ -8,6 +8,7 @@ no key can therefore hold a `/` that is not ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from strata.core.ids import checked_id
 from strata.errors import InvalidArgument
@@ -73,7 +74,7 @@ class ClusterKeys:
 
     def job(self, job: str) -> JobKeys:
         """Return the keys of one job; `InvalidArgument` when the name cannot be one."""
-        return JobKeys(self.jobs + checked_id("job", job) + "/")
+        return _job_keys(self.jobs, job)
 
     def job_of(self, key: str) -> str | None:
         """Return the job that `key` belongs to, or None."""
@@ -335,3 +336,9 @@ class JobKeys:
     @property
     def importing(self) -> str:
         return f"{self.root}import"
+
+
+@lru_cache(maxsize=1024)
+def _job_keys(jobs: str, name: str) -> JobKeys:
+    """Return the keys of a job, checked once: every message names one."""
+    return JobKeys(jobs + checked_id("job", name) + "/")

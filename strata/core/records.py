@@ -248,7 +248,7 @@ class Asked:
 
     notice: StopNotice
     revision: int
-    written: int = 0
+    written: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ last save would be lost. So the leader first asks them, by a key of its own besi
     BEGIN                     absent                      the key is written
     BEGIN                     present                     they train on; after the grace the next world
     BEGIN, SAVED              present                     the next world
-    LAST, or CLOSING          any                         nothing: the training is about to end
+    CLOSING                   any                         nothing: the training is about to end
 
 The barriers are what `strata.init` does anyhow, so no other word of the ranks is needed: a
 released round is in every view. A death ends the generation as ever, and a notice, which anybody
@@ -28,8 +28,6 @@ from strata.core.view import Entry
 
 BEGIN_BARRIER: Final = "strata.begin"
 """Where ranks that heed notices meet when they are ready for their first step."""
-LAST_BARRIER: Final = "strata.save.last"
-"""Where ranks of an older Strata meet before the save with which their training ends."""
 CLOSING_BARRIER: Final = "strata.closing"
 """Where the first rank that is about to be done is alone: others may evaluate."""
 SAVED_BARRIER: Final = "strata.stop.saved"
@@ -52,7 +50,7 @@ def finished(job: JobView, generation: int) -> bool:
 
 def is_ending(job: JobView, generation: int) -> bool:
     """Tell whether a rank is about to be done: it makes its last save, waits to, or leaves."""
-    return job.met(LAST_BARRIER, generation) or job.met(CLOSING_BARRIER, generation)
+    return job.met(CLOSING_BARRIER, generation)
 
 
 def is_late(reshape: Entry[Reshape], asked_s: Mapping[int, float]) -> bool:

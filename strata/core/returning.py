@@ -63,8 +63,8 @@ def patience_ms(*, lost: bool) -> int:
 
 
 def return_s(head: WorldHead) -> float:
-    """Return for how long this forming world waits; heads of an older version do not say it."""
-    return head.patience_ms / 1000 or LOST_S
+    """Return for how long this forming world waits."""
+    return head.patience_ms / 1000
 
 
 def not_back(head: WorldHead, here: Mapping[str, Entry[Worker]]) -> tuple[str, ...]:

@@ -121,17 +121,12 @@ def leaving(
 
 def remembered(asked: Iterable[Asked], asked_s: Mapping[int, float]) -> tuple[Asked, ...]:
     """Return the requests to leave that still count."""
-    return tuple(one for one in asked if not _over(one.notice, asked_s.get(_written(one), 0.0), GONE_S))
+    return tuple(one for one in asked if not _over(one.notice, asked_s.get(one.written, 0.0), GONE_S))
 
 
 def is_late(notice: Entry[StopNotice], asked_s: Mapping[int, float]) -> bool:
     """Tell whether the ranks had all the time that a notice gave them, and `LATE_S`."""
     return _over(notice.record, asked_s.get(notice.mod_revision, 0.0), LATE_S)
-
-
-def _written(asked: Asked) -> int:
-    """Return the revision at which a request's time began anew: heads of an older version say one only."""
-    return asked.written or asked.revision
 
 
 def _over(notice: StopNotice, since_s: float, more_s: float) -> bool:
@@ -144,7 +139,7 @@ def revisions(job: JobView) -> set[int]:
     if head is None:
         return set()
     notice = job.notice(head.record.generation)
-    found = {_written(one) for one in head.record.asked}
+    found = {one.written for one in head.record.asked}
     if head.record.returning:
         found.add(head.mod_revision)
     if notice is not None:
@@ -158,7 +153,7 @@ def next_deadline_s(job: JobView, asked_s: Mapping[int, float]) -> float | None:
     head = job.head()
     if head is None:
         return None
-    requests = [(one.notice, _written(one)) for one in head.record.asked]
+    requests = [(one.notice, one.written) for one in head.record.asked]
     notice = job.notice(head.record.generation)
     if notice is not None:
         requests.append((notice.record, notice.mod_revision))

@@ -46,10 +46,15 @@ class View:
 
     def __init__(self) -> None:
         self.revision = 0
-        self.size = 0
-        """How many keys there are."""
         self._root = _Node()
+        self._keys: dict[str, _Node] = {}
+        """The nodes of keys that exist, for who asks by the whole key: every message asks for several."""
         self._derived: dict[str, tuple[int, Any]] = {}
+
+    @property
+    def size(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
 
     # -- feeding
 
@@ -73,7 +78,8 @@ class View:
             )
             for key in sorted(old.keys() - fresh.keys())
         ]
-        self._root, self.size = _Node(), 0
+        self._root = _Node()
+        self._keys.clear()
         self._derived.clear()
         for kv in fresh.values():
             self._put(kv)
@@ -95,12 +101,12 @@ class View:
 
     def get(self, key: str) -> KeyValue | None:
         """Return what lies under `key`, or None."""
-        node = self._find(key)
+        node = self._keys.get(key)
         return node.kv if node is not None else None
 
     def entry(self, key: str, cls: type[R]) -> Entry[R] | None:
         """Return the record under `key`, or None; `PoisonRecord` when it is not a `cls`."""
-        node = self._find(key)
+        node = self._keys.get(key)
         return self._entry(node, cls) if node is not None else None
 
     def record(self, key: str, cls: type[R]) -> R | None:
@@ -194,22 +200,22 @@ class View:
         return node.entry
 
     def _put(self, kv: KeyValue) -> None:
-        node = self._root
-        for part in kv.key.split("/"):
-            node = node.children.setdefault(part, _Node())
-        self.size += node.kv is None
+        node = self._keys.get(kv.key)
+        if node is None:
+            node = self._root
+            for part in kv.key.split("/"):
+                node = node.children.setdefault(part, _Node())
+            self._keys[kv.key] = node
         node.kv, node.entry = kv, None
 
     def _delete(self, key: str) -> None:
         self._derived.pop(key, None)
+        if self._keys.pop(key, None) is None:
+            return
         parts = key.split("/")
         path = [self._root]
         for part in parts:
-            child = path[-1].children.get(part)
-            if child is None:
-                return
-            path.append(child)
-        self.size -= path[-1].kv is not None
+            path.append(path[-1].children[part])
         path[-1].kv = path[-1].entry = None
         for parent, part in zip(reversed(path[:-1]), reversed(parts), strict=True):
             node = parent.children[part]

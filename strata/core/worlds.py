@@ -236,7 +236,7 @@ class _Planner:
         Else another plan is right: that they save first, that they are left to end, that all is done.
         """
         view, keys, generation = self.job.view, self.job.keys, self.situation.generation
-        names = (reshaping.BEGIN_BARRIER, reshaping.LAST_BARRIER, reshaping.CLOSING_BARRIER)
+        names = (reshaping.BEGIN_BARRIER, reshaping.CLOSING_BARRIER)
         floors = (keys.barrier_floor(name, generation) for name in names)
         return [
             *(unchanged(floor, view.mod_revision(floor)) for floor in floors),

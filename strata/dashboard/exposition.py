@@ -80,7 +80,7 @@ def _latest(_source: Source, job: JobView) -> float | None:
 
 
 def _open(source: Source, job: JobView) -> float:
-    return 0 if source.soft is None else sum(1 for _ in source.soft.open_rounds(job.keys.name))
+    return sum(1 for _ in source.soft.open_rounds(job.keys.name))
 
 
 def _phases(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -100,11 +100,11 @@ def _diagnoses(source: Source, jobs: Sequence[str]) -> Iterator[Metric]:
     """Yield what is wrong with jobs. Each rank is looked at once a scrape: there may be thousands."""
     families = [GaugeMetricFamily(name, says, labels=("job",)) for name, says in DIAGNOSES]
     findings = GaugeMetricFamily(FINDING, FINDING_SAYS, labels=("job", *FINDING_LABELS))
-    for name in jobs if source.soft is not None else ():
+    for name in jobs:
         try:
             job = JobView(source.view, source.keys.job(name))
             world = job.world()
-            if world is None or source.soft is None:
+            if world is None:
                 continue
             said = source.soft.progress(name, world.head.generation, range(world.head.size))
             found = diagnose_world(source.soft, job, said, world)
@@ -175,12 +175,12 @@ def _devices(read: Callable[[DeviceStatus], float | None]) -> Read:
     """Return a reader that has one value for each accelerator whose driver offers it."""
 
     def samples(source: Source, jobs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
-        for name in jobs if source.soft is not None else ():
+        for name in jobs:
             try:
                 world = JobView(source.view, source.keys.job(name)).world()
             except StrataError:  # written by hand: a record, or the name itself
                 continue
-            if world is None or source.soft is None:
+            if world is None:
                 continue
             for worker, device in world_devices(source.soft, name, world):
                 if (value := read(device)) is not None:
@@ -247,7 +247,7 @@ GAUGES: Final = (
     _Gauge(
         "strata_sessions",
         "Members and clients that this replica serves.",
-        _one(lambda s: 0 if s.soft is None else s.soft.session_count()),
+        _one(lambda s: s.soft.session_count()),
     ),
     _Gauge(
         "strata_connections",
@@ -258,7 +258,7 @@ GAUGES: Final = (
     _Gauge(
         "strata_peers_ready",
         "Other replicas that said within the last second that they are ready.",
-        _one(lambda s: 0 if s.soft is None else len(s.soft.ready_peers())),
+        _one(lambda s: len(s.soft.ready_peers())),
     ),
     _Gauge(
         "strata_replicas",

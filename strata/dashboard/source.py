@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Happening
 from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.context import EtcdMember
+from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.measures import Measures
 from strata.coordinator.observed import ReplicaState, SoftState
 from strata.core.authority import Identity
@@ -43,7 +43,7 @@ class Source(Protocol):
     @property
     def charts(self) -> Charts: ...
     @property
-    def soft(self) -> SoftState | None: ...
+    def soft(self) -> SoftState: ...
 
     def is_healthy(self) -> tuple[bool, str]: ...
     def is_ready(self) -> tuple[bool, str]: ...

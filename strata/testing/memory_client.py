@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult, WatchBatch
 from strata.errors import StrataError, Unavailable
+from strata.testing.memory_etcd import MemoryEtcd
 from strata.testing.memory_watch import MemoryWatch
 from strata.testing.mvcc import Revision
 from strata.testing.network import Call, Fate, Kind, Network, PromptNetwork
 from strata.testing.processes import BETWEEN
-
-if TYPE_CHECKING:
-    from strata.testing.memory_store import MemoryStore
 
 _T = TypeVar("_T")
 
@@ -29,7 +27,7 @@ class MemoryClient:
 
     def __init__(
         self,
-        store: MemoryStore,
+        store: MemoryEtcd,
         name: str,
         *,
         network: Network | None,

@@ -11,21 +11,39 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from strata.core.store import Compacted
 from strata.core.txn import WatchBatch
 from strata.errors import InvalidArgument, StrataError
+from strata.testing.memory_etcd import MemoryEtcd
 from strata.testing.mvcc import Revision, covers
 
-if TYPE_CHECKING:
-    from strata.testing.memory_client import MemoryClient
+
+class Connection(Protocol):
+    """What a watch needs of the client that it belongs to."""
+
+    store: MemoryEtcd
+    progress_s: float
+    cut_off: bool
+
+    def attach(self, watch: MemoryWatch) -> None:
+        """Begin to feed a watch."""
+        ...
+
+    def detach(self, watch: MemoryWatch) -> None:
+        """Stop feeding a watch."""
+        ...
+
+    def watch_delay_s(self, batch: WatchBatch) -> float:
+        """Return how long this batch travels."""
+        ...
 
 
 class MemoryWatch:
     """An asynchronous iterator of `WatchBatch`, to be entered as a context; see `Store.watch`."""
 
-    def __init__(self, client: MemoryClient, key: str, range_end: str | None, *, start_revision: int) -> None:
+    def __init__(self, client: Connection, key: str, range_end: str | None, *, start_revision: int) -> None:
         if start_revision < 1:
             raise InvalidArgument(f"a watch starts at a revision above 0, not {start_revision}")
         if not key:

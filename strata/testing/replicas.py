@@ -6,14 +6,14 @@ import asyncio
 import random
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReadResource, ReplicaContext
 from strata.coordinator.replica import Replica
 from strata.coordinator.service import Service
 from strata.core.view import View
 from strata.testing.links import Switchboard
 from strata.testing.memory_client import MemoryClient
 from strata.testing.processes import Process
-from strata.testing.serving import MemoryServing, memory_probe
+from strata.testing.serving import MemoryServing, memory_dial, memory_probe
 
 
 class MemoryReplica:
@@ -41,6 +41,7 @@ class MemoryReplica:
             config or CoordinatorConfig(),
             client,
             self._serve,
+            memory_dial(board, name),
             replica=name,
             instance=f"instance-{name}-{run}",
             new_uid=new_uid,
@@ -51,8 +52,8 @@ class MemoryReplica:
         )
         self.context: ReplicaContext = self.replica.context
 
-    def _serve(self, context: ReplicaContext) -> MemoryServing:
-        self.serving = MemoryServing(self._board, context)
+    def _serve(self, _context: ReplicaContext, service: Service, _read: ReadResource | None) -> MemoryServing:
+        self.serving = MemoryServing(self._board, self.name, service)
         return self.serving
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -66,8 +67,7 @@ class MemoryReplica:
 
     @property
     def service(self) -> Service:
-        assert self.serving is not None
-        return self.serving.service
+        return self.replica.service
 
     @property
     def view(self) -> View:

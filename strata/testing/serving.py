@@ -1,30 +1,25 @@
 """The serving half of a replica over links in memory: the shipped `Service`, only the links faked.
 
-A replica made with `memory_serving(board)` takes members at its own name: `board.dial("me", "r1")`
-is a session with replica r1.
+A replica takes members at its own name: `board.dial("me", "r1")` is a session with replica r1.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
-from strata.coordinator.context import ReplicaContext, ServingFactory
 from strata.coordinator.leadership.deposition import Prober
+from strata.coordinator.peers.links import Dial
 from strata.coordinator.service import Service
 from strata.core.deposition import Probe
 from strata.errors import Unavailable
-from strata.session.link import Link
 from strata.testing.links import Switchboard
-from strata.v1.peers_pb2 import PeerDown, PeerUp
 
 
-def memory_serving(board: Switchboard) -> ServingFactory:
-    """Return what serves a replica on `board` under its own name."""
-    return partial(MemoryServing, board)
+def memory_dial(board: Switchboard, caller: str) -> Dial:
+    """Return what opens links of the replica `caller` to its peers."""
+    return lambda address: board.dial(caller, peer_door(address))
 
 
 def peer_door(address: str) -> str:
@@ -46,10 +41,10 @@ def memory_probe(board: Switchboard, caller: str) -> Prober:
 class MemoryServing:
     """A `Serving`: sessions at the replica's name, links of peers at `peer_door` of it."""
 
-    def __init__(self, board: Switchboard, context: ReplicaContext) -> None:
+    def __init__(self, board: Switchboard, name: str, service: Service) -> None:
         self._board = board
-        self._name = context.replica
-        self.service = Service(context, self._dial)
+        self._name = name
+        self.service = service
         self._tasks: asyncio.TaskGroup | None = None
         self._gone = False
 
@@ -78,9 +73,6 @@ class MemoryServing:
         self._gone = True  # another run may listen under this name from now on
         self._board.hang_up(self._name)
         self._board.hang_up(peer_door(self._name))
-
-    def _dial(self, address: str) -> AbstractAsyncContextManager[Link[PeerDown, PeerUp]]:
-        return self._board.dial(self._name, peer_door(address))
 
     def _spawn(self, logic: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         if self._tasks is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from strata.config import CoordinatorConfig
 from strata.config.loading import settings
 from strata.coordinator.calls.pages import ANSWER_BYTES
-from strata.coordinator.view.watches import QUEUE_EVENTS
+from strata.coordinator.calls.watches import QUEUE_EVENTS
 from strata.core.authority import RULES, Role
 from strata.core.debts import DebtLimits
 from strata.core.rates import Holdings, Rate

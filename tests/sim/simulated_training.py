@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strata.client.stall_watch import Actions, StallWatch
-from strata.coordinator.members.progress import ProgressBoard
+from strata.coordinator.reports.progress import ProgressBoard
 from strata.core.arrivals import OpenRound
 from strata.core.ids import BootId, InstanceId, WorkerId
 from strata.core.job import JobView

@@ -162,9 +162,7 @@ class ClusterShelf:
                 after.tiers[name].CopyFrom(rules)
             if tier:
                 after.tiers[tier].CopyFrom(keep)
-            request = SetRetentionRequest(job=self.client.job, retention=after)
-            if found.HasField("revision"):  # else a replica of an older release answered
-                request.if_revision = found.revision
+            request = SetRetentionRequest(job=self.client.job, retention=after, if_revision=found.revision)
             try:
                 self.client.call(request)
             except Conflict:

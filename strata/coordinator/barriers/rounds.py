@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from strata.coordinator.barriers.counters import Counters
 from strata.coordinator.barriers.forwarding import Forwarding
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.view.rank_indexes import RankIndexes
 from strata.core.barriers import (
     Arrival,
     BarrierBook,

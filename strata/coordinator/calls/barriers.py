@@ -9,15 +9,16 @@ for the same round, as long as the barrier takes. An arrival for a finished roun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from strata.coordinator.barriers.rounds import Barriers
-from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import PAGE_BYTES, fill, page
+from strata.coordinator.calls.table import Row
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.ranks import RankIndexes
+from strata.coordinator.view.rank_indexes import RankIndexes
+from strata.core.authority import Identity
 from strata.core.barriers import Arrival, BarrierKey
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
@@ -55,15 +56,18 @@ class BarrierCalls:
         self._barriers = barriers
         self._waiting: dict[_Call, BarrierKey] = {}
 
-    def table(self) -> Mapping[str, Answer]:
-        return {"wait_barrier": self.wait, "list_barriers": self.list}
+    def rows(self) -> Iterator[Row]:
+        yield Row(method="Barriers.WaitBarrier", answer=self.wait)
+        yield Row(method="Barriers.ListBarriers", answer=self.list)
 
     def part(self) -> None:
         """Send every waiting call elsewhere: this replica stops."""
         for call, key in self._waiting.items():
             call.refused(key, (), Unavailable("this replica stops", hint=_AGAIN))
 
-    async def wait(self, request: pb.WaitBarrierRequest) -> pb.WaitBarrierResponse:
+    async def wait(
+        self, request: pb.WaitBarrierRequest, _identity: Identity | None
+    ) -> pb.WaitBarrierResponse:
         """Return the outcome once the round is released; raise how else it ended.
 
         `Unavailable` while it is open. A caller that goes away has arrived all the same.
@@ -120,7 +124,9 @@ class BarrierCalls:
     def _job(self, name: str) -> JobView:
         return JobView(self._context.mirror.view, self._context.keys.job(name))
 
-    async def list(self, request: pb.ListBarriersRequest) -> pb.ListBarriersResponse:
+    async def list(
+        self, request: pb.ListBarriersRequest, _identity: Identity | None
+    ) -> pb.ListBarriersResponse:
         now_ms = asyncio.get_running_loop().time() * 1000
         job = await existing_job(self._context, request.job)
         open_rounds = [

@@ -2,102 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
 
-from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import page
+from strata.coordinator.calls.table import Find, Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
+from strata.core import checkpoint_pins as pins
 from strata.core import checkpoints as core
-from strata.core.checkpoint_pins import tagged
+from strata.core.authority import Identity
+from strata.core.checkpoint_chores import decide_adopt
+from strata.core.checkpoint_copies import decide_report_copy
+from strata.core.checkpoint_damage import decide_report_damage
+from strata.core.checkpoint_fork import decide_fork, decide_rewind, find_committed
+from strata.core.ids import checked_id
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord
 from strata.core.save_hold import decide_hold_saves
-from strata.core.txn import Decision
 from strata.core.view import Entry
-from strata.errors import CheckpointNotFound
+from strata.errors import CheckpointNotFound, InvalidArgument, NotFound, StrataError, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
 from strata.wire import checkpoints as wire
 
-Find = Callable[[JobView], Entry[CheckpointRecord] | None]
+READER_TTL_S: Final = 60
+MAX_READER_TTL_S: Final = 3600
+
+
+def catalog(context: ReplicaContext) -> Iterator[Row]:
+    """Yield what saves make, pin, copy, judge and take away."""
+    changes = partial(change, context)
+    yield changes(
+        "Checkpoints.BeginCheckpoint",
+        wire.begin_request,
+        lambda job, wanted: core.decide_begin(job, wanted, now_unix_ms=int(context.unix_now() * 1000)),
+        _shown(_of_author),
+    )
+    yield changes("Checkpoints.AckCheckpoint", wire.ack_request, core.decide_ack, _shown(_of_author))
+    yield changes("Checkpoints.SealCheckpoint", wire.seal_request, core.decide_seal, _shown(_of_author))
+    yield changes(
+        "Checkpoints.AbortCheckpoint",
+        _by_author,
+        lambda job, r: core.decide_abort(
+            job, author=wire.author(r.author), step=r.step, attempt=r.attempt, reason=r.reason
+        ),
+        _shown(_of_author),
+    )
+    yield changes(
+        "Checkpoints.HoldSaves",
+        _by_author,
+        lambda job, r: decide_hold_saves(
+            job, author=wire.author(r.author), step=r.step, reason=r.reason, host=r.host
+        ),
+    )
+    yield changes(
+        "Checkpoints.PinCheckpoint",
+        as_it_is,
+        lambda job, r: pins.decide_pin(job, step=r.step, attempt=r.attempt, who=r.who, why=r.why),
+        _shown(_named),
+    )
+    yield changes(
+        "Checkpoints.UnpinCheckpoint",
+        as_it_is,
+        lambda job, r: pins.decide_unpin(job, step=r.step, attempt=r.attempt),
+        _shown(_named),
+    )
+    yield changes(
+        "Checkpoints.TagCheckpoint",
+        _with_tag,
+        lambda job, r: pins.decide_tag(job, tag=r.tag, step=r.step, attempt=r.attempt, who=r.who),
+        _shown(lambda job, r: pins.tagged(job, r.tag)),
+    )
+    yield changes(
+        "Checkpoints.UntagCheckpoint",
+        _with_tag,
+        lambda job, r: pins.decide_untag(job, tag=r.tag, step=r.step, attempt=r.attempt),
+    )
+    yield changes(
+        "Checkpoints.DeleteCheckpoint",
+        as_it_is,
+        lambda job, r: core.decide_delete(
+            job, step=r.step, attempt=r.attempt, finished=r.finished, tier=r.tier, host=r.host
+        ),
+        _shown(_named),
+    )
+    yield changes("Checkpoints.ReportCopy", wire.copy_request, decide_report_copy, _shown(_named))
+    yield changes("Checkpoints.ReportDamage", wire.damage_report, decide_report_damage, _shown(_named))
+    yield changes("Checkpoints.AdoptCheckpoint", wire.adopt_request, decide_adopt, _shown(_named))
+    calls = CatalogCalls(context)
+    yield Row(method="Checkpoints.GetCheckpoint", answer=calls.get)
+    yield Row(method="Checkpoints.ListCheckpoints", answer=calls.list)
+    yield Row(method="Checkpoints.OpenCheckpoint", answer=calls.open)
+    yield Row(method="Checkpoints.CloseCheckpoint", answer=calls.close)
+    yield Row(method="Checkpoints.ForkCheckpoint", answer=calls.fork)
+    yield Row(method="Checkpoints.RewindJob", answer=calls.rewind)
+
+
+def _by_author(request: Any) -> Any:
+    wire.author(request.author)  # it is decoded where it is used, and refused here
+    return request
+
+
+def _with_tag(request: Any) -> Any:
+    checked_id("tag", request.tag)
+    return request
+
+
+def _of_author(job: JobView, wanted: Any) -> Entry[CheckpointRecord] | None:
+    return job.checkpoint(wanted.step, wanted.author.generation)
+
+
+def _named(job: JobView, wanted: Any) -> Entry[CheckpointRecord] | None:
+    return core.find(job, wanted.step, wanted.attempt)
+
+
+def _shown(find: Callable[[JobView, Any], Entry[CheckpointRecord] | None]) -> Find:
+    return lambda job, wanted: _show(job, find(job, wanted))
+
+
+def _show(job: JobView, entry: Entry[CheckpointRecord] | None) -> Mapping[str, Any]:
+    """Return the field with a checkpoint, none if that is gone."""
+    return {} if entry is None else {"checkpoint": wire.checkpoint_message(job, entry)}
 
 
 class CatalogCalls:
-    """Answers what `Checkpoints` offers."""
+    """What is more than one decision."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
 
-    def table(self) -> Mapping[str, Answer]:
-        return {
-            "begin_checkpoint": self.begin,
-            "ack_checkpoint": self.ack,
-            "seal_checkpoint": self.seal,
-            "abort_checkpoint": self.abort,
-            "hold_saves": self.hold,
-            "get_checkpoint": self.get,
-            "list_checkpoints": self.list,
-            "pin_checkpoint": self.pin,
-            "unpin_checkpoint": self.unpin,
-            "delete_checkpoint": self.delete,
-        }
-
-    async def begin(self, request: pb.BeginCheckpointRequest) -> pb.BeginCheckpointResponse:
-        wanted = wire.begin_request(request)
-        now_unix_ms = int(self._context.unix_now() * 1000)
-        found = await self._settled(
-            request.job,
-            lambda job: core.decide_begin(job, wanted, now_unix_ms=now_unix_ms),
-            lambda job: job.checkpoint(wanted.step, wanted.author.generation),
-        )
-        return pb.BeginCheckpointResponse(checkpoint=found)
-
-    async def ack(self, request: pb.AckCheckpointRequest) -> pb.AckCheckpointResponse:
-        wanted = wire.ack_request(request)
-        found = await self._settled(
-            request.job,
-            lambda job: core.decide_ack(job, wanted),
-            lambda job: job.checkpoint(wanted.step, wanted.author.generation),
-        )
-        return pb.AckCheckpointResponse(checkpoint=found)
-
-    async def seal(self, request: pb.SealCheckpointRequest) -> pb.SealCheckpointResponse:
-        wanted = wire.seal_request(request)
-        found = await self._settled(
-            request.job,
-            lambda job: core.decide_seal(job, wanted),
-            lambda job: job.checkpoint(wanted.step, wanted.author.generation),
-        )
-        return pb.SealCheckpointResponse(checkpoint=found)
-
-    async def abort(self, request: pb.AbortCheckpointRequest) -> pb.AbortCheckpointResponse:
-        author = wire.author(request.author)
-        found = await self._settled(
-            request.job,
-            lambda job: core.decide_abort(
-                job, author=author, step=request.step, attempt=request.attempt, reason=request.reason
-            ),
-            lambda job: job.checkpoint(request.step, author.generation),
-        )
-        return pb.AbortCheckpointResponse(checkpoint=found)
-
-    async def hold(self, request: pb.HoldSavesRequest) -> pb.HoldSavesResponse:
-        author = wire.author(request.author)
-        await self._settled(
-            request.job,
-            lambda job: decide_hold_saves(
-                job, author=author, step=request.step, reason=request.reason, host=request.host
-            ),
-            lambda job: None,
-        )
-        return pb.HoldSavesResponse()
-
-    async def get(self, request: pb.GetCheckpointRequest) -> pb.GetCheckpointResponse:
+    async def get(self, request: pb.GetCheckpointRequest, _identity: Identity | None) -> Any:
         def find(job: JobView) -> Entry[CheckpointRecord] | None:
             if request.latest:
                 return core.newest(job)
             if request.tag:
-                return tagged(job, request.tag)
+                return pins.tagged(job, request.tag)
             named = core.find(job, request.step, request.attempt)
             if request.before:
                 return None if named is None else core.newest(job, before=core.counts(job, named.record))
@@ -112,7 +153,7 @@ class CatalogCalls:
             raise _absent(request)
         return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_doubts(job, entry))
 
-    async def list(self, request: pb.ListCheckpointsRequest) -> pb.ListCheckpointsResponse:
+    async def list(self, request: pb.ListCheckpointsRequest, _identity: Identity | None) -> Any:
         job = job_view(self._context, request.job)
         if job.latest() is None:  # a fork has checkpoints before it has a member
             job = await existing_job(self._context, request.job)
@@ -125,50 +166,97 @@ class CatalogCalls:
         )
         return pb.ListCheckpointsResponse(checkpoints=found, next_page_token=after)
 
-    async def pin(self, request: pb.PinCheckpointRequest) -> pb.PinCheckpointResponse:
-        found = await self._settled(
+    # -- readers, each on a lease of its own
+
+    async def open(self, request: pb.OpenCheckpointRequest, _identity: Identity | None) -> Any:
+        """Register a reader, or renew the lease of the one that there is."""
+        ttl_s = request.ttl_s or READER_TTL_S
+        if not 1 <= ttl_s <= MAX_READER_TTL_S:
+            raise InvalidArgument(f"ttl_s is {ttl_s}", hint=f"1 to {MAX_READER_TTL_S} seconds, or 0")
+        checked_id("reader", request.reader)
+        lease, granted = await self._lease(request, ttl_s)
+        try:
+            job = await settled(
+                self._context,
+                request.job,
+                lambda job: pins.decide_open(
+                    job,
+                    step=request.step,
+                    attempt=request.attempt,
+                    reader=request.reader,
+                    who=request.who,
+                    lease=lease,
+                ),
+            )
+        except StrataError as error:
+            if granted and not error.retryable:  # else the registration may still take effect
+                await self._revoke(lease)
+            if isinstance(error, NotFound):
+                raise Unavailable("the reader's lease ran out before it was registered") from error
+            raise
+        return pb.OpenCheckpointResponse(**_show(job, _named(job, request)))
+
+    async def _lease(self, request: pb.OpenCheckpointRequest, ttl_s: int) -> tuple[int, bool]:
+        """Return the reader's lease, renewed, and whether it is a new one."""
+        if held := self._held(request):
+            with contextlib.suppress(NotFound):  # it ran out: a new one takes its place
+                await self._context.store.keep_alive(held)
+                return held, False
+        return (await self._context.store.grant(ttl_s)).id, True
+
+    async def close(self, request: pb.CloseCheckpointRequest, _identity: Identity | None) -> Any:
+        checked_id("reader", request.reader)
+        held = self._held(request)
+        await settled(
+            self._context,
             request.job,
-            lambda job: core.decide_pin(
-                job, step=request.step, attempt=request.attempt, who=request.who, why=request.why
+            lambda job: pins.decide_close_reader(
+                job, step=request.step, attempt=request.attempt, reader=request.reader
             ),
-            lambda job: core.find(job, request.step, request.attempt),
         )
-        return pb.PinCheckpointResponse(checkpoint=found)
+        if held:
+            await self._revoke(held)
+        return pb.CloseCheckpointResponse()
 
-    async def unpin(self, request: pb.UnpinCheckpointRequest) -> pb.UnpinCheckpointResponse:
-        found = await self._settled(
-            request.job,
-            lambda job: core.decide_unpin(job, step=request.step, attempt=request.attempt),
-            lambda job: core.find(job, request.step, request.attempt),
-        )
-        return pb.UnpinCheckpointResponse(checkpoint=found)
+    def _held(self, request: pb.OpenCheckpointRequest | pb.CloseCheckpointRequest) -> int:
+        job = job_view(self._context, request.job)
+        return pins.reader_lease(job, step=request.step, attempt=request.attempt, reader=request.reader)
 
-    async def delete(self, request: pb.DeleteCheckpointRequest) -> pb.DeleteCheckpointResponse:
-        found = await self._settled(
+    async def _revoke(self, lease: int) -> None:
+        with contextlib.suppress(StrataError):  # it runs out by itself
+            await self._context.store.revoke(lease)
+
+    # -- beginning elsewhere
+
+    async def fork(self, request: pb.ForkCheckpointRequest, _identity: Identity | None) -> Any:
+        await existing_job(self._context, request.source_job)
+        source = self._context.keys.job(request.source_job)
+        job = await settled(
+            self._context,
             request.job,
-            lambda job: core.decide_delete(
+            lambda job: decide_fork(
                 job,
+                JobView(job.view, source),
                 step=request.step,
                 attempt=request.attempt,
-                finished=request.finished,
-                tier=request.tier,
-                host=request.host,
+                tag=request.tag,
+                latest=request.latest,
             ),
-            lambda job: core.find(job, request.step, request.attempt),
         )
-        return pb.DeleteCheckpointResponse(checkpoint=found)
+        return pb.ForkCheckpointResponse(**_show(job, next(job.checkpoints(), None)))
 
-    # -- inside
-
-    async def _settled(
-        self, name: str, decide: Callable[[JobView], Decision], find: Find
-    ) -> pb.Checkpoint | None:
-        """Carry the decision out; return the record as the view then shows it, None if it is gone."""
-        keys = self._context.keys.job(name)
-        await self._context.executor.settle(lambda view: decide(JobView(view, keys)), coalesce=True)
-        job = job_view(self._context, name)
-        entry = find(job)
-        return None if entry is None else wire.checkpoint_message(job, entry)
+    async def rewind(self, request: pb.RewindJobRequest, _identity: Identity | None) -> Any:
+        """A request that names no generation means the one that is current now, however often this is decided."""
+        head = (await existing_job(self._context, request.job)).head()
+        generation = request.generation or (head.record.generation if head is not None else 0)
+        job = await settled(
+            self._context,
+            request.job,
+            lambda job: decide_rewind(
+                job, generation=generation, step=request.step, attempt=request.attempt, who=request.who
+            ),
+        )
+        return pb.RewindJobResponse(**_show(job, find_committed(job, request.step, request.attempt)))
 
 
 def _absent(request: pb.GetCheckpointRequest) -> CheckpointNotFound:

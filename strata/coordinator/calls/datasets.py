@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import fill, of_state, page
+from strata.coordinator.calls.table import Row, change
 from strata.coordinator.context import ReplicaContext
 from strata.core import datasets as core
+from strata.core.authority import Identity
 from strata.core.job import JobView
 from strata.core.records import Assignment, DatasetSpec
 from strata.core.view import Entry
@@ -27,23 +28,23 @@ class DatasetCalls:
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
 
-    def table(self) -> Mapping[str, Answer]:
-        return {
-            "register_dataset": self.register,
-            "get_assignment": self.get_assignment,
-            "list_datasets": self.list,
-        }
+    def rows(self) -> Iterator[Row]:
+        def registered(_job: JobView, wanted: tuple[str, DatasetSpec]) -> dict[str, Any]:
+            return {"dataset": wire.dataset_message(*wanted)}
 
-    async def register(self, request: pb.RegisterDatasetRequest) -> pb.RegisterDatasetResponse:
-        """Create the dataset; its shards are assigned once the job has a world."""
-        name, spec = request.dataset.name, wire.dataset_spec(request.dataset)
-        keys = self._context.keys.job(request.job)
-        await self._context.executor.settle(
-            lambda view: core.decide_register_dataset(JobView(view, keys), name, spec), coalesce=True
+        yield change(
+            self._context,
+            "Datasets.RegisterDataset",  # its shards are assigned once the job has a world
+            lambda request: (request.dataset.name, wire.dataset_spec(request.dataset)),
+            lambda job, wanted: core.decide_register_dataset(job, *wanted),
+            registered,
         )
-        return pb.RegisterDatasetResponse(dataset=wire.dataset_message(name, spec))
+        yield Row(method="Datasets.GetAssignment", answer=self.get_assignment)
+        yield Row(method="Datasets.ListDatasets", answer=self.list)
 
-    async def get_assignment(self, request: pb.GetAssignmentRequest) -> pb.GetAssignmentResponse:
+    async def get_assignment(
+        self, request: pb.GetAssignmentRequest, _identity: Identity | None
+    ) -> pb.GetAssignmentResponse:
         """Before the job has a world nobody owns a shard: assign_epoch is 0 and owners is empty."""
         job = job_view(self._context, request.job)
         try:
@@ -79,7 +80,9 @@ class DatasetCalls:
         fill(answer, [*named, *owned], key=lambda one: one[0], part=part, request=request)
         return answer
 
-    async def list(self, request: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
+    async def list(
+        self, request: pb.ListDatasetsRequest, _identity: Identity | None
+    ) -> pb.ListDatasetsResponse:
         job = await existing_job(self._context, request.job)
         found, after = page(
             _datasets(job),

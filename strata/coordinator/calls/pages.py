@@ -16,7 +16,7 @@ from strata.wire.pages import merge
 T = TypeVar("T")
 
 ANSWER_BYTES: Final = 256 << 10
-"""What the answer to a unary call may have; `servicers.answering` holds all of them to it."""
+"""What the answer to a unary call may have; `rpc.handlers` holds all of them to it."""
 PAGE_BYTES: Final = ANSWER_BYTES - (2 << 10)
 """What a page's items may have: both tokens need room as well."""
 MAX_TOKEN: Final = 512

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from strata.checkpoint.manifest import rank_manifest_name
 from strata.coordinator.calls.datasets import assignments, pieces
-from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job
 from strata.coordinator.calls.pages import fill, of_state
+from strata.coordinator.calls.table import Row
 from strata.coordinator.context import ReplicaContext
+from strata.core.authority import Identity
 from strata.core.datasets import shards_of
 from strata.core.ids import checked_id
 from strata.core.recovery import ranks_of, recovery_point
@@ -24,10 +25,12 @@ class RecoveryCalls:
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
 
-    def table(self) -> Mapping[str, Answer]:
-        return {"get_recovery": self.get_recovery}
+    def rows(self) -> Iterator[Row]:
+        yield Row(method="Recovery.GetRecovery", answer=self.get_recovery)
 
-    async def get_recovery(self, request: pb.RecoveryRequest) -> pb.RecoveryResponse:
+    async def get_recovery(
+        self, request: pb.RecoveryRequest, _identity: Identity | None
+    ) -> pb.RecoveryResponse:
         """A job that has no world yet has an empty answer."""
         checked_id("worker", request.worker_id)
         job = await existing_job(self._context, request.job)

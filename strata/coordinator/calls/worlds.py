@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import fill, of_state, page
+from strata.coordinator.calls.table import Row, as_it_is, change, settled
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.diagnosis import diagnose_job
+from strata.coordinator.diagnosis import Told, diagnose_job
+from strata.core.authority import Identity
 from strata.core.job import JobView, World, job_names
 from strata.core.job_requests import decide_delete, decide_resume, decide_scale
 from strata.core.stopping import decide_stop
-from strata.core.txn import Decision
 from strata.errors import InvalidArgument, StaleGeneration
 from strata.v1 import worlds_pb2
 from strata.wire import worlds as wire
@@ -24,24 +25,34 @@ from strata.wire import worlds as wire
 class WorldCalls:
     """Answers what `Worlds` offers."""
 
-    def __init__(self, context: ReplicaContext) -> None:
+    def __init__(self, context: ReplicaContext, told: Told) -> None:
         self._context = context
+        self._told = told
         self._answers: WeakKeyDictionary[World, dict[str, worlds_pb2.GetWorldResponse]] = WeakKeyDictionary()
         """What is said of the members of a world, each page made once: thousands may ask."""
 
-    def table(self) -> Mapping[str, Answer]:
-        return {
-            "get_world": self.get_world,
-            "list_jobs": self.list_jobs,
-            "get_job": self.get_job,
-            "list_generations": self.list_generations,
-            "scale_job": self.scale_job,
-            "stop_job": self.stop_job,
-            "resume_job": self.resume_job,
-            "delete_job": self.delete_job,
-        }
+    def rows(self) -> Iterator[Row]:
+        def changed(job: JobView, _request: Any) -> Mapping[str, Any]:
+            return {"job": self._job(job)}
 
-    async def get_world(self, request: worlds_pb2.GetWorldRequest) -> worlds_pb2.GetWorldResponse:
+        changes = partial(change, self._context, exists=True)
+        yield changes(
+            "Worlds.ScaleJob",
+            as_it_is,
+            lambda job, r: decide_scale(job, min_workers=r.min_workers, max_workers=r.max_workers),
+            changed,
+        )
+        yield changes("Worlds.ResumeJob", as_it_is, lambda job, _request: decide_resume(job), changed)
+        yield changes("Worlds.DeleteJob", as_it_is, lambda job, _request: decide_delete(job))
+        yield Row(method="Worlds.StopJob", answer=self.stop_job)
+        yield Row(method="Worlds.GetJob", answer=self.get_job)
+        yield Row(method="Worlds.GetWorld", answer=self.get_world)
+        yield Row(method="Worlds.ListGenerations", answer=self.list_generations)
+        yield Row(method="Worlds.ListJobs", answer=self.list_jobs)
+
+    async def get_world(
+        self, request: worlds_pb2.GetWorldRequest, _identity: Identity | None
+    ) -> worlds_pb2.GetWorldResponse:
         """A job that has no world yet has an empty answer."""
         job = await existing_job(self._context, request.job)
         world = job.world()
@@ -75,7 +86,9 @@ class WorldCalls:
         answer.ClearField("world")
         return answer
 
-    async def list_jobs(self, request: worlds_pb2.ListJobsRequest) -> worlds_pb2.ListJobsResponse:
+    async def list_jobs(
+        self, request: worlds_pb2.ListJobsRequest, _identity: Identity | None
+    ) -> worlds_pb2.ListJobsResponse:
         jobs, after = page(
             job_names(self._context.mirror.view, self._context.keys),
             key=str,
@@ -85,20 +98,21 @@ class WorldCalls:
         )
         return worlds_pb2.ListJobsResponse(jobs=jobs, next_page_token=after)
 
-    async def get_job(self, request: worlds_pb2.GetJobRequest) -> worlds_pb2.GetJobResponse:
+    async def get_job(
+        self, request: worlds_pb2.GetJobRequest, _identity: Identity | None
+    ) -> worlds_pb2.GetJobResponse:
         return worlds_pb2.GetJobResponse(job=self._job(await existing_job(self._context, request.job)))
 
     def _job(self, job: JobView) -> worlds_pb2.Job:
         """Return a job with what is wrong with its ranks, as far as this replica heard."""
         message = wire.job_message(job)
-        if (told := self._context.soft.state) is not None:
-            found = diagnose_job(told, job)
-            message.trouble = found.says
-            message.suspects.extend(found.suspects)
+        found = diagnose_job(self._told, job)
+        message.trouble = found.says
+        message.suspects.extend(found.suspects)
         return message
 
     async def list_generations(
-        self, request: worlds_pb2.ListGenerationsRequest
+        self, request: worlds_pb2.ListGenerationsRequest, _identity: Identity | None
     ) -> worlds_pb2.ListGenerationsResponse:
         """The newest first; a limit below 0 is a mistake."""
         if request.limit < 0:
@@ -114,14 +128,9 @@ class WorldCalls:
         )
         return worlds_pb2.ListGenerationsResponse(generations=generations, next_page_token=after)
 
-    async def scale_job(self, request: worlds_pb2.ScaleJobRequest) -> worlds_pb2.ScaleJobResponse:
-        job = await self._decided(
-            request.job,
-            lambda job: decide_scale(job, min_workers=request.min_workers, max_workers=request.max_workers),
-        )
-        return worlds_pb2.ScaleJobResponse(job=self._job(job))
-
-    async def stop_job(self, request: worlds_pb2.StopJobRequest) -> worlds_pb2.StopJobResponse:
+    async def stop_job(
+        self, request: worlds_pb2.StopJobRequest, _identity: Identity | None
+    ) -> worlds_pb2.StopJobResponse:
         """A request for the current generation means the one it first finds, and no later one twice."""
         while True:
             asked = wire.stop_request(request)
@@ -131,7 +140,7 @@ class WorldCalls:
             current = head.record.generation if head is not None else 0
             asked = replace(asked, generation=asked.generation or current)
             try:
-                await self._decided(request.job, partial(decide_stop, request=asked))
+                await settled(self._context, request.job, partial(decide_stop, request=asked))
             except StaleGeneration:
                 if request.generation:
                     raise
@@ -140,17 +149,3 @@ class WorldCalls:
             return worlds_pb2.StopJobResponse(
                 notice=None if notice is None else wire.notice_message(asked.generation, notice.record)
             )
-
-    async def resume_job(self, request: worlds_pb2.ResumeJobRequest) -> worlds_pb2.ResumeJobResponse:
-        job = await self._decided(request.job, decide_resume)
-        return worlds_pb2.ResumeJobResponse(job=self._job(job))
-
-    async def delete_job(self, request: worlds_pb2.DeleteJobRequest) -> worlds_pb2.DeleteJobResponse:
-        await self._decided(request.job, decide_delete)
-        return worlds_pb2.DeleteJobResponse()
-
-    async def _decided(self, name: str, decide: Callable[[JobView], Decision]) -> JobView:
-        """Settle a decision about a job that exists; return the job as it then is."""
-        job = await existing_job(self._context, name)
-        await self._context.executor.settle(lambda view: decide(JobView(view, job.keys)))
-        return job

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from strata.coordinator.context import EtcdMembers
+from strata.coordinator.etcd_members import EtcdMembers
 from strata.coordinator.view.mirror import Mirror
 from strata.core.store import Store
 from strata.core.txn import WatchBatch

@@ -13,7 +13,6 @@ from typing import Final
 from strata.coordinator.controllers.jobs import JobQueue
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.fence import Fence
-from strata.core.checkpoint_attempt import next_forgetting
 from strata.core.checkpoint_damage import next_confirmation
 from strata.core.job import JobView
 from strata.core.keys import ClusterKeys
@@ -69,7 +68,6 @@ class RetentionController:
 
 
 def _next(job: JobView, now_unix_ms: int) -> Decision:
-    for decide in (next_confirmation, next_forgetting):
-        if (found := decide(job)).txn is not None:
-            return found
+    if (found := next_confirmation(job)).txn is not None:
+        return found
     return next_tombstone(job, now_unix_ms=now_unix_ms)

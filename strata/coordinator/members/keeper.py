@@ -23,6 +23,7 @@ The other way round, a transport ends when the view shows that its member is not
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
 from typing import Final, Protocol
 
@@ -36,6 +37,7 @@ from strata.core.txn import Decision
 from strata.core.view import Entry, View
 from strata.errors import StaleIncarnation, StrataError, Unavailable
 from strata.observe import get_logger
+from strata.v1.members_pb2 import MemberHeard
 
 log = get_logger()
 
@@ -54,6 +56,11 @@ class Transport(Protocol):
 
     def dismiss(self, error: StrataError) -> None:
         """End: the member is not served by this transport any more."""
+        ...
+
+    @property
+    def heard_s(self) -> float:
+        """When the member last sent something, on the loop's clock."""
         ...
 
     def quiet_s(self) -> float:
@@ -114,12 +121,8 @@ class Keeper:
             older.dismiss(Unavailable("a newer session of the same process took over", hint=""))
         self.look(*key)
 
-    def lose(self, transport: Transport, *, broke: bool = True, silent: bool = False) -> None:
-        """Take note that a transport is down.
-
-        `broke`: neither side ended it on purpose. `silent`: its member had `detect_s` for a sign of life
-        here, if it was served here for so long.
-        """
+    def lose(self, transport: Transport, *, broke: bool = True) -> None:
+        """Take note that a transport is down. `broke`: neither side ended it on purpose."""
         key = (transport.job, transport.worker)
         boots = self._transports.get(key, {})
         if boots.get(transport.boot) is not transport:
@@ -131,6 +134,7 @@ class Keeper:
             self._context.health.lost(left=self.sessions())
         self._note_last(key, transport)
         now, timing = asyncio.get_running_loop().time(), self._context.timing
+        silent = transport.quiet_s() >= timing.detect_s
         named_since = self._named_since_s(key, transport.boot)
         if silent and not transport.incarnation and now < named_since + timing.detect_s:
             # a hand-over that took effect late: until then it may have given its signs elsewhere, and for
@@ -146,9 +150,17 @@ class Keeper:
         """Return the transport of this boot, if it is up."""
         return self._transports.get((job, worker), {}).get(BootId(boot))
 
-    def transports(self, job: str, worker: str) -> list[Transport]:
-        """Return the transports of a worker that are up, one a boot."""
-        return list(self._transports.get((job, worker), {}).values())
+    def heard(self, job: str) -> Iterator[MemberHeard]:
+        """Yield when each member of a job that is served here was last heard."""
+        now_s = asyncio.get_running_loop().time()
+        for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
+            for transport in self._transports.get((job, worker), {}).values():
+                if transport.incarnation:
+                    yield MemberHeard(
+                        worker_id=worker,
+                        incarnation=transport.incarnation,
+                        age_ms=max(0, int(1000 * (now_s - transport.heard_s))),
+                    )
 
     def hears(self, job: str, worker: str, boot: str) -> bool:
         """Tell whether this boot is at the door, registered or not, or was so lately that it may be back."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from strata.coordinator.barriers.rounds import Barriers
-from strata.coordinator.calls.dispatch import Caller, Calls
+from strata.coordinator.calls.table import Caller, Calls
 from strata.coordinator.context import ReplicaContext
-from strata.coordinator.members.progress import ProgressBoard
-from strata.coordinator.members.ranks import RankIndex, RankIndexes
+from strata.coordinator.reports.progress import ProgressBoard
 from strata.coordinator.view import floors
+from strata.coordinator.view.rank_indexes import RankIndex, RankIndexes
 from strata.core.authority import Identity
 from strata.core.barriers import BarrierKey
 from strata.core.job import JobView

@@ -14,6 +14,7 @@ from typing import Final
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper
 from strata.coordinator.members.registrar import Registrar
+from strata.coordinator.members.registry import SessionRegistry
 from strata.coordinator.members.session import House, MemberSession
 from strata.coordinator.permission import check_session
 from strata.coordinator.view import floors
@@ -30,7 +31,7 @@ from strata.errors import InvalidArgument, StrataError, Unavailable
 from strata.observe import get_logger
 from strata.session.link import Link
 from strata.session.served import End, Limits, Session, serve
-from strata.v1 import members_pb2, session_pb2
+from strata.v1 import session_pb2
 from strata.v1.session_pb2 import Down, Up
 from strata.wire import checkpoints as checkpoint_wire
 from strata.wire import members as member_wire
@@ -52,13 +53,12 @@ their end. No more are in flight at once."""
 class Sessions:
     """Every session with a member that this replica serves."""
 
-    def __init__(self, house: House, keeper: Keeper, registrar: Registrar) -> None:
+    def __init__(self, house: House, registry: SessionRegistry, keeper: Keeper, registrar: Registrar) -> None:
         self._house = house
+        self._registry = registry
         self._context: ReplicaContext = house.context
         self._keeper = keeper
         self._registrar = registrar
-        self._by_job: dict[str, dict[MemberSession, None]] = {}
-        """In the order they came, so that a run can be repeated."""
         self._acks_for_sealer = _News(SEALER_NEWS_S, partial(self._tell_save, sealer=True))
         self._acks_for_others = _News(OTHERS_NEWS_S, partial(self._tell_save, sealer=False))
         self._limits = Limits(tick_s=house.context.timing.tick_s)
@@ -90,35 +90,10 @@ class Sessions:
     def move_all(self, addresses: Iterable[str], reason: str) -> None:
         """Send every member to another replica."""
         where = list(addresses)
-        for members in list(self._by_job.values()):
-            for member in list(members):
-                if not member.parting:
-                    self._moved.add()
-                    member.move(where, reason)
-
-    def ranks(self, job: str) -> Iterator[int]:
-        """Yield the ranks of the job's world that have their session here."""
-        index = self._house.ranks.of(job)
-        if index is not None:
-            for member in self._by_job.get(job, ()):
-                yield from index.ranks(member.worker, member.incarnation)
-
-    def heard(self, job: str) -> Iterator[members_pb2.MemberHeard]:
-        """Yield when each member of a job that is served here was last heard."""
-        now_s = asyncio.get_running_loop().time()
-        for member in self._by_job.get(job, ()):
-            yield members_pb2.MemberHeard(
-                worker_id=member.worker,
-                incarnation=member.incarnation,
-                age_ms=max(0, int(1000 * (now_s - member.heard_s))),
-            )
-
-    def inspect(self, job: str, rank: int) -> None:
-        """Ask the member that runs a rank for evidence, if it is served here."""
-        index = self._house.ranks.of(job)
-        for member in self._by_job.get(job, ()) if index is not None else ():
-            if index is not None and rank in index.ranks(member.worker, member.incarnation):
-                member.send(Down(inspect=session_pb2.Inspect(generation=index.head.generation, rank=rank)))
+        for member in self._registry.everybody():
+            if not member.parting:
+                self._moved.add()
+                member.move(where, reason)
 
     # -- the life of a session
 
@@ -173,7 +148,7 @@ class Sessions:
     def _open(self, member: MemberSession, entry: Entry[Worker]) -> None:
         """Welcome a member and tell it all that it may have missed."""
         member.welcome(entry)
-        self._by_job.setdefault(member.job, {})[member] = None
+        self._registry.add(member)
         job = self._job(member.job)
         if job.head() is not None or job.view.get(job.keys.phase) is not None:
             self._tell_world(job, (member,))
@@ -182,10 +157,7 @@ class Sessions:
         log.info("session_opened", job=member.job, worker=member.worker, incarnation=member.incarnation)
 
     def _ended(self, member: MemberSession, end: End) -> None:
-        members = self._by_job.get(member.job, {})
-        members.pop(member, None)
-        if not members:
-            self._by_job.pop(member.job, None)
+        self._registry.remove(member)
         log.info("session_ended", job=member.job, worker=member.worker, incarnation=member.incarnation)
         self._keeper.lose(member, broke=end is End.BROKEN)
 
@@ -193,12 +165,12 @@ class Sessions:
 
     def on_world(self, job: str) -> None:
         """Tell the members of a job its new head or phase, or that its ranks are asked to stop."""
-        if members := self._by_job.get(job):
+        if members := self._registry.of(job):
             self._tell_world(self._job(job), members)
 
     def on_save(self, job: str, step: int, generation: int) -> None:
         """Tell the members of a job that a save changed: now if it ended, else soon."""
-        if not self._by_job.get(job):
+        if not self._registry.of(job):
             return
         save = (job, step, generation)
         entry = self._job(job).checkpoint(step, generation)
@@ -250,7 +222,7 @@ class Sessions:
         if index.head.generation != generation and not is_suspect(job, entry.record):
             return  # of an older world's saves only what is in doubt concerns this one
         message = Down(checkpoint=checkpoint_wire.checkpoint_message(job, entry))
-        for member in self._by_job.get(name, ()):
+        for member in self._registry.of(name):
             place = index.place(member.worker, member.incarnation)
             if place is not None and sealer in {None, place.first_rank == 0}:
                 member.send(message)

@@ -20,19 +20,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from strata.coordinator.calls.dispatch import Answer
 from strata.coordinator.calls.lookups import existing_job, job_view
 from strata.coordinator.calls.pages import PAGE_BYTES, page
+from strata.coordinator.calls.table import Row, as_it_is, change
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.members.keeper import Keeper
-from strata.coordinator.members.progress import ProgressBoard
-from strata.coordinator.members.ranks import RankIndexes
 from strata.coordinator.members.registrar import Registrar
+from strata.coordinator.reports.progress import ProgressBoard
+from strata.coordinator.view.rank_indexes import RankIndexes
+from strata.core.authority import Identity
 from strata.core.ids import BootId, InstanceId, WorkerId, checked_id
 from strata.core.job import JobView
 from strata.core.members import decide_leave, decide_rank_exit
 from strata.core.records import Worker
-from strata.core.registration import Registration, bare_registration, check_registration
+from strata.core.registration import DEFAULT_JOB, Registration, bare_registration, check_registration
 from strata.core.stopping import all_asked, asked_notice
 from strata.core.view import Entry
 from strata.errors import NotFound, StaleIncarnation, StrataError, Unavailable
@@ -46,8 +47,8 @@ Relay = Callable[[InstanceId, peers_pb2.PeerHeartbeat], Awaitable[bool]]
 """Passes a heartbeat on to another replica; tells whether that one serves the member and heard it."""
 
 
-class HeartbeatTransport:
-    """A transport that is up for `detect_s` after each heartbeat."""
+class VirtualSession:
+    """A session without a stream: up for `detect_s` after each heartbeat."""
 
     def __init__(
         self,
@@ -65,25 +66,34 @@ class HeartbeatTransport:
         self._limit_s = limit_s
         self._keeper = keeper
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at: float | None = None
+        self._heard_s: float | None = None
 
     def touch(self) -> None:
         """Take note of a sign of life."""
-        self._stop()
-        self._heard_at = asyncio.get_running_loop().time()
-        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._silent)
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
+        if self._timer is None:  # one that runs looks, when it rings, at what has been heard since
+            self._timer = loop.call_later(self._limit_s, self._ring)
 
     def dismiss(self, error: StrataError) -> None:  # the next heartbeat finds out by itself
         self._stop()
         self._keeper.lose(self, broke=False)
 
-    def quiet_s(self) -> float:
-        if self._heard_at is None:  # its first call is under way
-            return 0.0
-        return asyncio.get_running_loop().time() - self._heard_at
+    @property
+    def heard_s(self) -> float:
+        now_s = asyncio.get_running_loop().time()
+        return now_s if self._heard_s is None else self._heard_s  # else its first call is under way
 
-    def _silent(self) -> None:
-        self._keeper.lose(self, broke=self.incarnation > 0, silent=True)
+    def quiet_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.heard_s
+
+    def _ring(self) -> None:
+        left_s = self._limit_s - self.quiet_s()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._ring)
+        else:
+            self._timer = None
+            self._keeper.lose(self, broke=self.incarnation > 0)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -113,16 +123,32 @@ class UnaryMembers:
         self._relay = relay
         self._elsewhere = elsewhere
 
-    def table(self) -> Mapping[str, Answer]:
-        return {
-            "register": self.register,
-            "heartbeat": self.heartbeat,
-            "report_rank_exit": self.report_rank_exit,
-            "leave": self.leave,
-            "list_members": self.list_members,
-        }
+    def rows(self) -> Iterator[Row]:
+        yield Row(method="Members.Register", answer=self.register)
+        yield Row(method="Members.Heartbeat", answer=self.heartbeat, default_job=DEFAULT_JOB)
+        yield change(
+            self._context,
+            "Members.ReportRankExit",
+            as_it_is,
+            lambda job, r: decide_rank_exit(
+                job, WorkerId(r.worker_id), r.incarnation, r.generation, r.rank, r.code, r.reason
+            ),
+            exists=True,
+        )
+        yield change(
+            self._context,
+            "Members.Leave",
+            as_it_is,
+            lambda job, r: decide_leave(job, WorkerId(r.worker_id), r.incarnation),
+            self._left,
+        )
+        yield Row(method="Members.ListMembers", answer=self.list_members)
 
-    async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
+    def _left(self, _job: JobView, _request: pb.LeaveRequest) -> Mapping[str, object]:
+        self._context.measures.removals.child("left").add()
+        return {}
+
+    async def register(self, request: pb.RegisterRequest, _identity: Identity | None) -> pb.RegisterResponse:
         registration = wire.registration(request.registration)
         check_registration(registration)
         job = checked_id("job", request.registration.job)
@@ -135,7 +161,9 @@ class UnaryMembers:
             world=self._world(job),
         )
 
-    async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+    async def heartbeat(
+        self, request: pb.HeartbeatRequest, _identity: Identity | None
+    ) -> pb.HeartbeatResponse:
         self._check_health()
         if request.boot or request.incarnation:
             await self._alive(request)
@@ -168,47 +196,13 @@ class UnaryMembers:
         transport = self._keeper.find(heartbeat.job, heartbeat.worker_id, heartbeat.boot)
         if transport is None or transport.incarnation != heartbeat.incarnation:
             return False
-        if isinstance(transport, HeartbeatTransport):
+        if isinstance(transport, VirtualSession):
             transport.touch()
         return True
 
-    def last_heard(self, job: str) -> Iterator[pb.MemberHeard]:
-        """Yield when each member of a job was last heard whose heartbeats this replica awaits."""
-        for worker in self._context.mirror.view.names(self._context.keys.job(job).workers):
-            for transport in self._keeper.transports(job, worker):
-                if isinstance(transport, HeartbeatTransport) and transport.incarnation:
-                    yield pb.MemberHeard(
-                        worker_id=worker,
-                        incarnation=transport.incarnation,
-                        age_ms=int(1000 * transport.quiet_s()),
-                    )
-
-    async def report_rank_exit(self, request: pb.ReportRankExitRequest) -> pb.ReportRankExitResponse:
-        worker, keys = WorkerId(request.worker_id), self._context.keys.job(request.job)
-        await existing_job(self._context, request.job)
-        await self._context.executor.settle(
-            lambda view: decide_rank_exit(
-                JobView(view, keys),
-                worker,
-                request.incarnation,
-                request.generation,
-                request.rank,
-                request.code,
-                request.reason,
-            ),
-            coalesce=True,
-        )
-        return pb.ReportRankExitResponse()
-
-    async def leave(self, request: pb.LeaveRequest) -> pb.LeaveResponse:
-        worker, keys = WorkerId(request.worker_id), self._context.keys.job(request.job)
-        await self._context.executor.settle(
-            lambda view: decide_leave(JobView(view, keys), worker, request.incarnation), coalesce=True
-        )
-        self._context.measures.removals.child("left").add()
-        return pb.LeaveResponse()
-
-    async def list_members(self, request: pb.ListMembersRequest) -> pb.ListMembersResponse:
+    async def list_members(
+        self, request: pb.ListMembersRequest, _identity: Identity | None
+    ) -> pb.ListMembersResponse:
         job = await existing_job(self._context, request.job)
         index = self._ranks.of(request.job)
         generation = 0 if index is None else index.head.generation
@@ -246,7 +240,7 @@ class UnaryMembers:
         The request was a sign of life, even if its caller waits no longer, or the outcome is unknown:
         what was sent may still make this replica the one that serves the member.
         """
-        transport = HeartbeatTransport(
+        transport = VirtualSession(
             job,
             registration.worker,
             registration.boot,

@@ -21,9 +21,7 @@ ENDED: Final = 50
 def barriers(source: Source, name: str) -> model.Barriers:
     """Return the open rounds, the one that has been open for longest first, and those that ended last."""
     job = JobView(source.view, source.keys.job(name))
-    open_rounds = sorted(
-        source.soft.open_rounds(name) if source.soft is not None else (), key=lambda each: each.since_ms
-    )
+    open_rounds = sorted(source.soft.open_rounds(name), key=lambda each: each.since_ms)
     ended = sorted(outcomes(job), key=lambda each: each[1].mod_revision, reverse=True)
     table = ranks(source, name) if open_rounds else None
     charts = source.charts.job(name)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from strata.coordinator.context import EtcdMember as Member
+from strata.coordinator.etcd_members import EtcdMember as Member
 from strata.coordinator.job_phases import phase_of
 from strata.core.checkpoints import newest
 from strata.core.etcd_version import EtcdVersion, judge
@@ -42,7 +42,7 @@ def cluster(source: Source, etcd: Sequence[Member]) -> model.Cluster:
         reason=ill or why_not,
         leader=leader.record.replica if leader is not None else "",
         leader_epoch=leader.create_revision if leader is not None else 0,
-        sessions=source.soft.session_count() if source.soft is not None else 0,
+        sessions=source.soft.session_count(),
         etcd_silence_ms=int(1000 * min(source.etcd_silence_s(), 1e9)),
         audit_differences=source.audit_differences(),
         alarms=tuple(_alarms(source, members)),
@@ -174,7 +174,7 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
         progress=progress(source, job),
         goodput_ratio=goodput.ratio if goodput is not None else None,
         checkpoint_step=latest.record.step if latest is not None else None,
-        open_barriers=sum(1 for _ in source.soft.open_rounds(name)) if source.soft is not None else 0,
+        open_barriers=sum(1 for _ in source.soft.open_rounds(name)),
         finding=source.diagnosis(name).says,
     )
 
@@ -182,7 +182,7 @@ def _summary(source: Source, job: JobView) -> model.JobSummary:
 def progress(source: Source, job: JobView) -> model.Progress | None:
     """Return how far a training is; None before its ranks reported anything."""
     head = job.head()
-    if head is None or source.soft is None:
+    if head is None:
         return None
     generation, reports = source.soft.reported(job.keys.name)
     if generation != head.record.generation or not reports:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from strata.coordinator.diagnosis import world_devices
-from strata.coordinator.members.progress import Reported
+from strata.coordinator.reports.progress import Reported
 from strata.core.history import HEAT_S
 from strata.core.job import JobView, World
 from strata.core.stopping import all_asked, asked_notice
@@ -19,8 +19,7 @@ def ranks(source: Source, name: str) -> model.Ranks:
     job = JobView(source.view, source.keys.job(name))
     world, now_s = job.world(), source.loop_now_ms() / 1000
     reports = _reports(source, name, world)
-    if source.soft is not None:
-        source.soft.look(name)
+    source.soft.look(name)
     workers, owner = _workers(source, job, world, now_s)
     size = world.head.size if world is not None else 0
     said = [reports.get(rank) for rank in range(size)]
@@ -56,11 +55,10 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
     report = _reports(source, name, world).get(number)
     place = world.member_of(number)
     entry = job.worker(place.worker)
-    found, evidence = source.diagnosis(name), None
+    found = source.diagnosis(name)
     score = found.scores.get(number)
-    if source.soft is not None:
-        source.soft.look(name, number)
-        evidence = source.soft.evidence(name, world.head.generation, number)
+    source.soft.look(name, number)
+    evidence = source.soft.evidence(name, world.head.generation, number)
     return model.Rank(
         rank=number,
         worker_id=place.worker,
@@ -116,7 +114,7 @@ def _log(log: RankLog) -> model.RankLog:
 
 
 def _reports(source: Source, name: str, world: World | None) -> Mapping[int, Reported]:
-    if world is None or source.soft is None:
+    if world is None:
         return {}
     generation, reports = source.soft.reported(name)
     return reports if generation == world.head.generation else {}
@@ -181,13 +179,11 @@ def _workers(
 
 
 def _heard_ms(source: Source, job: JobView, worker: str, incarnation: int, now_s: float) -> int | None:
-    at_s = source.soft.heard(job.keys.name, worker, incarnation) if source.soft is not None else None
+    at_s = source.soft.heard(job.keys.name, worker, incarnation)
     return max(0, int(1000 * (now_s - at_s))) if at_s is not None else None
 
 
 def _devices(source: Source, name: str, world: World) -> Iterator[model.Device]:
-    if source.soft is None:
-        return
     for worker, device in world_devices(source.soft, name, world):
         yield _device(worker, device)
 

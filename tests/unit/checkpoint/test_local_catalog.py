@@ -262,18 +262,6 @@ def test_a_tag_whose_bits_were_flipped_is_broken_wherever_it_was() -> None:
         catalog.delete(first)
 
 
-def test_a_tag_of_an_older_release_is_read_and_set_anew_with_its_digest() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    save(storage, catalog, {"a": 1}, 20)
-    (only,) = catalog.all()
-    storage.objects["tags/best"] = f'{{"attempt": "{only.id}"}}'.encode()
-    assert catalog.all()[0].tags == ("best",)
-    marks.tag(storage, only, "best")
-    assert b'"self"' in storage.objects["tags/best"]
-    assert catalog.all()[0].tags == ("best",)
-
-
 @pytest.mark.parametrize("name", [".DS_Store", "best~", "a note.txt"])
 def test_what_no_tag_can_be_called_is_none_and_lets_others_be_deleted(tmp_path: Path, name: str) -> None:
     storage = LocalStorage(tmp_path, nonce=lambda: "n")

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from strata.config import CoordinatorConfig
-from strata.coordinator.context import ReplicaContext
+from strata.coordinator.context import ReadResource, ReplicaContext
 from strata.coordinator.replica import Replica
+from strata.coordinator.service import Service
 from strata.core.ids import BootId, WorkerId
 from strata.core.invariants import check
 from strata.core.job import JobView
@@ -18,9 +19,11 @@ from strata.core.members import decide_leave, decide_register
 from strata.core.records import JobSpec
 from strata.core.registration import Registration
 from strata.core.view import View
+from strata.testing.links import Switchboard
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
+from strata.testing.serving import memory_dial
 
 KEYS = ClusterKeys("default")
 JOB = KEYS.job("job")
@@ -62,6 +65,7 @@ class Node:
             CoordinatorConfig(),
             self.client,
             self._serve,
+            memory_dial(Switchboard(delay_s=0.0), name),
             replica=name,
             instance=f"instance-{name}-{run}",
             new_uid=f"uid-by-{name}",
@@ -72,7 +76,7 @@ class Node:
         self.context = self.replica.context
         self.task: asyncio.Task[None] | None = None
 
-    def _serve(self, context: ReplicaContext) -> Idle:
+    def _serve(self, context: ReplicaContext, _service: Service, _read: ReadResource | None) -> Idle:
         self.serving.append(Idle(context, self.address))
         return self.serving[-1]
 

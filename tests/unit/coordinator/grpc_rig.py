@@ -16,8 +16,9 @@ import grpc.aio
 from strata.config import CoordinatorConfig, Credentials
 from strata.coordinator.context import ReplicaContext
 from strata.coordinator.replica import Replica
-from strata.coordinator.server import DEBTS, Server
+from strata.coordinator.server import DEBTS, Dialer, Server
 from strata.core.debts import DebtLimits, Debts
+from strata.core.timing import Timing
 from strata.core.txn import Put, Txn
 from strata.security.tls import read_pem
 from strata.session.link import Link
@@ -85,7 +86,8 @@ async def served(config: CoordinatorConfig, debts: DebtLimits = DEBTS) -> AsyncI
     replica = Replica(
         config,
         store.client("r1"),
-        lambda context: Listening(context, debts),
+        lambda context, service, read: Listening(context, service, read, debts),
+        Dialer(config, Timing.derive(config.detect_s)),
         replica="r1",
         instance="instance-r1-1",
         new_uid="uid-1",

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from strata.coordinator.context import EtcdMember
+from strata.coordinator.calls.admin import AdminCalls
+from strata.coordinator.calls.table import ANYBODY, Calls
+from strata.coordinator.context import ReadResource
 from strata.coordinator.controllers.compaction import Compaction
 from strata.coordinator.controllers.loop import drive
-from strata.coordinator.gate import Gate
-from strata.coordinator.observed import UNHEARD
-from strata.coordinator.servicers.admin import AdminServicer
-from strata.coordinator.servicers.answering import Desk
-from strata.coordinator.servicers.owing import Ledger
-from strata.core.authority import Identity
-from strata.core.debts import Debts
+from strata.coordinator.etcd_members import EtcdMember
+from strata.coordinator.peers.registry import UNHEARD
+from strata.core.authority import Identity, Role
+from strata.errors import QuotaExceeded, Unavailable
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest
-from tests.unit.coordinator.fleet import fleet
+from strata.v1.common_pb2 import Token
+from tests.unit.coordinator.fleet import Node, fleet
 from tests.unit.coordinator.rig import rig
 
 
-class Call:
-    """The context of a call, where nobody is asked who calls."""
-
-    def peer(self) -> str:
-        return "ipv4:10.0.0.7:40312"
-
-    def add_done_callback(self, callback: Any) -> None:
-        pass
-
-
-CALL: Any = Call()
-NO_CALLS: Any = None
+def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
+    """Return what answers for this replica, which hears these peers and has seven sessions."""
+    calls = AdminCalls(node.context, read, peer_ready=lambda instance: instance in heard, sessions=lambda: 7)
+    return Calls(node.context.mirror, calls.rows(), cluster="default")
 
 
 @in_virtual_time()
@@ -47,17 +37,7 @@ async def test_the_status_names_replicas_leader_and_who_answers() -> None:
         await f.register(node, "w")
         await asyncio.sleep(2)
         heard = leader.context.instance
-        servicer = AdminServicer(
-            node.context,
-            Desk(
-                calls=NO_CALLS,
-                gate=Gate(node.context.config, now=lambda: dt.datetime.now(dt.UTC)),
-                ledger=Ledger(measures=node.context.measures, debts=Debts()),
-            ),
-            peer_ready=lambda instance: instance == heard,
-            sessions=lambda: 7,
-        )
-        answer = await servicer.GetStatus(GetStatusRequest(), CALL)
+        answer = await asked(node, heard=[heard]).answer("get_status", GetStatusRequest(), ANYBODY)
         assert answer.cluster == "default"
         assert answer.leader == leader.name
         assert answer.leader_epoch == leader.context.election.epoch
@@ -73,37 +53,34 @@ async def test_the_status_names_replicas_leader_and_who_answers() -> None:
         assert replicas[node.name].address == f"{node.name}:50051"
 
 
-class Refusing(Call):
-    async def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
-        raise AbortedError(f"{code.name}: {details}")
-
-
-class AbortedError(Exception):
-    pass
+@in_virtual_time()
+async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere() -> None:
+    async with fleet() as f:
+        node = await f.leader()
+        limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
+        ahead = Token(uid=node.context.mirror.uid, revision=10**9)
+        answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), ANYBODY, limited)
+        assert (answer.jobs, answer.answered_by) == (0, node.name)
 
 
 @in_virtual_time()
 async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> None:
+    async def read(path: str, identity: Identity | None) -> bytes:
+        assert identity is None
+        return b"x" * int(path.strip("/"))
+
+    async def get(calls: Calls, path: str) -> bytes:
+        answer = await calls.answer("get_resource", GetResourceRequest(path=path), ANYBODY)
+        json: bytes = answer.json
+        return json
+
     async with fleet() as f:
         node = await f.leader()
-        desk = Desk(
-            calls=NO_CALLS,
-            gate=Gate(node.context.config, now=lambda: dt.datetime.now(dt.UTC)),
-            ledger=Ledger(measures=node.context.measures, debts=Debts()),
-        )
-        servicer = AdminServicer(node.context, desk, peer_ready=lambda _instance: True, sessions=lambda: 0)
-        call: Any = Refusing()
-        with pytest.raises(AbortedError, match="UNAVAILABLE: this replica shows nothing"):
-            await servicer.GetResource(GetResourceRequest(path="/jobs"), call)
-
-        async def read(path: str, identity: Identity | None) -> bytes:
-            assert identity is None
-            return b"x" * int(path.strip("/"))
-
-        node.context.soft.resource = read
-        assert len((await servicer.GetResource(GetResourceRequest(path="/200000"), call)).json) == 200_000
-        with pytest.raises(AbortedError, match=r"RESOURCE_EXHAUSTED.*300000 bytes"):
-            await servicer.GetResource(GetResourceRequest(path="/300000"), call)
+        with pytest.raises(Unavailable, match="this replica shows nothing"):
+            await get(asked(node), "/jobs")
+        assert len(await get(asked(node, read=read), "/200000")) == 200_000
+        with pytest.raises(QuotaExceeded, match="300000 bytes"):
+            await get(asked(node, read=read), "/300000")
 
 
 @in_virtual_time()

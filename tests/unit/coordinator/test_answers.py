@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from strata.coordinator.calls.pages import ANSWER_BYTES
 from strata.core import records
 from strata.core.arrivals import MAX_PAYLOAD_BYTES, MAX_ROUND_BYTES
-from strata.core.authority import METHODS
+from strata.core.authority import call_name
 from strata.core.checkpoint_records import Keep, Reader, Retention, Tag
 from strata.core.chunks import chunks_of
 from strata.core.datasets import MAX_SHARDS
@@ -40,9 +40,7 @@ DATASETS = 5
 GENERATION = 7
 FILES = (barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2)
 UNARY = {
-    next(
-        name for name, method in METHODS.items() if method == f"{service.name}.{each.name}"
-    ): GetMessageClass(each.input_type)
+    call_name(each.name): GetMessageClass(each.input_type)
     for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
     for each in service.methods
@@ -99,6 +97,7 @@ def large() -> list[Put]:
             slots=SLOTS,
             devices=(LONG,) * SLOTS,
         )
+    goes = records.Tier(path=f"file:///{LONG}", shared=True, state=records.TierState.DELETING)
     for step in range(CHECKPOINTS):
         found[JOB.checkpoint(step, GENERATION)] = records.CheckpointRecord(
             attempt=AttemptId("a"),
@@ -108,6 +107,7 @@ def large() -> list[Put]:
             state=CheckpointState.DELETING if step % 2 else CheckpointState.COMMITTED,
             ranks=SLOTS * MEMBERS,
             path=f"file:///{LONG}/step-{step}",
+            tiers={"primary": goes} if step % 2 else {},
             metadata={"note": "n" * (60_000 if step >= CROWDED - 5 else 10)},
         )
     where = (CROWDED, GENERATION, "a")

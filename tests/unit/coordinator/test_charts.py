@@ -9,7 +9,7 @@ import time
 import pytest
 
 from strata.coordinator.charts import MESSAGE_VALUES, Charts, JobCharts
-from strata.coordinator.members.progress import Reported
+from strata.coordinator.reports.progress import Reported
 from strata.core.history import INTERVALS, SERIES_BYTES, Excerpt
 from strata.core.keys import ClusterKeys
 from strata.core.records import JobSpec, encode

@@ -7,6 +7,7 @@ from typing import Any, cast
 from structlog.testing import capture_logs
 
 from strata.coordinator.context import ReplicaContext
+from strata.coordinator.diagnosis import Told
 from strata.coordinator.finding_log import MAX_LOGGED, FindingLog
 from strata.core.findings import Finding
 
@@ -16,7 +17,7 @@ def finding(rank: int, text: str = "it is slow", since_ms: int = 0) -> Finding:
 
 
 def made() -> FindingLog:
-    return FindingLog(cast("ReplicaContext", None))  # `note` needs no replica
+    return FindingLog(cast("ReplicaContext", None), cast("Told", None))  # `note` needs no replica
 
 
 def events(logs: list[Any]) -> list[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from strata.config import CoordinatorConfig, Credentials
 from strata.coordinator.gate import Gate, own_identity
 from strata.coordinator.permission import check_call, check_session, hide_others
-from strata.core.authority import METHODS, RULES, Identity, Role
+from strata.core.authority import RULES, Identity, Role
 from strata.core.rates import Meter, Rate
 from strata.errors import ConfigError, PermissionDenied, QuotaExceeded, Unauthenticated
 from strata.security.certificates import Authority
@@ -36,7 +36,6 @@ REQUESTS = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-CALLS = {method: call for call, method in METHODS.items()}
 
 
 def request(method: str, *, job: str, worker: str) -> Any:
@@ -53,7 +52,7 @@ def request(method: str, *, job: str, worker: str) -> Any:
 
 
 def check(method: str, identity: Identity | None, *, job: str = "j", worker: str = "w1") -> None:
-    check_call(identity, CALLS[method], request(method, job=job, worker=worker), "c")
+    check_call(identity, method, request(method, job=job, worker=worker), "c")
 
 
 def member(*jobs: str) -> Identity:

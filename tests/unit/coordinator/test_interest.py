@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from strata.coordinator.members.interest import LOOK_S
+from strata.coordinator.reports.interest import LOOK_S
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import RankEvidence
 from strata.v1.session_pb2 import Progress, Tick
@@ -26,7 +26,7 @@ async def answering(member: Member, rank: int) -> None:
 
 
 def looks(c: Cluster, replica: str) -> Any:
-    return c[replica].service
+    return c[replica].service.live
 
 
 @in_virtual_time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from strata.coordinator.members.progress import (
+from strata.coordinator.reports.progress import (
     MAX_STACK_CHARS,
     MAX_STACKS,
     MAX_WHERE_CHARS,

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from strata.coordinator.members.keeper import Keeper
-from strata.coordinator.members.unary import HeartbeatTransport
+from strata.coordinator.members.unary import VirtualSession
 from strata.core.codec import encode
 from strata.core.ids import BootId, WorkerId
 from strata.core.txn import Delete, Put, Txn, WatchBatch
@@ -87,6 +87,7 @@ class BriefTransport:
         self.worker = WorkerId(member.worker)
         self.boot = BootId(member.boot)
         self.incarnation = member.incarnation
+        self.heard_s = 0.0
 
     def quiet_s(self) -> float:
         return 0.0
@@ -170,7 +171,7 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
     async with cluster(1, members=1) as c:
         member = await c.member("w0").connect("r1")
         timing, keeper = c["r1"].context.timing, c["r1"].service.keeper
-        unheard = HeartbeatTransport("job", "w0", member.boot, limit_s=timing.detect_s, keeper=keeper)
+        unheard = VirtualSession("job", "w0", member.boot, limit_s=timing.detect_s, keeper=keeper)
         keeper.attend(unheard)
         unheard.touch()  # as for a registration whose outcome nobody learned
         member.drop()

@@ -476,7 +476,7 @@ async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_s
         client = Client(c, "w0")
         await client.register("r1")
         beats = c.tasks.create_task(beat(client, "r1", "r2"))
-        looker: Any = c["r3"].service
+        looker: Any = c["r3"].service.live
         for _ in range(6):
             looker.look("job")
             await asyncio.sleep(1)

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from strata.coordinator.view.watches import CHUNK_BYTES, QUEUE_EVENTS
+from strata.coordinator.calls.watches import CHUNK_BYTES, QUEUE_EVENTS
 from strata.core.txn import Delete, Put, Txn
 from strata.errors import ClusterReplaced, Unavailable
 from strata.testing.virtual_time import in_virtual_time

@@ -290,7 +290,9 @@ CASES: dict[str, tuple[Doctor, str]] = {
         lambda s: s.change(
             JOB.head,
             WorldHead,
-            asked=(Asked(notice=StopNotice(action=StopAction.PREEMPT, reason=""), revision=10**6),),
+            asked=(
+                Asked(notice=StopNotice(action=StopAction.PREEMPT, reason=""), revision=10**6, written=1),
+            ),
         ),
         "which were asked to leave",
     ),
@@ -298,7 +300,7 @@ CASES: dict[str, tuple[Doctor, str]] = {
         lambda s: s.change(
             JOB.head,
             WorldHead,
-            asked=(Asked(notice=StopNotice(action=StopAction.PAUSE, reason=""), revision=1),),
+            asked=(Asked(notice=StopNotice(action=StopAction.PAUSE, reason=""), revision=1, written=1),),
         ),
         "asked to leave by a pause",
     ),

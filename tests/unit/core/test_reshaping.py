@@ -11,7 +11,6 @@ from strata.core.reshaping import (
     BEGIN_BARRIER,
     CLOSING_BARRIER,
     GRACE_MS,
-    LAST_BARRIER,
     LATE_S,
     SAVED_BARRIER,
 )
@@ -151,7 +150,7 @@ def test_a_training_that_ends_meanwhile_is_done() -> None:
     assert job.store.live.phase() is Phase.DONE
 
 
-@pytest.mark.parametrize("how", ["a rank is done", "a rank is about to be", "all meet for their last save"])
+@pytest.mark.parametrize("how", ["a rank is done", "a rank is about to be"])
 @pytest.mark.parametrize("when", ["before it is asked for", "late"])
 def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(how: str, when: str) -> None:
     """It had fewer steps left than the one that was agreed on, and a rank evaluates for long."""
@@ -161,7 +160,7 @@ def test_a_training_that_is_about_to_end_is_neither_ended_nor_begun_again(how: s
     if how == "a rank is done":
         ends(job.store, 0, 0)
     else:
-        meet(job, CLOSING_BARRIER if how == "a rank is about to be" else LAST_BARRIER)
+        meet(job, CLOSING_BARRIER)
     go(job, asked_s=OVER_S)
     assert head(job.store).generation == 1
     assert (job.store.live.reshape(1) is not None) == (when == "late")
@@ -251,12 +250,11 @@ def test_a_head_that_was_planned_before_the_ranks_were_asked_comes_to_nothing() 
     assert not job.store.execute(early).succeeded
 
 
-@pytest.mark.parametrize("barrier", [CLOSING_BARRIER, LAST_BARRIER])
-def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_nothing(barrier: str) -> None:
+def test_a_head_that_was_planned_before_the_ranks_came_to_their_end_comes_to_nothing() -> None:
     job = growing()
     go(job)
     late = plan(job.store, job.epoch, settled=True, asked_s=OVER_S)
-    meet(job, barrier)
+    meet(job, CLOSING_BARRIER)
     assert not [job.store.execute(txn).succeeded for txn in late.txns][-1]
     go(job, asked_s=OVER_S)
     assert head(job.store).generation == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from strata.core.records import WorldHead
 from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
 from strata.core.returning import LOST_S, RETURN_S, return_s
 from strata.core.stopping import next_deadline_s, revisions
@@ -131,10 +130,6 @@ def test_how_long_those_who_begin_anew_are_waited_for(what: str, wait_s: float) 
     assert job.head.forming
     job.go(settled=True, asked_s=wait_s)
     assert "d" in world_of(job.store)
-
-
-def test_a_head_of_an_older_version_does_not_say_how_long() -> None:
-    assert return_s(WorldHead(generation=2, epoch=1, members=0, size=0, reason="grows")) == LOST_S
 
 
 @pytest.mark.parametrize("start_s", [10.0, 16.0, 40.0, 80.0])

@@ -11,12 +11,12 @@ from strata.config import CoordinatorConfig
 from strata.coordinator.charts import Charts
 from strata.coordinator.chronicle import Chronicle, Happening
 from strata.coordinator.connection_limiter import ConnectionReport
-from strata.coordinator.context import EtcdMember
 from strata.coordinator.diagnosis import diagnose_job
+from strata.coordinator.etcd_members import EtcdMember
 from strata.coordinator.job_phases import JobPhases
 from strata.coordinator.measures import Measures
-from strata.coordinator.members.progress import ProgressBoard, Reported
 from strata.coordinator.observed import ReplicaState
+from strata.coordinator.reports.progress import ProgressBoard, Reported
 from strata.core import records
 from strata.core.arrivals import Arrival, BarrierBook, OpenRound
 from strata.core.authority import Identity

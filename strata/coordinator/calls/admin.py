@@ -2,74 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from strata.coordinator.calls.pages import ANSWER_BYTES
-from strata.coordinator.context import EtcdMember, ReplicaContext
-from strata.coordinator.observed import UNHEARD
-from strata.coordinator.permission import check
-from strata.coordinator.servicers.answering import Desk, answered
+from strata.coordinator.calls.table import Row
+from strata.coordinator.context import ReadResource, ReplicaContext
+from strata.coordinator.etcd_members import EtcdMember
+from strata.coordinator.peers.registry import UNHEARD
 from strata.core import records
-from strata.core.authority import Identity, refusal
+from strata.core.authority import Identity
 from strata.core.ids import InstanceId
 from strata.core.job import job_names
 from strata.core.leadership import leader_of
 from strata.core.view import Entry
 from strata.errors import QuotaExceeded, Unavailable
-from strata.v1 import admin_pb2, admin_pb2_grpc
-from strata.wire.tokens import token
+from strata.v1 import admin_pb2
 
 RESOURCE_BYTES: Final = ANSWER_BYTES - 64
 """Leaves room for what is around it in a message."""
 
 
-class AdminServicer(admin_pb2_grpc.AdminServicer):
-    """`peer_ready` tells whether a peer said within the last second that it is ready."""
+class AdminCalls:
+    """Answers what `Admin` offers.
+
+    `peer_ready` tells whether a peer said within the last second that it is ready; `read` returns a resource of
+    the HTTP API, None where this replica has none.
+    """
 
     def __init__(
         self,
         context: ReplicaContext,
-        desk: Desk,
+        read: ReadResource | None,
         *,
         peer_ready: Callable[[InstanceId], bool],
         sessions: Callable[[], int],
     ) -> None:
         self._context = context
-        self._desk = desk
+        self._read = read
         self._peer_ready = peer_ready
         self._sessions = sessions
 
-    async def GetStatus(  # noqa: N802  # the name is the RPC's
-        self,
-        _request: admin_pb2.GetStatusRequest,
-        call: Any,
-    ) -> admin_pb2.GetStatusResponse:
-        response: admin_pb2.GetStatusResponse = await answered(self._desk, "get_status", call, self._status)
-        return response
+    def rows(self) -> Iterator[Row]:
+        yield Row(method="Admin.GetStatus", answer=self.get_status, waits=False)
+        yield Row(method="Admin.GetResource", answer=self.get_resource, waits=False)
 
-    async def GetResource(  # noqa: N802  # the name is the RPC's
-        self, request: admin_pb2.GetResourceRequest, call: Any
+    async def get_resource(
+        self, request: admin_pb2.GetResourceRequest, identity: Identity | None
     ) -> admin_pb2.GetResourceResponse:
-        async def read(identity: Identity | None) -> admin_pb2.GetResourceResponse:
-            resource = self._context.soft.resource
-            if resource is None:
-                raise Unavailable("this replica shows nothing", hint="ask another one")
-            json = await resource(request.path, identity)
-            if len(json) > RESOURCE_BYTES:
-                raise QuotaExceeded(
-                    f"{request.path[:200]} has {len(json)} bytes, and an answer at most {RESOURCE_BYTES}",
-                    hint="ask for it over HTTP, or for a page or a shorter time",
-                )
-            mirror = self._context.mirror
-            return admin_pb2.GetResourceResponse(json=json, token=token(mirror.uid, mirror.view.revision))
+        if self._read is None:
+            raise Unavailable("this replica shows nothing", hint="ask another one")
+        json = await self._read(request.path, identity)
+        if len(json) > RESOURCE_BYTES:
+            raise QuotaExceeded(
+                f"{request.path[:200]} has {len(json)} bytes, and an answer at most {RESOURCE_BYTES}",
+                hint="ask for it over HTTP, or for a page or a shorter time",
+            )
+        return admin_pb2.GetResourceResponse(json=json)
 
-        response: admin_pb2.GetResourceResponse = await answered(self._desk, "get_resource", call, read)
-        return response
-
-    async def _status(self, identity: Identity | None) -> admin_pb2.GetStatusResponse:
+    async def get_status(
+        self, _request: admin_pb2.GetStatusRequest, _identity: Identity | None
+    ) -> admin_pb2.GetStatusResponse:
         context, view = self._context, self._context.mirror.view
-        check(refusal(identity, "Admin.GetStatus", cluster=context.keys.cluster))
         etcd = await context.etcd_members()
         leader = leader_of(view, context.keys)
         instance = leader.record.instance if leader is not None else ""
@@ -83,7 +77,6 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
             jobs=len(job_names(view, context.keys)),
             sessions=self._sessions(),
             answered_by=context.replica,
-            token=token(context.mirror.uid, view.revision),
             outage=context.outage(),
         )
 

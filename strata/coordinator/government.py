@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from strata.coordinator.context import ReplicaContext
@@ -21,11 +22,17 @@ OVER: Final = "its controllers found that they may not act any more"
 
 
 class Government:
-    """Runs fresh controllers for every term of office that the election brings."""
+    """Runs fresh controllers for every term of office that the election brings.
 
-    def __init__(self, context: ReplicaContext, heartbeat: Heartbeat) -> None:
+    `hears` tells whether a boot of a worker of a job has a transport here, or had one a moment ago.
+    """
+
+    def __init__(
+        self, context: ReplicaContext, heartbeat: Heartbeat, hears: Callable[[str, str, str], bool]
+    ) -> None:
         self._context = context
         self._heartbeat = heartbeat
+        self._hears = hears
 
     async def run(self) -> None:
         """Govern whenever elected, until cancelled."""
@@ -87,7 +94,3 @@ class Government:
                 members=context.etcd_members,
             ),
         ]
-
-    def _hears(self, job: str, worker: str, boot: str) -> bool:
-        serving = self._context.soft.state
-        return serving is not None and serving.hears(job, worker, boot)

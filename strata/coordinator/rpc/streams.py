@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from strata.coordinator.gate import Gate
+from strata.coordinator.rpc.owing import Ledger
 from strata.coordinator.service import Service
-from strata.coordinator.servicers.owing import Ledger
 from strata.core.authority import Identity
 from strata.errors import StrataError
 from strata.observe import get_logger
 from strata.session.link import Link
 from strata.v1 import watch_pb2
 from strata.v1.peers_pb2 import PeerDown, PeerUp
-from strata.v1.peers_pb2_grpc import PeersServicer as PeersBase
 from strata.v1.session_pb2 import Down, Up
-from strata.v1.session_pb2_grpc import SessionsServicer as SessionsBase
-from strata.v1.watch_pb2_grpc import WatchServicer as WatchBase
 from strata.wire.status import abort
 from strata.wire.streams import Spawn, serve_stream
 
 log = get_logger()
 
-# ruff: noqa: N802  # the names are the RPCs'
 
+class Streams:
+    """Serves the streams of one replica; each by the name of its method."""
 
-class SessionsServicer(SessionsBase):
     def __init__(self, service: Service, gate: Gate, ledger: Ledger, spawn: Spawn) -> None:
         self._service = service
         self._gate = gate
         self._ledger = ledger
         self._spawn = spawn
 
-    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
+    def by_method(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "Sessions.Session": self.session,
+            "Peers.Link": self.link,
+            "Watch.Watch": self.watch,
+        }
+
+    async def session(self, _requests: Any, context: Any) -> None:
+        """Serve a session of a member; it reads and writes by its context."""
         identity = await _admitted(self._gate, context, "Sessions.Session")
         reviewed = self._gate.reviewed(context, identity, "sessions")
         account = self._ledger.account(context, identity)
@@ -49,15 +54,8 @@ class SessionsServicer(SessionsBase):
         except StrataError as error:
             await abort(context, error)
 
-
-class PeersServicer(PeersBase):
-    def __init__(self, service: Service, gate: Gate, ledger: Ledger, spawn: Spawn) -> None:
-        self._service = service
-        self._gate = gate
-        self._ledger = ledger
-        self._spawn = spawn
-
-    async def Link(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # it reads and writes by its context
+    async def link(self, _requests: Any, context: Any) -> None:
+        """Serve a link of a peer; it reads and writes by its context."""
         identity = await _admitted(self._gate, context, "Peers.Link")
         reviewed = self._gate.reviewed(context, identity, "links")
         account = self._ledger.account(context, identity)
@@ -68,16 +66,10 @@ class PeersServicer(PeersBase):
 
         await serve_stream(context, serve, self._spawn, account=account)
 
-
-class WatchServicer(WatchBase):
-    def __init__(self, service: Service, gate: Gate, ledger: Ledger) -> None:
-        self._service = service
-        self._gate = gate
-        self._ledger = ledger
-
-    async def Watch(
+    async def watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
+        """Tell of changes, until the caller goes."""
         identity = await _admitted(self._gate, context, "Watch.Watch", job=request.job)
         revoked: list[StrataError] = []
         try:

@@ -65,6 +65,10 @@ class RankIndexes:
         )
         return index
 
+    def forget_all(self) -> None:
+        """Make every index anew: of changes until now nothing was told."""
+        self._made.clear()
+
     def forget(self, job: str) -> None:
         """Take note that the job's head changed. Called before anybody asks about the new one."""
         self._made.pop(job, None)

@@ -1,4 +1,4 @@
-"""What this replica owes to those it answers (`core.debts`), as its servicers note it down."""
+"""What this replica owes to those it answers (`core.debts`), as its handlers note it down."""
 
 from __future__ import annotations
 

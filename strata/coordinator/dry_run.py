@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from strata.coordinator.context import NO_LEADER, EtcdMembers
+from strata.coordinator.etcd_members import NO_LEADER, EtcdMembers
 from strata.coordinator.view.mirror import Mirror
 from strata.core.health import ETCD_SILENT_S
 from strata.core.keys import ClusterKeys

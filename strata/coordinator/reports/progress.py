@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from strata.coordinator.members.interest import MAX_LOOKED_AT
+from strata.coordinator.reports.interest import MAX_LOOKED_AT
 from strata.core.arrivals import MAX_PHASE_CHARS, MAX_TIME_MS
 from strata.core.goodput import MAX_NAME, MAX_PARTS
 from strata.core.reported import MAX_NAMES, is_name

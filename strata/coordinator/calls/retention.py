@@ -1,0 +1,106 @@
+"""Requests about what a job keeps: its policy, and what hosts are to copy and to remove for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from strata.coordinator.calls.lookups import existing_job
+from strata.coordinator.calls.pages import fill
+from strata.coordinator.calls.table import Row, change
+from strata.coordinator.context import ReplicaContext
+from strata.core import retention_plan
+from strata.core.authority import Identity
+from strata.core.checkpoint_chores import chores
+from strata.core.checkpoint_records import Retention
+from strata.core.checkpoints import Author
+from strata.core.job import JobView
+from strata.core.records import CheckpointRecord
+from strata.core.txn import Decision
+from strata.core.view import Entry
+from strata.v1 import checkpoints_pb2 as pb
+from strata.v1 import retention_pb2 as retention_pb
+from strata.wire import checkpoints as wire
+
+
+def retention(context: ReplicaContext) -> Iterator[Row]:
+    """Yield what sets and shows a policy."""
+
+    def now_unix_ms() -> int:
+        return int(context.unix_now() * 1000)
+
+    yield change(
+        context,
+        "Checkpoints.SetRetention",
+        lambda r: (wire.retention_record(r.retention), wire.retention_author(r), wire.if_revision(r)),
+        _decide_set_retention,
+        _retention,
+        exists=True,
+    )
+    yield Row(method="Checkpoints.GetRetention", answer=partial(_get_retention, context, now_unix_ms))
+    yield Row(method="Checkpoints.ListChores", answer=partial(_list_chores, context, now_unix_ms))
+
+
+_Policy = tuple[Retention, Author | None, int | None]
+"""The policy, who sets it, and the revision that it is to replace."""
+
+
+def _decide_set_retention(job: JobView, wanted: _Policy) -> Decision:
+    policy, author, revision = wanted
+    return retention_plan.decide_set_retention(job, policy, author=author, if_revision=revision)
+
+
+def _retention(job: JobView, wanted: _Policy) -> Mapping[str, Any]:
+    held = retention_plan.retention(job)
+    return {"retention": wire.retention_message(held.record if held is not None else wanted[0])}
+
+
+async def _get_retention(
+    context: ReplicaContext,
+    now: Callable[[], int],
+    request: retention_pb.GetRetentionRequest,
+    _identity: Identity | None,
+) -> retention_pb.GetRetentionResponse:
+    job = await existing_job(context, request.job)
+    held, now_unix_ms = retention_plan.retention(job), now()
+    answer = retention_pb.GetRetentionResponse()
+    if not request.page_token:
+        answer = retention_pb.GetRetentionResponse(
+            retention=None if held is None else wire.retention_message(held.record),
+            revision=0 if held is None else held.mod_revision,
+        )
+    going = {each.entry.key for each in retention_plan.going(job, now_unix_ms=now_unix_ms)}
+    kept: dict[str, list[str]] = {}
+    for tier, stays in retention_plan.reasons(job, now_unix_ms=now_unix_ms).items():
+        for key, why in stays.items():
+            kept.setdefault(key, []).append(f"{tier}: {why}")
+
+    def part(entry: Entry[CheckpointRecord]) -> retention_pb.GetRetentionResponse:
+        name = _name(entry.record)
+        return retention_pb.GetRetentionResponse(
+            kept={name: "; ".join(kept[entry.key])} if entry.key in kept else {},
+            going=[name] if entry.key in going else [],
+        )
+
+    fill(answer, job.checkpoints(), key=lambda entry: entry.key, part=part, request=request)
+    return answer
+
+
+async def _list_chores(
+    context: ReplicaContext, now: Callable[[], int], request: pb.ListChoresRequest, _identity: Identity | None
+) -> pb.ListChoresResponse:
+    job = await existing_job(context, request.job)
+    answer = pb.ListChoresResponse(pending=retention_plan.pending(job, now_unix_ms=now()))
+    fill(
+        answer,
+        chores(job, request.host),
+        key=lambda one: f"{one.step:020d}/{one.generation:020d}/{one.attempt}/{one.tier}/{one.kind.value}",
+        part=lambda one: pb.ListChoresResponse(chores=[wire.chore_message(one)]),
+        request=request,
+    )
+    return answer
+
+
+def _name(record: CheckpointRecord) -> str:
+    return f"{record.step}/{record.attempt}"

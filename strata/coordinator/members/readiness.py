@@ -1,0 +1,45 @@
+"""Where members are told to go: here, or to a replica that is better off (PROTOCOLS 5.5)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.peers.registry import PeerRegistry
+from strata.v1 import session_pb2
+
+STEADY_S: Final = 2.0
+"""How long a replica is ready before it takes members who merely look for a ready one. When etcd is back
+for everybody, their own replicas are ready as well by then, and have said so."""
+
+
+class Readiness:
+    """Whether this replica is ready, and since when; `note` is called every turn."""
+
+    def __init__(self, context: ReplicaContext, peers: PeerRegistry) -> None:
+        self._context = context
+        self._peers = peers
+        self._since_s: float | None = None
+
+    def note(self) -> None:
+        """Take note of whether this replica is ready now."""
+        if not self._context.is_ready()[0]:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = self._context.clock()
+
+    def tick(self, sequence: int) -> session_pb2.Tick:
+        """Say how this replica is, and where it is better: nowhere, as far as it knows, if that lost etcd too."""
+        elsewhere = self._peers.better_off()
+        ready = not elsewhere and self._context.is_ready()[0]
+        addresses = self._peers.ready_addresses() if ready else elsewhere
+        return session_pb2.Tick(sequence=sequence, ready=ready, ready_addresses=addresses)
+
+    def unsteady(self) -> str:
+        """Return why members who are served elsewhere are not to come here; empty when they may."""
+        ready, why = self._context.is_ready()
+        if not ready:
+            return why
+        if self._since_s is None or self._context.clock() < self._since_s + STEADY_S:
+            return "it has been ready for a moment only"
+        return ""

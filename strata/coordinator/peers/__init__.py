@@ -1,0 +1,1 @@
+"""Links between replicas, and which of them are ready."""

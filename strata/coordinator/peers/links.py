@@ -1,0 +1,207 @@
+"""Our links to the other replicas: one to each, up for as long as that is registered.
+
+Up go arrivals, progress, and heartbeats of members that the other side serves; down come answers to heartbeats, and a
+tick every 500 ms that says whether that replica is ready.
+
+Who is dialled follows from `P/replicas/`. Both sides say which instance they are, and the one that accepts looks the
+other up in the view: a process of another cluster, or of another age, is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Final
+
+from strata.coordinator.charts import SEND_PAUSE_S
+from strata.coordinator.context import ReplicaContext
+from strata.coordinator.peers.registry import Peer, PeerRegistry
+from strata.coordinator.view import floors
+from strata.core.deposition import LinkEnd
+from strata.core.records import Replica
+from strata.errors import Refused, StrataError, TransportBroken, Unavailable
+from strata.observe import get_logger
+from strata.session.link import Link
+from strata.v1 import peers_pb2
+from strata.v1.peers_pb2 import PeerDown, PeerUp
+
+log = get_logger()
+
+Dial = Callable[[str], AbstractAsyncContextManager[Link[PeerDown, PeerUp]]]
+"""Opens a peer link to an address; `Unavailable` when nobody answers."""
+
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+HELLO_S: Final = 2.0
+SILENT_S: Final = 3.0
+"""A link without a tick for so long is opened anew."""
+
+
+class PeerLinks:
+    """Keeps the registry of peers true. `on_change` is called whenever the set of ready peers changed."""
+
+    def __init__(
+        self,
+        context: ReplicaContext,
+        dial: Dial,
+        registry: PeerRegistry,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._dial = dial
+        self._registry = registry
+        self._on_change = on_change
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Keep a link to every other replica, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self.on_replicas()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._tasks = None  # nothing is begun while this ends
+
+    def on_replicas(self) -> None:
+        """Compare the links with `P/replicas/`; called when that changed."""
+        if self._tasks is None:
+            return
+        there = {
+            entry.record.instance: entry
+            for entry in self._context.mirror.view.entries(self._context.keys.replicas, Replica)
+            if entry.record.instance != self._context.instance
+        }
+        for instance in self._registry.peers.keys() - there.keys():
+            self._drop(self._registry.peers.pop(instance))
+        for instance, entry in there.items():
+            known = self._registry.peers.get(instance)
+            if known is not None and known.address != entry.record.address:
+                self._drop(self._registry.peers.pop(instance))
+                known = None
+            if known is None:
+                peer = self._registry.peers[instance] = Peer(entry.name, entry.record)
+                peer.task = self._tasks.create_task(self._keep(peer), name=f"link to {entry.name}")
+
+    def _drop(self, peer: Peer) -> None:
+        self._quiet(peer)
+        if peer.task is not None:
+            peer.task.cancel()
+
+    async def _keep(self, peer: Peer) -> None:
+        """Have a link to `peer`, again and again."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._dial(peer.address) as link:
+                    since_s = await self._greet(peer, link)
+                    peer.link, pause_s = link, FIRST_PAUSE_S
+                    with self._deposition_told(peer), self._history_told(link, since_s):
+                        await self._hear(peer, link)
+            except StrataError as error:
+                say = log.debug if peer.link is None else log.info  # it was up, and every end of one counts
+                say("peer_link_down", peer=peer.name, address=peer.address, error=error.message)
+            finally:
+                self._quiet(peer)
+            await asyncio.sleep(pause_s * self._context.rng.uniform(0.5, 1.0))
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    @contextmanager
+    def _deposition_told(self, peer: Peer) -> Iterator[None]:
+        """Tell of an established link and how it ends: it may be the one to the leader (4.7)."""
+        deposition, end = self._context.deposition, LinkEnd.OURS
+        deposition.linked(peer.instance)
+        try:
+            yield
+        except TransportBroken:
+            end = LinkEnd.BROKEN
+            raise
+        except StrataError:
+            end = LinkEnd.SILENT
+            raise
+        finally:
+            deposition.unlinked(peer.instance, end)
+
+    async def _greet(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> int:
+        """Greet each other; return the second before which the peer wants to be told of charts, 0 for never."""
+        hello = peers_pb2.PeerHello(
+            replica=self._context.replica,
+            instance=self._context.instance,
+            token=floors.token(self._context.mirror),
+        )
+        link.send(PeerUp(hello=hello))
+        welcome = (await self._next(peer, link, HELLO_S)).welcome
+        if welcome.instance != peer.instance or welcome.uid != self._context.mirror.uid:
+            raise Refused(f"{peer.address} is {welcome.replica} ({welcome.instance}), not {peer.instance}")
+        return welcome.history_since_unix_s
+
+    @contextmanager
+    def _history_told(self, link: Link[PeerDown, PeerUp], since_s: int) -> Iterator[None]:
+        telling = asyncio.create_task(self._tell_history(link, since_s))
+        try:
+            yield
+        finally:
+            telling.cancel()
+
+    async def _tell_history(self, link: Link[PeerDown, PeerUp], since_s: int) -> None:
+        """Tell what was recorded before the peer began to; little at a time, for nobody waits for it."""
+        for history in self._context.charts.before(since_s) if since_s else ():
+            link.send(PeerUp(history=history))
+            await asyncio.sleep(SEND_PAUSE_S)
+
+    async def _hear(self, peer: Peer, link: Link[PeerDown, PeerUp]) -> None:
+        while True:
+            down = await self._next(peer, link, SILENT_S)
+            if down.HasField("tick"):
+                peer.etcd_s = self._context.clock() - down.tick.etcd_silence_ms / 1000
+                self._context.mirror.note_revision(down.tick.revision)
+                self._ticked(peer, down.tick.ready)
+            elif down.HasField("heard"):
+                heard = peer.heartbeats.get(down.heard.id)
+                if heard is not None and not heard.done():
+                    heard.set_result(down.heard.served)
+
+    async def _next(self, peer: Peer, link: Link[PeerDown, PeerUp], limit_s: float) -> PeerDown:
+        try:
+            async with asyncio.timeout(limit_s):
+                down = await link.recv()
+        except TimeoutError:
+            raise Unavailable(f"{peer.name} at {peer.address} is silent") from None
+        if down is None:
+            raise TransportBroken(f"{peer.name} at {peer.address} ended the link")
+        return down
+
+    # -- who is ready
+
+    def _ticked(self, peer: Peer, ready: bool) -> None:
+        if peer.silence is not None:
+            peer.silence.cancel()
+            peer.silence = None
+        if not ready:
+            self._unready(peer)
+            return
+        peer.ticked_s = self._context.clock()
+        peer.silence = asyncio.get_running_loop().call_later(
+            self._context.timing.peer_ready_s, self._unready, peer
+        )
+        if self._registry.now_ready(peer):
+            log.info("peer_ready", peer=peer.name, address=peer.address)
+            self._on_change()
+
+    def _unready(self, peer: Peer) -> None:
+        if self._registry.no_longer_ready(peer):
+            log.info("peer_unready", peer=peer.name, address=peer.address)
+            if not self._registry.ready():
+                self._context.health.alone()
+            self._on_change()
+
+    def _quiet(self, peer: Peer) -> None:
+        peer.link = None
+        for heard in peer.heartbeats.values():
+            if not heard.done():
+                heard.set_result(False)
+        if peer.silence is not None:
+            peer.silence.cancel()
+            peer.silence = None
+        self._unready(peer)

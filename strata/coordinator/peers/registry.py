@@ -1,0 +1,115 @@
+"""The other replicas as this one sees them: which are ready, and what is sent to those.
+
+A peer counts as ready while its last tick said so and is younger than a second: only such ones are forwarded to, and
+only they stand in the order of writers. `PeerLinks` dials them and keeps this up to date.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Collection
+from typing import Final
+
+from strata.coordinator.context import ReplicaContext
+from strata.core.ids import InstanceId
+from strata.core.records import Replica
+from strata.session.link import Link
+from strata.v1 import barriers_pb2, peers_pb2
+from strata.v1.peers_pb2 import PeerDown, PeerUp
+from strata.wire.barriers import batches
+
+UNHEARD: Final = "the replica that answers does not hear it"
+HEARD_S: Final = 1.0
+"""How long a peer may take to answer a heartbeat, before its member is taken over from it."""
+
+
+class Peer:
+    """The link to one instance of another replica."""
+
+    def __init__(self, name: str, entry: Replica) -> None:
+        self.name = name
+        self.instance = entry.instance
+        self.address = entry.address
+        self.link: Link[PeerDown, PeerUp] | None = None
+        self.says_ready = False
+        self.ticked_s = float("-inf")
+        self.etcd_s = float("-inf")
+        """When it last heard of etcd, by our clock."""
+        self.silence: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.heartbeats: dict[int, asyncio.Future[bool]] = {}
+        """Those on their way, by id."""
+
+
+class PeerRegistry:
+    """The peers, by their instances."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self.peers: dict[InstanceId, Peer] = {}
+        self._ready: dict[InstanceId, str] = {}
+        self._ids = itertools.count(1)
+
+    def ready(self) -> Collection[InstanceId]:
+        """Return the instances of the peers that are ready."""
+        return self._ready.keys()
+
+    def ready_addresses(self) -> list[str]:
+        """Return where the peers serve that said within a second that they are ready.
+
+        The clock is read anew: after a stall of this process no timer has told yet who is silent.
+        """
+        return [peer.address for peer in self._ready_now()]
+
+    def better_off(self) -> list[str]:
+        """Return where members of ours should go: ready peers, while this replica is sick (5.5)."""
+        now_s, health = self._context.clock(), self._context.health
+        return [peer.address for peer in self._ready_now() if health.better_off(now_s - peer.etcd_s)]
+
+    def _ready_now(self) -> list[Peer]:
+        since_s = self._context.clock() - self._context.timing.peer_ready_s
+        return [peer for one in self._ready if (peer := self.peers[one]).ticked_s >= since_s]
+
+    def forward(self, arrivals: list[barriers_pb2.Arrival]) -> None:
+        """Send arrivals to every ready peer."""
+        for batch in batches(arrivals):
+            self.send(PeerUp(arrivals=peers_pb2.PeerArrivals(arrivals=batch)))
+
+    def send(self, message: PeerUp) -> None:
+        """Send a message to every ready peer."""
+        for instance in self._ready:
+            link = self.peers[instance].link
+            if link is not None:
+                link.send(message)
+
+    async def heartbeat(self, instance: InstanceId, heartbeat: peers_pb2.PeerHeartbeat) -> bool:
+        """Pass a heartbeat on; tell whether that peer serves the member and heard it.
+
+        False when it does not, is not ready, or gives no answer in time: then it counts for nothing.
+        """
+        peer = self.peers.get(instance)
+        if peer is None or peer.link is None or instance not in self._ready:
+            return False
+        heartbeat.id = next(self._ids)
+        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        peer.heartbeats[heartbeat.id] = heard
+        peer.link.send(PeerUp(heartbeat=heartbeat))
+        try:
+            async with asyncio.timeout(HEARD_S):
+                return await heard
+        except TimeoutError:
+            return False
+        finally:
+            peer.heartbeats.pop(heartbeat.id, None)
+
+    def now_ready(self, peer: Peer) -> bool:
+        """Take note that a peer is ready; tell whether that is news."""
+        if peer.instance in self._ready or self.peers.get(peer.instance) is not peer:
+            return False
+        self._ready[peer.instance] = peer.address
+        return True
+
+    def no_longer_ready(self, peer: Peer) -> bool:
+        """Take note that a peer is not ready; tell whether that is news."""
+        return self._ready.pop(peer.instance, None) is not None

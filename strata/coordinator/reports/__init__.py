@@ -1,0 +1,1 @@
+"""What ranks and members report, held for whoever looks."""

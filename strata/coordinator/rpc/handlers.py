@@ -1,0 +1,124 @@
+"""Every method of `strata.v1` as a gRPC handler, made from the service descriptors.
+
+A unary method is answered by the table of requests: who may, the one call, errors as statuses, and what bounds an
+answer. An answer has at most `ANSWER_BYTES`: lists come in pages, and what one item may have is bounded where it is
+written. So a larger one is a bug of ours, and its caller is told so. From here until its call has ended an answer
+is owed (`core.debts`); grpc.aio calls back when the status, which follows the last byte, was sent.
+
+Requests are decoded here. grpc would answer bytes that are no message with UNKNOWN, which says that the call may
+have taken effect, so every client would send the same bytes again and again; and it logs a traceback for each.
+A stream that carries no message is ended by its link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from strata.coordinator.calls.pages import ANSWER_BYTES
+from strata.coordinator.calls.table import ANYBODY, SERVICES, Calls
+from strata.coordinator.gate import Gate
+from strata.coordinator.rpc.owing import Context, Ledger
+from strata.core.authority import call_name
+from strata.errors import InvalidArgument, StrataError
+from strata.observe import get_logger
+from strata.wire.status import abort
+
+log = get_logger()
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Handlers(grpc.GenericRpcHandler):
+    """The handlers of all methods, by their paths. `streams` are those that the table does not answer."""
+
+    def __init__(
+        self, calls: Calls, gate: Gate, ledger: Ledger, streams: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        self._calls, self._gate, self._ledger = calls, gate, ledger
+        self._by_path: dict[str, Handler] = {}
+        for name, service in SERVICES.items():
+            for method in service.methods:
+                act = streams.get(f"{name}.{method.name}")
+                handler = self._unary(method) if act is None else _stream(method, act)
+                self._by_path[f"/{service.full_name}/{method.name}"] = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return the handler of a method; None for one of somebody else's."""
+        return self._by_path.get(handler_call_details.method)
+
+    def _unary(self, method: MethodDescriptor) -> Handler:
+        decode, name = _decoder(method), call_name(method.name)
+
+        async def handle(body: bytes, context: Context) -> bytes:
+            try:
+                return await self._answer(name, decode(body), context)
+            except StrataError as error:
+                return await abort(context, error)
+            except Exception:
+                # the boundary to the caller, who must learn of a bug as an error like any other
+                log.exception("call_failed", call=name)
+                return await abort(
+                    context, StrataError("internal error", hint="the server's log has the details")
+                )
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    async def _answer(self, name: str, request: Any, context: Context) -> bytes:
+        """Return the response to a request, within bounds."""
+        identity = self._gate.asks(context)
+        account = self._ledger.account(context, identity)
+        account.check()
+        response = await self._calls.answer(name, request, ANYBODY, identity)
+        body: bytes = response.SerializeToString()
+        if len(body) > ANSWER_BYTES:
+            self._ledger.measures.oversized.child().add()
+            log.error("answer_too_large", call=name, size_bytes=len(body), limit_bytes=ANSWER_BYTES)
+            why = f"internal error: the answer has {len(body)} bytes, and at most {ANSWER_BYTES} are sent"
+            raise StrataError(why, hint="please report it, with the call")
+        account.check()  # others of its calls may have been answered meanwhile
+        paid = account.owe(len(body))
+        context.add_done_callback(lambda _context: paid())
+        return body
+
+
+def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
+    """Return what makes a request of bytes; it raises `InvalidArgument` for those that are none."""
+    request = GetMessageClass(method.input_type)
+
+    def decode(body: bytes) -> Any:
+        try:
+            return request.FromString(body)
+        except DecodeError as error:
+            why = f"these {len(body)} bytes are no request of {method.full_name}: {error}"[:500]
+        raise InvalidArgument(
+            why, hint="build the client from the proto files of this release; ids are UTF-8"
+        )
+
+    return decode
+
+
+def _stream(method: MethodDescriptor, act: Callable[..., Any]) -> Handler:
+    """Return the handler of a stream; one request that opens it is decoded here, those of a stream by grpc."""
+    encode = GetMessageClass(method.output_type).SerializeToString
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(
+            act, GetMessageClass(method.input_type).FromString, encode
+        )
+    decode = _decoder(method)
+
+    async def answers(body: bytes, context: Context) -> Any:
+        try:
+            request = decode(body)
+        except InvalidArgument as error:
+            await abort(context, error)
+        async for response in act(request, context):
+            yield response
+
+    return grpc.unary_stream_rpc_method_handler(answers, None, encode)

@@ -1,1 +1,0 @@
-"""What each RPC does: decode, one call, encode."""

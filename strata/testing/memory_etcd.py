@@ -1,0 +1,124 @@
+"""etcd's semantics in memory, without a connection to it (`memory_store`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strata.core.txn import Lease, Range, RangeResult, Txn, TxnResult
+from strata.errors import InvalidArgument, NotFound
+from strata.testing import txn_limits
+from strata.testing.mvcc import Revision, State
+from strata.testing.processes import BETWEEN
+
+MAX_LEASE_TTL_S: Final = 9_000_000_000
+_FIRST_LEASE: Final = 0x1000
+
+
+class MemoryEtcd:
+    """etcd's semantics over `State`, with leases that end by the running loop's clock.
+
+    `min_ttl_s`: what a shorter lease is lengthened to, 2 at etcd's default election timeout. A
+    lease ends exactly when its time is over; etcd takes up to a second longer.
+    """
+
+    def __init__(self, *, min_ttl_s: int = 2) -> None:
+        self.state = State()
+        self._min_ttl_s = min_ttl_s
+        self._next_lease = _FIRST_LEASE
+        self._ttl_s: dict[int, int] = {}
+        self._deadline: dict[int, float] = {}
+        self._leases_held = False
+        self._subscribers: list[Callable[[Revision], None]] = []
+
+    def subscribe(self, subscriber: Callable[[Revision], None]) -> Callable[[], None]:
+        """Call `subscriber` with every write as it happens; return what ends that."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def _publish(self, written: Revision | None) -> None:
+        if written is not None:
+            for subscriber in tuple(self._subscribers):
+                subscriber(written)
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def hold_leases(self) -> None:
+        """Let no lease end, as while etcd has no leader."""
+        self._leases_held = True
+
+    def release_leases(self) -> None:
+        """Have a leader again: every lease begins anew, as in etcd."""
+        self._leases_held = False
+        for lease_id in self._ttl_s:
+            self._renew(lease_id)
+
+    def drop_keys_of(self, lease_id: int) -> int:
+        """Delete the keys of a lease and answer its keepalives all the same; return how many.
+
+        etcd has had such bugs (etcd#14758, #15247).
+        """
+        dropped = len(self.state.leased.get(lease_id, ()))
+        if dropped:
+            self._publish(self.state.drop_lease(lease_id))
+            self.state.leased[lease_id] = set()
+        return dropped
+
+    # -- the calls, each in one instant ----------------------------------------------------------
+
+    def read(self, request: Range) -> RangeResult:
+        """As `Store.read`."""
+        return self.state.read(request)
+
+    def execute(self, txn: Txn) -> TxnResult:
+        """As `Store.execute`."""
+        txn_limits.check(txn)
+        result, written = self.state.apply(txn)
+        self._publish(written)
+        return result
+
+    def compact(self, revision: int) -> None:
+        """As `Store.compact`."""
+        self.state.compact(revision)
+
+    def grant(self, ttl_s: int) -> Lease:
+        """As `Store.grant`."""
+        if ttl_s > MAX_LEASE_TTL_S:
+            raise InvalidArgument("too large lease TTL")
+        lease = Lease(id=self._next_lease, ttl_s=max(ttl_s, self._min_ttl_s))
+        self._next_lease += 1
+        self._ttl_s[lease.id] = lease.ttl_s
+        self.state.leased[lease.id] = set()
+        self._renew(lease.id)
+        loop = asyncio.get_running_loop()
+        loop.call_at(self._deadline[lease.id], self._expire, lease.id, context=BETWEEN)
+        return lease
+
+    def keep_alive(self, lease_id: int) -> int:
+        """As `Store.keep_alive`."""
+        if lease_id not in self._ttl_s:
+            raise NotFound(f"there is no lease {lease_id:x} (any more)")
+        self._renew(lease_id)
+        return self._ttl_s[lease_id]
+
+    def revoke(self, lease_id: int) -> None:
+        """As `Store.revoke`."""
+        if self._ttl_s.pop(lease_id, None) is not None:
+            del self._deadline[lease_id]
+            self._publish(self.state.drop_lease(lease_id))
+
+    def _renew(self, lease_id: int) -> None:
+        self._deadline[lease_id] = asyncio.get_running_loop().time() + self._ttl_s[lease_id]
+
+    def _expire(self, lease_id: int) -> None:
+        deadline = self._deadline.get(lease_id)
+        if deadline is None:
+            return  # it was revoked
+        loop = asyncio.get_running_loop()
+        if self._leases_held:
+            loop.call_later(1.0, self._expire, lease_id, context=BETWEEN)
+        elif loop.time() < deadline:
+            loop.call_at(deadline, self._expire, lease_id, context=BETWEEN)
+        else:
+            self.revoke(lease_id)
