@@ -64,12 +64,6 @@ def run(
             help="A folder for the ranks' output, a file each. (they write where this command does)",
         ),
     ] = None,
-    log_generations: Annotated[
-        int | None,
-        typer.Option(
-            "--log-generations", help="So many generations' files stay in that folder; 0: all. (20)"
-        ),
-    ] = None,
     stop_grace_s: Annotated[
         float | None,
         typer.Option("--stop-grace-s", help="Seconds from SIGTERM to SIGKILL at the end. [30]"),
@@ -167,7 +161,6 @@ def run(
         "max_fruitless_generations": max_fruitless_generations,
         "address": address,
         "log_dir": log_dir,
-        "log_generations": log_generations,
         "stop_grace_s": stop_grace_s,
         "max_generations": max_generations,
         "restart_grace_s": restart_grace_s,

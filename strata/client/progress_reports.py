@@ -18,7 +18,10 @@ from typing import Final
 from strata.client.loop import BackgroundLoop
 from strata.client.seat import RankPlace, Seat
 from strata.client.step_times import step_times_message
+from strata.observe import get_logger
 from strata.v1.members_pb2 import RankProgress, TrainingReport
+
+log = get_logger()
 
 GATHERED_S: Final = 0.2
 """Of the reports of so long the newest is sent: charts have one point a second, and a rank is late after two."""
@@ -98,7 +101,7 @@ class ProgressReports:
             phase=phase,
             heeds_notices=seat.heeds_notices,
             step_us=round(1e6 * own_s),
-            training=training() if training is not None else None,
+            training=_made(training),
             # empty while it warms up: so nobody takes what it measured then for its pace
             step_times=step_times_message(seat.steps.times) if own_s > 0 else None,
         )
@@ -112,3 +115,14 @@ class ProgressReports:
         seat.said = said
         tell = seat.session.progress if seat.watch is None else seat.watch.hear
         tell(seat.place.generation, [said])
+
+
+def _made(training: MakeTraining | None) -> TrainingReport | None:
+    """Return how the training goes; nothing if the program that is to say it fails: its steps count all the same."""
+    if training is None:
+        return None
+    try:
+        return training()
+    except Exception:
+        log.exception("training_report_failed")
+        return None

@@ -304,9 +304,9 @@ class StallWatch:
     async def _evict(self, now_s: float) -> None:
         """Kill one of the ranks here that hold up the others, once all had time to come to stand still.
 
-        Whom the coordinators blame, who know all ranks; if they blame nobody, whom those of this node point
-        to. While none answers nobody is killed: ranks may stand still because they wait for them, and a new
-        generation needs them, too.
+        Of those whom the coordinators blame, who know all ranks: what stands still here may wait for one elsewhere
+        that moves. While none answers nobody is killed: ranks may stand still because they wait for them, and a
+        new generation needs them, too.
         """
         still = {rank: watched for rank, watched in self._ranks.items() if watched.stall is not None}
         evict = self._actions.evict
@@ -320,10 +320,10 @@ class StallWatch:
             self._unanswered_s = asyncio.get_running_loop().time()
         if now_s - self._unanswered_s < EVICT_AFTER_S:
             return  # they may move, now that somebody is there
-        if blamed is None or generation != self._generation:
+        if not blamed or generation != self._generation:
             return
         still = {rank: watched for rank, watched in still.items() if watched.stall is not None}
-        if blamed and not still.keys() & blamed:
+        if not still.keys() & blamed:
             return  # another node's rank: its supervisor sees to it
         named, how = suspects(
             [
@@ -336,7 +336,7 @@ class StallWatch:
                     unable=w.process == STOPPED,
                 )
                 for rank, w in still.items()
-                if not blamed or rank in blamed
+                if rank in blamed
             ]
         )
         for rank in named[:1]:

@@ -75,11 +75,6 @@ class RunConfig:
         default=None,
         doc="a folder for the ranks' output, a file each; the pages of ranks show its last lines",
     )
-    log_generations: int = setting(
-        "run.log_generations",
-        default=20,
-        doc="so many generations' files stay in log_dir, the newest included; 0: all",
-    )
     stop_grace_s: float = setting(
         "run.stop_grace_s", default=30.0, doc="from SIGTERM to SIGKILL when the run is stopped"
     )
@@ -157,7 +152,6 @@ class RunConfig:
         for name in ("settle_s", "stop_grace_s", "restart_grace_s", "warm_after_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} cannot be negative")
-        _check_log_generations(self.log_generations)
         check_preempt("--preempt", self.preempt)
         if self.join_timeout_s < 1:
             raise ConfigError("run.join_timeout_s must be at least 1 second")
@@ -185,9 +179,3 @@ class RunConfig:
         found = allocation(env)
         defaults = found.defaults() if found is not None else {}
         return load(cls, flags=flags, env=env, file=body, file_name=name, defaults=defaults)
-
-
-def _check_log_generations(count: int) -> None:
-    """Raise `ConfigError` if what a crashed rank wrote would be removed while the next generation shows it."""
-    if count < 0 or count == 1:
-        raise ConfigError(f"--log-generations must be 0 or at least 2, not {count}", hint="0 keeps all files")

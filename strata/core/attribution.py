@@ -110,6 +110,8 @@ def blame(reports: Sequence[RankReport]) -> Blame:
         seen = {each.rank for each in standing}
         standing += [each for each in late if each.rank not in seen]
     silent = _silent(reports)
+    if not silent and len(standing) < len(reports) and all(each.held_up for each in standing):
+        return NOBODY  # they wait for one that moves: it evaluates, or writes
     named, how = suspects(
         [_standing(each, silent=each.rank in silent) for each in [*standing, *silent.values()]]
     )

@@ -25,6 +25,7 @@ from strata.dashboard.plain import PlainPages
 from strata.dashboard.source import Source
 from strata.errors import StrataError, Unauthenticated
 
+PROBES: Final = frozenset({"/healthz", "/readyz"})
 _PROTECTED: Final = re.compile(r"/(?:metrics|status(?:/(?P<job>[^/]*))?)/?$")
 """What tells of the cluster or of a job, besides the API, which looks itself who calls."""
 
@@ -102,7 +103,8 @@ class _Guard:
             return PlainTextResponse(
                 "this only shows things\n", 405, headers={"allow": ", ".join(allowed[:3] if api else allowed)}
             )
-        if not self._authorizer.asks and not is_own_name(self._source, host):
+        probe = scope["path"] in PROBES  # says nothing that a page could want, and must not fail for a name
+        if not probe and not self._authorizer.asks and not is_own_name(self._source, host):
             return PlainTextResponse(
                 "open it as localhost, by its address or as coordinator.advertise\n", 421
             )

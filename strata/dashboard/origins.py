@@ -10,6 +10,7 @@ origin, and the Host header has that name.
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,15 +33,23 @@ def is_known(source: Source, origin: str, host: str) -> bool:
 
 
 def is_own_name(source: Source, host: str) -> bool:
-    """Tell whether a Host header is an address, this machine, or a name under which a replica serves HTTP."""
+    """Tell whether a Host header is an address, this machine, or a name under which a replica is reached."""
     name = _name(host)
     if name in ("localhost", ""):
         return True
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        return name in (_name(peer.partition("://")[2]) for peer in peers(source))
+        return name in _names(source)
     return True
+
+
+def _names(source: Source) -> Iterator[str]:
+    """Yield what replicas are called: where they serve members, and where HTTP."""
+    yield socket.gethostname().lower()  # known before etcd has answered
+    for state in source.replicas():
+        yield _name(state.entry.record.address)
+        yield _name(state.entry.record.http_address.rpartition("://")[2])
 
 
 def _name(host: str) -> str:

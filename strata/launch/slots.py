@@ -36,7 +36,6 @@ class Slots:
         self._prepared = 0
         """How many processes were started to wait since `prepare`, or since they last went on for long."""
         self._prepared_at = 0.0
-        self._removing: asyncio.Future[None] | None = None
         """Removes old files of output, in a thread: the folder may be on a file server."""
         self._kept: dict[int, RankProcess] = {}
         """By local rank: processes of the generation before that will be ranks of the next one."""
@@ -62,8 +61,6 @@ class Slots:
         self._kept.clear()
         self.ranks = RankGroup(place, self._program, restarts=self._starts, on_exit=self._on_exit)
         self.ranks.start(adopted)
-        loop, logs = asyncio.get_running_loop(), self._program.logs
-        self._removing = loop.run_in_executor(None, logs.remove_old, place.generation)
         self._starts += 1
         self.prepare(self._prepare_after_s)
         return frozenset(adopted)

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from strata.checkpoint.marker import NAME as MARKER
 from strata.client.checkpoints import CheckpointManager
+from strata.core.checkpoint_tiers import tiers_of
 from strata.core.checkpoints import decide_pin
 from strata.core.records import CheckpointState, TierState
 from strata.errors import (
@@ -339,7 +340,10 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next_pass(
 
 
 def _deleting(record: Any) -> Any:
-    return dataclasses.replace(record, state=CheckpointState.DELETING, manifest_digest="m")
+    tiers = {
+        name: dataclasses.replace(tier, state=TierState.DELETING) for name, tier in tiers_of(record).items()
+    }
+    return dataclasses.replace(record, state=CheckpointState.DELETING, manifest_digest="m", tiers=tiers)
 
 
 def test_what_is_left_of_an_aborted_save_goes_unless_storage_has_it_as_committed(

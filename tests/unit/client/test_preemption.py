@@ -29,9 +29,14 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size = size
         self.said: dict[int, bytes] = {}
-        self.meeting = threading.Barrier(size)
+        self.round: dict[int, bytes] = {}
+        """What was said in the round that all have come to: a quick rank may say something in the next one already."""
+        self.meeting = threading.Barrier(size, action=self._close)
         self.broken = False
         self.each = [Rank(self, rank) for rank in range(size)]
+
+    def _close(self) -> None:
+        self.round = dict(self.said)
 
 
 class Rank:
@@ -56,7 +61,7 @@ class Rank:
             raise BarrierBroken("rank 1 died")
         self.ranks.said[self.rank] = payload
         self.ranks.meeting.wait(timeout_s)
-        return dict(self.ranks.said)
+        return self.ranks.round
 
     def hear(self, action: int = STOP_ACTION_PREEMPT, generation: int = 7) -> None:
         notice = StopNotice(action=action, generation=generation, grace_ms=20_000)  # type: ignore[arg-type]

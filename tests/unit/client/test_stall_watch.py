@@ -238,7 +238,7 @@ async def test_who_said_farewell_or_belongs_to_another_generation_is_not_watched
 @in_virtual_time()
 async def test_the_rank_that_holds_up_the_others_is_evicted() -> None:
     async with watched(evict=True) as node:
-        node.where = {2: "fetch"}
+        node.where, node.blamed = {2: "fetch"}, set(range(8))
         await node.train(4, 5)
         await asyncio.sleep(20)
         ((rank, generation, reason),) = node.evicted
@@ -260,13 +260,23 @@ async def test_whom_the_coordinators_blame_is_evicted_if_it_is_here() -> None:
 
 
 @in_virtual_time()
+async def test_nobody_is_evicted_whom_the_coordinators_do_not_blame() -> None:
+    """All that stand still here wait for a rank elsewhere, which moves."""
+    async with watched(evict=True) as node:
+        node.where, node.blamed = {2: "fetch"}, set()
+        await node.train(4, 5)
+        await asyncio.sleep(60)
+        assert node.evicted == []
+
+
+@in_virtual_time()
 async def test_nobody_is_evicted_while_no_coordinator_answers() -> None:
     async with watched(evict=True) as node:
         node.where, node.blamed = {2: "fetch"}, None
         await node.train(4, 5)
         await asyncio.sleep(60)
         assert node.evicted == [], "the ranks may wait for coordinators, and nothing can follow without them"
-        node.blamed = set()
+        node.blamed = {2}
         await asyncio.sleep(2)
         assert node.evicted == [], "now they may move again"
         await asyncio.sleep(5)

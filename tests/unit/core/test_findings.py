@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strata.core.attribution import RankReport
+from strata.core.attribution import NOBODY, RankReport, blame
 from strata.core.findings import Device, Diagnosis, Ended, diagnose, runs
 from strata.core.save_hold import SaveHold
 from strata.core.stragglers import StepTimes
@@ -199,6 +199,14 @@ def test_slow_ranks_and_sick_devices_are_named_and_then_counted() -> None:
 
 
 # -- the others
+
+
+def test_who_waits_for_a_rank_that_moves_is_not_blamed() -> None:
+    """Rank 0 evaluates for long, and moves all the time."""
+    moves = RankReport(rank=0, step=7, phase="eval 3/10", age_ms=100)
+    waiting = [replace(report(rank, stalled_s=60), waits=True) for rank in (1, 2, 3)]
+    assert blame([moves, *waiting]) == NOBODY
+    assert set(blame(waiting).ranks) == {1, 2, 3}, "all wait for each other"
 
 
 def test_who_waits_for_a_rank_that_ended_is_not_blamed() -> None:

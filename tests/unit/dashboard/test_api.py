@@ -387,6 +387,8 @@ async def test_where_nobody_is_asked_a_name_that_is_no_replicas_is_not_answered(
     app = make_app(shown, authorizer=HttpAuthorizer(config, now=now))
     for path in ("/api/v1/jobs/gpt", "/metrics", "/status", "/"):
         assert (await ask(app, path, headers={"Host": host})).code == code
+    for probe in ("/healthz", "/readyz"):
+        assert (await ask(app, probe, headers={"Host": host})).code == 200
 
 
 async def test_where_everybody_is_asked_any_name_is_answered(shown: Shown, tmp_path: Path) -> None:
