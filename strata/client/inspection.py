@@ -104,14 +104,14 @@ def _newest_two(logs: Sequence[RankLog]) -> tuple[RankLogMessage, RankLogMessage
 
 
 def last_lines(file: Path) -> list[str]:
-    """Return the last lines of a file, of bounded length; none if it cannot be read."""
+    """Return the last lines of a file, of bounded length; if it cannot be read, one line that says why."""
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             opened.seek(max(0, size - TAIL_BYTES))
             text = opened.read(TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return []
+    except OSError as error:
+        return [f"({file} cannot be read: {error.strerror or error})"]
     lines = text.splitlines()
     if size > TAIL_BYTES:
         lines = lines[1:]  # its beginning is not there

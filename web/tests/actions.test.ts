@@ -1,7 +1,7 @@
 import { createServer, type Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, describe, expect, it, vi } from "vitest";
-import { act, ApiError } from "../src/api/client";
+import { act, ApiError, get } from "../src/api/client";
 import type { Checkpoint, Checkpoints } from "../src/api/types";
 import { consequence, forkOutcome, isOutcomeUnknown, obstacles, outcome, withAnswer } from "../src/pages/checkpoints/actions";
 import { toneOfCheckpoint } from "../src/ui/tone";
@@ -49,6 +49,20 @@ describe("an action without an answer", () => {
     const base = `http://127.0.0.1:${(made.address() as AddressInfo).port}`;
     return act(base, "gpt", 40, "pin", {}).catch((error: unknown) => error);
   }
+
+  it("may have been done if the answer breaks off, and is no error if the caller leaves", async () => {
+    const made = createServer((_request, response) => void response.writeHead(200, { "Content-Length": 1000 }).write("{", () => response.destroy()));
+    server = made;
+    await new Promise<void>((resolve) => made.listen(0, "127.0.0.1", resolve));
+    const base = `http://127.0.0.1:${(made.address() as AddressInfo).port}`;
+    const error: unknown = await act(base, "gpt", 40, "pin", {}).catch((each: unknown) => each);
+    expect(error).toBeInstanceOf(ApiError);
+    expect([(error as ApiError).message, isOutcomeUnknown(error)]).toEqual(["The replica's answer broke off", true]);
+    const left = new AbortController();
+    const asked = get(base, "/jobs", left.signal).catch((each: unknown) => each);
+    left.abort();
+    expect(await asked).not.toBeInstanceOf(ApiError);
+  });
 
   it("may have been done, and so it may if the replica cannot tell", async () => {
     for (const status of [null, 500, 503]) {

@@ -3,6 +3,7 @@ import { QueryClient } from "@tanstack/react-query";
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { authorization } from "../src/api/client";
 import { Live } from "../src/live/connection";
 
 interface Opened {
@@ -16,6 +17,10 @@ interface Opened {
 /** A replica that does what the test says, and keeps what it was asked. */
 class Replica {
   readonly streams: Opened[] = [];
+  /** The one token that it takes from those who show any. */
+  takes = "sesame";
+  /** Nobody may look without a token. */
+  asks = false;
   readonly answers = new Map<string, () => [number, unknown] | Promise<[number, unknown]>>();
   #server!: Server;
   origin = "";
@@ -40,6 +45,11 @@ class Replica {
       response.writeHead(status, { "Content-Type": "application/json" }).end(JSON.stringify(body));
       return;
     }
+    const shown = request.headers.authorization;
+    if (shown === undefined ? this.asks : shown !== `Bearer ${this.takes}`) {
+      response.writeHead(401, { "Content-Type": "application/json" }).end(JSON.stringify({ error: "who are you?", hint: "" }));
+      return;
+    }
     response.writeHead(200, { "Content-Type": "text/event-stream" });
     response.write(": begin\n\n");
     this.streams.push({
@@ -58,6 +68,9 @@ vi.stubGlobal("sessionStorage", {
   setItem: (key: string, value: string) => kept.set(key, value),
   removeItem: (key: string) => kept.delete(key),
 });
+
+vi.stubGlobal("location", { origin: "http://page" });
+const send = globalThis.fetch;
 
 const until = <T>(value: () => T) => vi.waitFor(() => {
   const found = value();
@@ -82,7 +95,18 @@ describe("the stream", () => {
     void live.run();
   });
 
+  /** Have the page come from a replica, as a browser has it. */
+  function serve(page: Replica): void {
+    live.stop();
+    vi.stubGlobal("location", { origin: page.origin });
+    vi.stubGlobal("fetch", (url: string, init: RequestInit) => send(url.startsWith("/") ? page.origin + url : url, init));
+    live = new Live(cache, page.origin);
+    void live.run();
+  }
+
   afterEach(() => {
+    vi.stubGlobal("location", { origin: "http://page" });
+    vi.stubGlobal("fetch", send);
     live.stop();
     one.end();
     two.end();
@@ -181,6 +205,7 @@ describe("the stream", () => {
   }, 15_000);
 
   it("lets who looks anonymously sign in, take that back, and sign out", async () => {
+    serve(one);
     one.answers.set("/jobs", () => [200, { total: 1 }]);
     live.watch("/jobs");
     const first = await until(() => one.streams[0]);
@@ -206,5 +231,36 @@ describe("the stream", () => {
     expect(cache.getQueryData(["/jobs"]), "what the other caller was shown").toBeUndefined();
     expect((await until(() => one.streams[3])).token).toBeUndefined();
     expect(kept.has("strata.token")).toBe(false);
+  });
+
+  it("takes a token to no other port of the viewer's own host, and is not refused for want of it", async () => {
+    kept.set("strata.token", "sesame");
+    serve(one);
+    live.watch("/jobs");
+    expect((await until(() => one.streams[0])).token).toBe("Bearer sesame");
+    one.end();
+    expect((await until(() => two.streams[0])).token).toBeUndefined();
+    two.asks = true;
+    two.streams[0]?.response.end();
+    await until(() => live.state.phase === "lost");
+    expect(kept.get("strata.token")).toBe("sesame");
+    expect(authorization("http://r2"), "from a loopback page").toEqual({});
+    vi.stubGlobal("location", { origin: "http://r1" });
+    expect([authorization("http://r2"), authorization("")]).toEqual(Array(2).fill({ Authorization: "Bearer sesame" }));
+    for (const own of ["http://localhost:1", "http://a.localhost", "http://127.1.2.3", "http://0.0.0.0:1", "http://[::1]:1"]) expect(authorization(own), own).toEqual({});
+  });
+
+  it("goes on without a token that was revoked, after a reload as well, where nobody else may ask", async () => {
+    kept.set("strata.token", "revoked");
+    serve(one);
+    live.watch("/jobs");
+    await until(() => live.state.phase === "unauthorized");
+    expect([live.state.anonymous, live.state.problem?.error]).toEqual([true, "who are you?"]);
+    live.authorize();
+    await until(() => live.state.phase === "live");
+    one.asks = true;
+    one.streams[0]?.response.end();
+    await until(() => live.state.phase === "unauthorized");
+    expect([live.state.anonymous, live.state.problem], "this one asks").toEqual([false, null]);
   });
 });

@@ -57,6 +57,8 @@ def _device(each: Resource) -> tuple[Part, ...]:
 
 def _written(rank: Resource, width: int) -> list[Text]:
     """Return what its process wrote last, and the one before that."""
+    if rank["log_file"] is None:
+        return _part(width, "wrote", "", (), nothing="not known (yet): its agent has not answered")
     if not rank["log_file"]:
         return _part(width, "wrote", "", (), nothing="its agent keeps no output: strata run --log-dir")
     found = _part(width, "wrote", _process(rank["log_generation"], rank["log_ended"]), rank["log"])

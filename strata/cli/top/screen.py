@@ -38,8 +38,8 @@ class View:
     job: str | None = None
     cursor: int = 0
     """The place in the list of jobs."""
-    at: int = 0
-    """The place in the table of ranks."""
+    on: int | None = None
+    """The rank that the cursor is on, wherever it is sorted to; None: whichever comes first."""
     rank: int | None = None
     """The rank of the job that is open."""
     scroll: int = 0
@@ -65,21 +65,21 @@ def after_key(view: View, key: str, seen: Seen, room: int) -> View | None:
             return replace(view, help=True)
         case "enter" if view.job is None and seen.jobs:
             at = min(view.cursor, len(seen.jobs) - 1)
-            return replace(view, job=seen.jobs[at]["name"], cursor=at, at=0)
+            return replace(view, job=seen.jobs[at]["name"], cursor=at, on=None)
         case "esc" | "backspace" if view.rank is not None:
             return replace(view, rank=None)
         case "esc" | "backspace" if view.job is not None:
-            return replace(view, job=None, at=0)
+            return replace(view, job=None, on=None)
         case "enter" if view.job is not None and view.rank is None and _size(seen):
             assert seen.ranks is not None
-            at = _within(view.at, _size(seen) - 1)
-            return replace(view, rank=ordered(seen.ranks, view.order)[at], at=at, scroll=0)
+            rank = ordered(seen.ranks, view.order)[_place(view, seen)]
+            return replace(view, rank=rank, on=rank, scroll=0)
         case "s" | ">" if view.job is not None and view.rank is None:
-            return replace(view, order=_beside(view.order, 1, seen), at=0)
+            return replace(view, order=_beside(view.order, 1, seen), on=None)
         case "<" if view.job is not None and view.rank is None:
-            return replace(view, order=_beside(view.order, -1, seen), at=0)
+            return replace(view, order=_beside(view.order, -1, seen), on=None)
         case "r" if view.job is not None and view.rank is None:
-            return replace(view, order=replace(view.order, reverse=not view.order.reverse), at=0)
+            return replace(view, order=replace(view.order, reverse=not view.order.reverse), on=None)
         case _:
             return _moved(view, key, seen, room)
 
@@ -111,7 +111,19 @@ def _moved(view: View, key: str, seen: Seen, room: int) -> View:
         return replace(view, cursor=_within(view.cursor + by, len(seen.jobs) - 1))
     if view.rank is not None:
         return replace(view, scroll=max(0, view.scroll + by))
-    return replace(view, at=_within(view.at + by, _size(seen) - 1))
+    if seen.ranks is None or by == 0:
+        return view
+    place = _within(_place(view, seen) + by, _size(seen) - 1)
+    # at the top it stays there, for that is where the worst ranks come to
+    return replace(view, on=ordered(seen.ranks, view.order)[place] if place else None)
+
+
+def _place(view: View, seen: Seen) -> int:
+    """Return where in the table the cursor is."""
+    if view.on is None or not _size(seen):
+        return 0
+    assert seen.ranks is not None
+    return ordered(seen.ranks, view.order).index(min(view.on, _size(seen) - 1))
 
 
 def _size(seen: Seen) -> int:
@@ -196,9 +208,8 @@ def _list(view: View, seen: Seen, width: int, height: int) -> tuple[list[Text], 
 def _job(view: View, seen: Seen, width: int, height: int, now_ms: int) -> tuple[list[Text], int]:
     above = job_page.sections(seen, width=width, height=height, now_ms=now_ms)
     room = max(1, height - len(above) - 1)
-    size = _size(seen)
-    at = _within(view.at, size - 1)
-    first = _within(at // room * room, size - room)
+    at = _place(view, seen)
+    first = _within(at // room * room, _size(seen) - room)
     return [*above, *job_page.table(seen, view.order, width=width, first=first, most=room, cursor=at)], room
 
 
@@ -243,7 +254,7 @@ def _last_line(view: View, seen: Seen, width: int, room: int) -> Text:
     size = _size(seen)
     order = f"{view.order.by} {'▼' if view.order.down else '▲'}"
     keys = f"Enter open  Esc jobs  s sort: {order}  r reverse  ? help  q quit"
-    first = _within(view.at // max(1, room) * room, size - room)
+    first = _within(_place(view, seen) // max(1, room) * room, size - room)
     return spread(width, (keys,), (_where(first, room, size, size),), style=BAR)
 
 

@@ -77,7 +77,7 @@ def rank(source: Source, name: str, number: int) -> model.Rank | None:
         trace_file=report.trace_file if report is not None else "",
         trace_bytes=report.trace_bytes if report is not None else 0,
         log=tuple(evidence.log) if evidence is not None else (),
-        log_file=evidence.log_file if evidence is not None else "",
+        log_file=evidence.log_file if evidence is not None else None,
         log_generation=(evidence.log_generation or None) if evidence is not None else None,
         log_ended=evidence.log_ended if evidence is not None else "",
         log_before=_log(evidence.before) if evidence is not None and evidence.HasField("before") else None,

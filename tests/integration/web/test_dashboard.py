@@ -157,7 +157,7 @@ def test_a_viewer_has_no_button_and_is_refused(
         urllib.request.urlopen(request)
 
 
-def test_a_token_is_asked_for_once_and_goes_with_every_request(
+def test_a_token_is_asked_for_once_goes_with_every_request_and_to_no_other_port_of_this_host(
     start_replicas: StartReplicas, browser: Browser, says: Says
 ) -> None:
     three = start_replicas("--token", "sesame")
@@ -176,7 +176,7 @@ def test_a_token_is_asked_for_once_and_goes_with_every_request(
         "return performance.getEntriesByType('resource').map(e => e.name).join()"
     )
     three.processes[0].send_signal(signal.SIGKILL)
-    says("live from r2")
+    says("no replica answers")
 
 
 def test_who_may_look_without_a_token_signs_in_to_operate_and_out_again(

@@ -13,7 +13,7 @@ import pytest
 from strata.cli.top import reading
 from strata.cli.top.reading import Reader, look
 from strata.cli.top.screen import Size, View, after_key, frame, snapshot
-from strata.cli.top.seen import KEPT, Seen, merged
+from strata.cli.top.seen import Seen
 from strata.dashboard.api import model
 from strata.errors import NotFound, PermissionDenied, QuotaExceeded, Unavailable
 from tests.unit.cli import looked
@@ -238,10 +238,10 @@ def test_ranks_scroll_to_the_last_and_no_further() -> None:
     assert rank_rows(View(job="gpt"), seen)[0] == 0
     down = pressed(["j", "j", " "], View(job="gpt"), seen)
     assert down is not None
-    assert (rank_rows(down, seen)[0], down.at) == (10, 12)
+    assert (rank_rows(down, seen)[0], down.on) == (10, 12)
     last = pressed(["G", "j", "down"], View(job="gpt"), seen)
     assert last is not None
-    assert (rank_rows(last, seen)[-1], last.at) == (999, 999)
+    assert (rank_rows(last, seen)[-1], last.on) == (999, 999)
     assert len(rank_rows(last, seen)) == 10
 
 
@@ -249,13 +249,37 @@ def test_enter_opens_the_rank_under_the_cursor_and_esc_goes_back_to_its_place() 
     seen = job_seen()
     opened = pressed(["r", "j", "j", "enter"], View(job="gpt"), seen)
     assert opened is not None
-    assert (opened.rank, opened.at) == (5, 2)
+    assert (opened.rank, opened.on) == (5, 5)
     assert drawn(opened, seen)[1] == "asking …"
     assert drawn(opened, job_seen(rank=4, one=looked.rank(4)))[1] == "asking …", "that is another rank"
     back = pressed(["s", "esc"], opened, seen)
     assert back == replace(opened, rank=None), "ranks are not sorted where they are not seen"
     assert pressed(["esc"], replace(opened, rank=None), seen) == View(order=opened.order)
     assert pressed(["enter"], View(job="gpt"), job_seen(ranks=None)) == View(job="gpt")
+
+
+def test_the_cursor_stays_on_its_rank_when_the_rows_are_sorted_anew() -> None:
+    def sorted_by_time(compute_us: tuple[int, ...]) -> Seen:
+        return job_seen(ranks=replace(looked.ranks(8), compute_us=compute_us))
+
+    view = pressed([">"] * 6, View(job="gpt"), job_seen())
+    assert view is not None
+    assert view.order.by == "COMPUTE"
+    before, after = sorted_by_time((8, 7, 6, 5, 4, 3, 2, 1)), sorted_by_time((1, 2, 3, 4, 5, 6, 7, 8))
+    moved = pressed(["j", "j"], view, before)
+    assert moved is not None
+    assert (moved.on, rank_rows(moved, after)) == (2, [7, 6, 5, 4, 3, 2, 1, 0])
+    opened, below = pressed(["enter"], moved, after), pressed(["j", "enter"], moved, after)
+    assert opened is not None
+    assert below is not None
+    assert (opened.rank, below.rank) == (2, 1)
+    fewer = pressed(["enter"], moved, job_seen(ranks=looked.ranks(2)))
+    assert fewer is not None
+    assert fewer.rank == 1, "the job has no rank 2 any more"
+    top, back = pressed(["enter"], view, after), pressed(["k", "k", "enter"], moved, before)
+    assert top is not None
+    assert back is not None
+    assert (top.rank, back.rank) == (7, 0), "at the top it is on whichever comes first"
 
 
 def test_the_page_of_a_rank_says_where_it_stands_and_what_it_wrote_last() -> None:
@@ -285,6 +309,8 @@ def test_the_page_of_a_rank_says_where_it_stands_and_what_it_wrote_last() -> Non
     lines = drawn(View(job="gpt", rank=3), job_seen(rank=3, one=nothing))
     assert "stack     none is there: a stuck rank has one" in lines
     assert "wrote     its agent keeps no output: strata run --log-dir" in lines
+    lines = drawn(View(job="gpt", rank=3), job_seen(rank=3, one=replace(nothing, log_file=None)))
+    assert "wrote     not known (yet): its agent has not answered" in lines
 
 
 def test_the_page_of_a_rank_scrolls_to_its_last_line_and_back() -> None:
@@ -448,46 +474,6 @@ def test_a_part_that_does_not_fit_into_an_answer_costs_that_part_and_not_the_pag
     whole = look(client.resource, "gpt", again)
     assert (whole.not_shown, whole.ranks) == ({}, plain(looked.ranks()))
     assert "not_shown" not in whole.as_json()
-
-
-# -- history
-
-
-def series(begin: int, *values: float | None, name: str = "loss") -> dict[str, Any]:
-    return {
-        "from_unix_ms": begin,
-        "interval_ms": 1000,
-        "series": {name: {"unit": "", "values": list(values)}},
-    }
-
-
-def test_a_newer_history_takes_the_place_of_what_it_covers() -> None:
-    found = merged(series(0, 1.0, 2.0, None), series(2000, 3.0, 4.0))
-    assert found == series(0, 1.0, 2.0, 3.0, 4.0)
-
-
-def test_a_series_that_begins_or_ends_has_gaps() -> None:
-    found = merged(series(0, 1.0, 2.0), series(2000, 5.0, name="lr"))
-    assert found["series"]["loss"]["values"] == [1.0, 2.0, None]
-    assert found["series"]["lr"]["values"] == [None, None, 5.0]
-
-
-def test_no_more_than_ten_minutes_are_kept() -> None:
-    history: Any = series(0, *range(KEPT))
-    history = merged(history, series(1000 * KEPT, 1.0, 2.0))
-    assert len(history["series"]["loss"]["values"]) == KEPT
-    assert history["from_unix_ms"] == 2000
-    assert history["series"]["loss"]["values"][-1] == 2.0
-
-
-def test_a_history_after_a_long_gap_is_taken_alone() -> None:
-    assert merged(series(0, 1.0), series(10**9, 2.0)) == series(10**9, 2.0)
-
-
-def test_nothing_new_leaves_what_is_there() -> None:
-    nothing = {"from_unix_ms": 0, "interval_ms": 1000, "series": {}}
-    assert merged(series(0, 1.0), nothing) == series(0, 1.0)
-    assert merged(None, nothing) == nothing
 
 
 def test_the_picture_in_the_documentation_is_what_it_draws() -> None:

@@ -94,5 +94,11 @@ def test_the_last_lines_of_a_large_file(tmp_path: Path) -> None:
     lines = last_lines(file)
     assert len(lines) == TAIL_LINES
     assert lines[-1] == "line 4999 �"
-    assert last_lines(tmp_path / "nothing") == []
-    assert last_lines(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_read_says_why_and_is_not_called_empty(tmp_path: Path) -> None:
+    gone = tmp_path / "nothing"
+    assert last_lines(gone) == [f"({gone} cannot be read: No such file or directory)"]
+    assert last_lines(tmp_path) == [f"({tmp_path} cannot be read: Is a directory)"]
+    gone.touch()
+    assert last_lines(gone) == []

@@ -31,7 +31,7 @@ from strata.dashboard.app import make_app
 from strata.dashboard.authorizer import HttpAuthorizer
 from strata.errors import Conflict
 from strata.security.tokens import TokenFile
-from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankProgress, TrainingReport
+from strata.v1.members_pb2 import DeviceStatus, MemberDevices, RankEvidence, RankProgress, TrainingReport
 from tests.unit.dashboard.http import ask
 from tests.unit.dashboard.rig import KEYS, Shown, anybody
 
@@ -144,6 +144,16 @@ async def test_what_ranks_say(shown: Shown) -> None:
     assert [(missing.rank, missing.worker_id, missing.step) for missing in sync.missing] == [(2, "w1", 12), (3, "w1", None)]  # fmt: skip
     assert (await get(shown, "jobs/gpt/devices")).devices[0].fault == "Xid 79"
     assert (await get(shown, "jobs/gpt/ranks/1")).worker_id == "w0"
+
+
+async def test_the_log_of_a_rank_is_not_known_until_its_agent_answers(shown: Shown) -> None:
+    async def told(**evidence: Any) -> Any:
+        shown.board.note_evidence("gpt", 1, [RankEvidence(rank=1, **evidence)], own=True)
+        return (await get(shown, "jobs/gpt/ranks/1")).log_file
+
+    assert (await get(shown, "jobs/gpt/ranks/1")).log_file is None
+    assert await told() == "", "it keeps none"
+    assert await told(log_file="/logs/1") == "/logs/1"
 
 
 async def test_members_that_were_asked_to_leave_are_leaving(shown: Shown) -> None:

@@ -1,5 +1,6 @@
 /** Requests to the replica that answers at present, with the caller's token. */
 import type { Action, Checkpoint, CheckpointAction, Problem } from "./types";
+import { isLoopback } from "../live/replicas";
 import { session } from "./session";
 
 const TIMEOUT_MS = 5000;
@@ -35,32 +36,41 @@ export function address(base: string, path: string): string {
   return `${base}/api/v1${path}`;
 }
 
-export function authorization(): Record<string, string> {
+/** The header with the caller's token, for the replica `base`. */
+export function authorization(base: string): Record<string, string> {
   const token = session.token();
-  return token ? { Authorization: `Bearer ${token}` } : {};
+  return token && !withholdsToken(base) ? { Authorization: `Bearer ${token}` } : {};
+}
+
+/**
+ * Whether the replica `base` is sent no token, though there is one.
+ *
+ * A loopback address is the viewer's own host. If the page came through a tunnel, somebody else may listen at the
+ * address by which the cluster knows another replica.
+ */
+export function withholdsToken(base: string): boolean {
+  return base !== "" && session.token() !== "" && (isLoopback(location.origin) || isLoopback(base));
 }
 
 async function request(base: string, path: string, init: RequestInit): Promise<unknown> {
   const limit = AbortSignal.timeout(TIMEOUT_MS);
   const signal = init.signal ? AbortSignal.any([init.signal, limit]) : limit;
-  let response: Response;
+  let response: Response | undefined;
   try {
     response = await fetch(address(base, path), {
       ...init,
       signal,
       credentials: "omit",
-      headers: { Accept: "application/json", ...authorization(), ...init.headers },
+      headers: { Accept: "application/json", ...authorization(base), ...init.headers },
     });
+    if (response.ok) return await response.json();
   } catch (error) {
     if (init.signal?.aborted) throw error;
-    throw new ApiError(0, { error: "The replica does not answer", hint: "" });
+    throw new ApiError(0, { error: response ? "The replica's answer broke off" : "The replica does not answer", hint: "" });
   }
-  if (!response.ok) {
-    const problem = await problemOf(response);
-    init.signal?.throwIfAborted();
-    throw new ApiError(response.status, problem);
-  }
-  return response.json();
+  const problem = await problemOf(response);
+  init.signal?.throwIfAborted();
+  throw new ApiError(response.status, problem);
 }
 
 /** Return the replica's own words; a proxy in between may have answered something else. */

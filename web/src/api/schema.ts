@@ -740,7 +740,8 @@ export interface components {
             log_before: components["schemas"]["RankLog"] | null;
             /** @description How that process ended; empty while it runs. */
             log_ended: string;
-            log_file: string;
+            /** @description Where its agent keeps them; empty if it keeps none, None if it has not answered lately. */
+            log_file: string | null;
             /** @description The generation in which that process began. */
             log_generation: number | null;
             median_compute_us: number | null;

@@ -9,11 +9,11 @@
  * 4. An id resumes `events` only. It is sent if the stream it comes from had all of the `events` paths.
  */
 import type { QueryClient } from "@tanstack/react-query";
-import { ApiError, address, authorization, get, problemOf } from "../api/client";
+import { ApiError, address, authorization, get, problemOf, withholdsToken } from "../api/client";
 import { session } from "../api/session";
 import type { Cluster, Problem } from "../api/types";
 import { kindOf, merge } from "./append";
-import { bases, order, pauseMs } from "./replicas";
+import { bases, isLoopback, order, pauseMs } from "./replicas";
 import { SseParser } from "./sse";
 
 const SILENCE_MS = 3000;
@@ -27,7 +27,7 @@ export interface LiveState {
   readonly phase: Phase;
   readonly base: string;
   readonly problem: Problem | null;
-  /** A replica served this page without a token: to sign in is a choice, which may be taken back. */
+  /** A replica serves this page without a token, or may well: to sign in is a choice, which may be taken back. */
   readonly anonymous: boolean;
 }
 
@@ -80,14 +80,15 @@ export class Live {
   /** Return what `path` shows now. What the stream brought meanwhile is newer than the answer. */
   async fetch(path: string, signal: AbortSignal): Promise<unknown> {
     const writes = this.#writes.get(path);
+    const { base } = this.#state;
     try {
-      const body = await get<unknown>(this.#state.base, path, signal);
+      const body = await get<unknown>(base, path, signal);
       const now = this.#cache.getQueryData([path]);
       if (kindOf(path) === "whole" && this.#writes.get(path) !== writes) return now;
       if (path === "/cluster") this.#learn(body as Cluster);
       return kindOf(path) === "whole" ? body : merge(path, body, now ?? body);
     } catch (error) {
-      if (error instanceof ApiError && error.status === 401) this.#refuse(error.message);
+      if (error instanceof ApiError && error.status === 401 && !withholdsToken(base)) this.#refuse(error.message);
       throw error;
     }
   }
@@ -169,12 +170,12 @@ export class Live {
     try {
       const paths = [...this.#watched.keys()].sort();
       const response = await fetch(this.#url(base, paths), {
-        headers: { Accept: "text/event-stream", ...authorization(), ...this.#resume(paths) },
+        headers: { Accept: "text/event-stream", ...authorization(base), ...this.#resume(paths) },
         credentials: "omit",
         cache: "no-store",
         signal: abort.signal,
       });
-      if (response.status === 401) {
+      if (response.status === 401 && !withholdsToken(base)) {
         const { error } = await problemOf(response);
         if (!abort.signal.aborted) this.#refuse(error); // else the next one says it, in the replica's own words
         return "reopen";
@@ -243,10 +244,14 @@ export class Live {
 
   #refuse(error: string): void {
     if (this.#state.phase === "unauthorized") return;
-    // without a token nothing was refused yet
-    const problem = session.token() === "" ? null : { error, hint: "" };
+    // without a token nothing was refused yet, and with one nobody has asked if it goes without
+    const refused = session.token() !== "";
     session.forgetToken();
-    this.#set({ phase: "unauthorized", problem });
+    this.#set({
+      phase: "unauthorized",
+      problem: refused ? { error, hint: "" } : null,
+      anonymous: refused && (this.#state.anonymous || isLoopback(this.#origin)),
+    });
     this.#abort?.abort("reopen");
   }
 

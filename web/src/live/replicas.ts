@@ -21,6 +21,12 @@ export function bases(cluster: Pick<Cluster, "replicas">, origin: string): strin
   return [...new Set(urls.map((url) => (url === origin ? "" : url)))];
 }
 
+/** Tell whether a URL's host is the one that the browser runs on. */
+export function isLoopback(url: string): boolean {
+  const { hostname } = new URL(url);
+  return /^(127\.|0\.0\.0\.0$|\[::1?\]$|(.+\.)?localhost\.?$)/.test(hostname);
+}
+
 /** Return how long to wait before the round `failed` (0: the first after all replicas were tried once). */
 export function pauseMs(failed: number): number {
   return Math.min(5000, 250 * 2 ** failed);

@@ -107,7 +107,8 @@ class Rank:
     trace_bytes: int
     log: tuple[str, ...]
     """The last lines that its process wrote, if its agent keeps them."""
-    log_file: str
+    log_file: str | None
+    """Where its agent keeps them; empty if it keeps none, None if it has not answered lately."""
     log_generation: int | None
     """The generation in which that process began."""
     log_ended: str

@@ -38,7 +38,9 @@ function Evidence({ rank, findings }: { rank: Rank; findings: readonly Finding[]
         <Section title="Trace of collectives"><p><code className="break-all">{rank.trace_file}</code> <span className="text-soft">{bytes(rank.trace_bytes)}, on {rank.host}</span></p></Section>
       )}
       <Section title="What did it write last?" aside="log">
-        {rank.log_file === "" ? <Empty>Its agent keeps no log.</Empty> : <Written label="Log" generation={rank.log_generation} ended={rank.log_ended} lines={rank.log} />}
+        {rank.log_file === null && <Empty>Not known (yet): its agent has not answered.</Empty>}
+        {rank.log_file === "" && <Empty>Its agent keeps no log.</Empty>}
+        {rank.log_file && <Written label="Log" generation={rank.log_generation} ended={rank.log_ended} lines={rank.log} />}
         {rank.log_before && <Written label="Log of the process before" {...rank.log_before} />}
       </Section>
     </>
