@@ -50,6 +50,7 @@ def training(cluster: LocalCluster, job: str, tmp_path: Path) -> Iterator[Screen
 
 
 @pytest.mark.journey
+@pytest.mark.slow
 def test_a_training_on_a_terminal_and_what_top_shows_of_it(
     cluster: LocalCluster, training: Screen, job: str
 ) -> None:
