@@ -82,7 +82,8 @@ def test_the_openmetrics_form_is_given_to_who_asks_for_it(cluster: LocalCluster)
     ],
 )
 def test_somebody_elses_name_is_not_answered(cluster: LocalCluster, host: str, code: int) -> None:
-    assert fetch(cluster.coordinators[0].http, "/readyz", Host=host)[0] == code
+    assert fetch(cluster.coordinators[0].http, "/status", Host=host)[0] == code
+    assert fetch(cluster.coordinators[0].http, "/readyz", Host=host)[0] == 200, "a probe has any name"
 
 
 def test_nothing_can_be_changed(cluster: LocalCluster) -> None:

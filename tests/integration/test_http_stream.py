@@ -91,4 +91,4 @@ async def test_a_reader_that_is_stuck_is_cut_off_and_others_are_served() -> None
             writer.transport.abort()
     gaps = [after - before for before, after in itertools.pairwise(heard)]
     assert len(heard) > took_s - 2
-    assert max(gaps) < 2.5, "the other stream went on"
+    assert max(gaps) < SEND_S / 2, "the other stream went on"  # else it had waited with the one that is stuck
