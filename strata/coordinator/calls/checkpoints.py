@@ -44,7 +44,7 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
     yield changes("Checkpoints.SealCheckpoint", wire.seal_request, core.decide_seal, _shown(_of_author))
     yield changes(
         "Checkpoints.AbortCheckpoint",
-        _by_author,
+        as_it_is,
         lambda job, r: core.decide_abort(
             job, author=wire.author(r.author), step=r.step, attempt=r.attempt, reason=r.reason
         ),
@@ -52,7 +52,7 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
     )
     yield changes(
         "Checkpoints.HoldSaves",
-        _by_author,
+        as_it_is,
         lambda job, r: decide_hold_saves(
             job, author=wire.author(r.author), step=r.step, reason=r.reason, host=r.host
         ),
@@ -98,11 +98,6 @@ def catalog(context: ReplicaContext) -> Iterator[Row]:
     yield Row(method="Checkpoints.CloseCheckpoint", answer=calls.close)
     yield Row(method="Checkpoints.ForkCheckpoint", answer=calls.fork)
     yield Row(method="Checkpoints.RewindJob", answer=calls.rewind)
-
-
-def _by_author(request: Any) -> Any:
-    wire.author(request.author)  # it is decoded where it is used, and refused here
-    return request
 
 
 def _with_tag(request: Any) -> Any:

@@ -39,7 +39,7 @@ def retention(context: ReplicaContext) -> Iterator[Row]:
         exists=True,
     )
     yield Row(method="Checkpoints.GetRetention", answer=partial(_get_retention, context, now_unix_ms))
-    yield Row(method="Checkpoints.ListChores", answer=partial(_list_chores, context, now_unix_ms))
+    yield Row(method="Checkpoints.ListChores", answer=partial(_list_maintenance, context, now_unix_ms))
 
 
 _Policy = tuple[Retention, Author | None, int | None]
@@ -87,7 +87,7 @@ async def _get_retention(
     return answer
 
 
-async def _list_chores(
+async def _list_maintenance(
     context: ReplicaContext, now: Callable[[], int], request: pb.ListChoresRequest, _identity: Identity | None
 ) -> pb.ListChoresResponse:
     job = await existing_job(context, request.job)
