@@ -93,12 +93,16 @@ class Ledger:
         self.enter(self.phase, now_s)
         return Goodput(spent_s=dict(self.spent_s))
 
-    def go_on(self, text: str, *, lost_since_unix_s: float, began_unix_s: float, now_unix_s: float) -> None:
+    def go_on(
+        self, text: str, *, lost_since_unix_s: float, began_unix_s: float, now_s: float, now_unix_s: float
+    ) -> None:
         """Take up the account that a checkpoint holds; without one, everything since `lost_since_unix_s` is lost.
 
         `began_unix_s` is when this generation began. The program's own start before that, and what
-        lies between, was lost.
+        lies between, was lost. `now_s` and `now_unix_s` are one instant, on this ledger's clock and on
+        the others'.
         """
+        self.enter(self.phase, now_s)
         for what, seconds in self.carried_s.items():  # of a world that was given up before its first step
             self.spent_s[what] -= seconds
         spent, until = read_account(text) or ({}, min(lost_since_unix_s, began_unix_s))

@@ -98,6 +98,7 @@ def begin(
             restored.metadata.get(GOODPUT_KEY, "") if restored is not None else "",
             lost_since_unix_s=past.uncommitted_unix_s,
             began_unix_s=past.began_unix_s,
+            now_s=clock.monotonic_s(),
             now_unix_s=clock.unix_s(),
         )
         if restored is not None:

@@ -25,10 +25,17 @@ def test_what_was_trained_after_the_checkpoint_is_lost() -> None:
     text = first.saved(11.0, 1011.0)  # saved at 1011; it trains on, and dies at 1015
     second = Ledger(since_s=500.0)  # of another host; its clock began at 1018
     second.enter("restore", 501.0)
-    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=1016.0, now_unix_s=1019.0)
+    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=1016.0, now_s=501.0, now_unix_s=1019.0)
     found = second.goodput(502.0)
     assert found.spent_s == pytest.approx({START: 1.0 + 1.0 + 2.0, STEP: 10.0, LOST: 5.0, "restore": 1.0})
     assert found.total_s == pytest.approx(1020.0 - 1000.0), "every second since the beginning, once"
+
+
+def test_what_passes_while_the_past_is_asked_for_is_booked_once() -> None:
+    ledger = Ledger(since_s=0.0)
+    ledger.enter(START, 2.0)
+    ledger.go_on("", lost_since_unix_s=1000.0, began_unix_s=1000.0, now_s=3.5, now_unix_s=1003.5)
+    assert ledger.goodput(4.0).spent_s == {START: 4.0, LOST: 0.0}
 
 
 def test_clocks_that_disagree_lose_no_second_and_gain_none() -> None:
@@ -36,10 +43,10 @@ def test_clocks_that_disagree_lose_no_second_and_gain_none() -> None:
     text = first.saved(10.0, 1010.0)
     for began, now in ((900.0, 1012.0), (2000.0, 1012.0), (0.0, 1012.0)):
         second = Ledger(since_s=0.0)
-        second.go_on(text, lost_since_unix_s=0.0, began_unix_s=began, now_unix_s=now)
+        second.go_on(text, lost_since_unix_s=0.0, began_unix_s=began, now_s=0.0, now_unix_s=now)
         assert second.goodput(0.0).total_s == pytest.approx(12.0)
     back = Ledger(since_s=0.0)
-    back.go_on(text, lost_since_unix_s=0.0, began_unix_s=900.0, now_unix_s=950.0)
+    back.go_on(text, lost_since_unix_s=0.0, began_unix_s=900.0, now_s=0.0, now_unix_s=950.0)
     assert back.goodput(0.0).total_s == pytest.approx(10.0)
 
 
@@ -47,7 +54,7 @@ def test_clocks_that_disagree_lose_no_second_and_gain_none() -> None:
 def test_without_an_account_what_was_before_this_generation_is_lost(text: str) -> None:
     ledger = Ledger(since_s=0.0)
     ledger.enter("restore", 2.0)
-    ledger.go_on(text, lost_since_unix_s=1000.0, began_unix_s=1040.0, now_unix_s=1045.0)
+    ledger.go_on(text, lost_since_unix_s=1000.0, began_unix_s=1040.0, now_s=2.0, now_unix_s=1045.0)
     assert ledger.goodput(3.0).spent_s == {LOST: 40.0, START: 5.0, "restore": 1.0}
     assert ledger.goodput(3.0).total_s == 46.0
 
@@ -55,7 +62,7 @@ def test_without_an_account_what_was_before_this_generation_is_lost(text: str) -
 def test_a_wait_for_a_world_is_no_time_of_its_generation() -> None:
     ledger = Ledger(since_s=0.0)
     ledger.enter("restore", 95.0)  # a member of its own that waited 90 s for others
-    ledger.go_on("", lost_since_unix_s=1090.0, began_unix_s=1090.0, now_unix_s=1095.0)
+    ledger.go_on("", lost_since_unix_s=1090.0, began_unix_s=1090.0, now_s=95.0, now_unix_s=1095.0)
     assert ledger.goodput(96.0).total_s == pytest.approx(6.0)
 
 
@@ -64,9 +71,9 @@ def test_a_world_that_is_given_up_before_its_first_step_is_booked_once() -> None
     first.enter(STEP, 0.0)
     text = first.saved(1000.0, 2000.0)
     second = Ledger(since_s=0.0)
-    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=2001.0, now_unix_s=2002.0)
+    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=2001.0, now_s=0.0, now_unix_s=2002.0)
     second.enter("join", 3.0)
-    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=2008.0, now_unix_s=2009.0)
+    second.go_on(text, lost_since_unix_s=0.0, began_unix_s=2008.0, now_s=3.0, now_unix_s=2009.0)
     assert second.goodput(3.0).total_s == pytest.approx(1009.0)
     assert second.goodput(3.0).spent_s[STEP] == pytest.approx(1000.0)
 
