@@ -180,6 +180,7 @@ describe("the stream", () => {
   it("keeps what the stream brought while an older answer was on its way", async () => {
     live.watch("/jobs");
     const stream = await until(() => one.streams[0]);
+    await until(() => live.state.base === one.origin); // the server knows of the stream before the page does
     let answer: (() => void) | undefined;
     one.answers.set("/jobs", () => new Promise((resolve) => { answer = () => resolve([200, { total: 1 }]); }));
     const fetched = live.fetch("/jobs", new AbortController().signal);
