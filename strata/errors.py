@@ -192,6 +192,12 @@ class CheckpointCorrupt(CheckpointError):
     code = "CHECKPOINT_CORRUPT"
 
 
+class CheckpointIncomplete(CheckpointCorrupt):
+    """A file of it is not there, which says nothing of its bytes: it may be put back, or mounted."""
+
+    code = "CHECKPOINT_INCOMPLETE"
+
+
 class CheckpointAborted(CheckpointError):
     """The save was given up before it was complete; `latest` is unchanged."""
 

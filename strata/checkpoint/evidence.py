@@ -1,6 +1,6 @@
 """What storage alone proves of an attempt's folder: a checkpoint, a corrupt one, or none.
 
-Of two storages the nearest copy that proves whole speaks for both; else both do that prove whole together.
+Of two storages the nearest copy that proves whole speaks for both.
 A copy that has a marker and does not prove whole never makes a checkpoint disappear: either another
 one stands for it, and that is said, or it is CORRUPT.
 """
@@ -18,8 +18,8 @@ from typing import Final
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.manifest import Manifest
 from strata.checkpoint.marker import committed
-from strata.checkpoint.patchwork import copies
 from strata.checkpoint.sink import Storage
+from strata.checkpoint.tiers import copies
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointCorrupt
 

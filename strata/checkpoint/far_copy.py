@@ -149,7 +149,7 @@ class FarCopy:
         manifest = read_rank_manifest(self._near, folder, part)
         for number, earlier in enumerate(manifest.files, 1):
             self._copy_earlier(folder, manifest, number, earlier)
-        own = pieces(manifest.image_bytes, _known(manifest, OWN, needed=True))
+        own = pieces(manifest.image_bytes, known_pieces(manifest, OWN, needed=True))
         self._copy_image(f"{folder}/{manifest.image}", manifest.image_bytes, own)
         self._copy_small(folder, part.manifest, part.digest)
 
@@ -157,7 +157,7 @@ class FarCopy:
         """Copy an image of an earlier attempt, whose copy was cut, or never made."""
         name = object_name(folder, earlier)
         beside = name.rpartition("/")[0]
-        needed = _known(manifest, number, needed=True)
+        needed = known_pieces(manifest, number, needed=True)
         if self._is_there(name, earlier.size_bytes):
             if self._far.exists(f"{beside}/{MARKER}"):
                 return
@@ -174,7 +174,7 @@ class FarCopy:
                 manifest = read_manifest(self._near, folder, marker.manifest_digest)
                 for part in manifest.parts:
                     if part.image == image.image:
-                        return _known(read_rank_manifest(self._near, folder, part), OWN, needed=False)
+                        return known_pieces(read_rank_manifest(self._near, folder, part), OWN, needed=False)
         return {}
 
     # -- objects
@@ -329,7 +329,7 @@ def _told(waiting: list[int], manifest: Manifest) -> str:
     return f"of {len(manifest.parts)} parts those of rank {some} are not there"
 
 
-def _known(manifest: RankManifest, file: int, *, needed: bool) -> dict[int, Piece]:
+def known_pieces(manifest: RankManifest, file: int, *, needed: bool) -> dict[int, Piece]:
     """Return what a rank's manifest says of one of its images, by where it begins."""
     known = {}
     if file == OWN and manifest.header_bytes:

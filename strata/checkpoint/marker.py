@@ -23,10 +23,9 @@ from strata.checkpoint.manifest import (
     read_document,
     read_object,
 )
-from strata.checkpoint.patchwork import proven
 from strata.checkpoint.sink import ObjectMissing, Storage
 from strata.documents.parsing import NOTE, file_name, json_object, text, whole
-from strata.errors import CheckpointCorrupt, StorageError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError
 
 NAME: Final = "COMMIT"
 
@@ -125,7 +124,7 @@ def read_marker(storage: Storage, folder: str) -> Marker | None:
     """Return what the marker says; None when there is none; `CheckpointCorrupt` when it is not whole."""
     name = f"{folder}/{NAME}"
     try:
-        return proven(storage, lambda copy: Marker.from_bytes(read_object(copy, name), what=name))
+        return Marker.from_bytes(read_object(storage, name), what=name)
     except ObjectMissing:
         return None
 
@@ -145,27 +144,20 @@ def committed(storage: Storage, folder: str) -> tuple[Manifest, str] | None:
 
 def _read_named(storage: Storage, name: str, named: str) -> bytes:
     """Return a document if it has the digest that it is named by."""
-
-    def read(copy: Storage) -> bytes:
-        data = read_object(copy, name)
-        if named_digest(data) != named:
-            raise CheckpointCorrupt(f"{name} differs from what was committed")
-        return data
-
     try:
-        return proven(storage, read)
+        data = read_object(storage, name)
     except ObjectMissing as error:
-        raise CheckpointCorrupt(f"{name} is missing") from error
+        raise CheckpointIncomplete(f"{name} is missing") from error
+    if named_digest(data) != named:
+        raise CheckpointCorrupt(f"{name} differs from what was committed")
+    return data
 
 
 def check_size(storage: Storage, name: str, size_bytes: int) -> None:
     """Return if the object is there and has that size; else `CheckpointCorrupt`."""
-
-    def check(copy: Storage) -> None:
-        if (found := copy.size(name)) != size_bytes:
-            raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")
-
     try:
-        proven(storage, check)
+        found = storage.size(name)
     except ObjectMissing as error:
-        raise CheckpointCorrupt(f"{name} is missing") from error
+        raise CheckpointIncomplete(f"{name} is missing") from error
+    if found != size_bytes:
+        raise CheckpointCorrupt(f"{name} has {found} bytes instead of {size_bytes}")

@@ -23,9 +23,8 @@ from typing import Final, Protocol
 
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.memory import Rooms, copy
-from strata.checkpoint.patchwork import Patchwork, proven
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Sink, Source, Storage
-from strata.errors import CheckpointCorrupt
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete
 
 DEFAULT_THREADS: Final = 4
 OPEN_AT_ONCE: Final = 64
@@ -224,11 +223,8 @@ def read_chunks(
 
     Neighbours are read together, past where one ends and the next begins. Of many objects some are open
     at a time. `CheckpointCorrupt` with the complaint of a chunk that differs, or naming the object that
-    is missing or too short. Of a patchwork each is read by itself, from the copy that proves it.
+    is missing or too short.
     """
-    if isinstance(storage, Patchwork):
-        _read_each(storage, memory, wanted, threads=threads, on_block=on_block)
-        return
     by_name: dict[str, list[Stored]] = {}
     for chunk in wanted:
         by_name.setdefault(chunk.name, []).append(chunk)
@@ -242,31 +238,6 @@ def read_chunks(
             here = [chunk for name in sources for chunk in by_name[name]]
             extents = _extents(here, sources)
             read_image(memory, extents, here, threads=threads, on_block=on_block, block_bytes=block_bytes)
-
-
-def _read_each(
-    storage: Patchwork, memory: memoryview, wanted: Sequence[Stored], *, threads: int, on_block: OnBlock
-) -> None:
-    telling = threading.Lock()
-
-    def work(number: int) -> None:
-        chunk = wanted[number]
-        room = memory[chunk.position : chunk.position + chunk.size_bytes]
-
-        def read(copy: Storage) -> None:
-            with contextlib.closing(copy.source(chunk.name)) as source:
-                count = source.read_into(chunk.offset, room)
-            if count != chunk.size_bytes:
-                raise CheckpointCorrupt(f"{chunk.name} ends after {chunk.offset + count} bytes")
-            if digest(room) != chunk.digest:
-                raise CheckpointCorrupt(chunk.complaint)
-
-        with _proving(chunk.name):
-            proven(storage, read)
-        with telling:
-            on_block(chunk.size_bytes)
-
-    spread(len(wanted), work, threads=threads)
 
 
 def open_at_once() -> int:
@@ -302,11 +273,11 @@ def _extents(wanted: Sequence[Stored], sources: Mapping[str, Source]) -> list[Ex
 
 @contextlib.contextmanager
 def _proving(name: str) -> Iterator[None]:
-    """Take an object that is not there, or is none, for a corrupt checkpoint."""
+    """Take an object that is not there for a checkpoint that is not whole; one that is none, for a corrupt one."""
     try:
         yield
     except ObjectMissing as error:
-        raise CheckpointCorrupt(f"{name} is missing") from error
+        raise CheckpointIncomplete(f"{name} is missing") from error
     except NotAnObject as error:
         raise CheckpointCorrupt(error.message) from error
 

@@ -23,7 +23,6 @@ from strata.checkpoint.manifest import Manifest, RankManifest, as_corrupt, rank_
 from strata.checkpoint.marker import read_manifest, read_rank_manifests
 from strata.checkpoint.memory import allocate, keep_in_children
 from strata.checkpoint.parts import distributed_of
-from strata.checkpoint.patchwork import Patchwork
 from strata.checkpoint.pipeline import DEFAULT_THREADS, Stored, read_chunks
 from strata.checkpoint.restoring import Saved
 from strata.checkpoint.sharding import Box
@@ -42,14 +41,12 @@ class Loaded:
     """A rank's part, verified. `differing` are paths whose values differ between the ranks.
 
     They are named only for a rank that the saving world did not have; it has no part of its own.
-    `patched`: it was put together from two copies neither of which is whole.
     """
 
     manifest: Manifest
     saved: Saved
     own: bool
     differing: tuple[str, ...] = field(default=())
-    patched: bool = False
 
     def check_known(self, keys: Collection[str], of_rank_0: Collection[str], *, rank: int) -> None:
         """Raise `CheckpointError` if what `rank` is to restore of these keys differed between the ranks."""
@@ -83,8 +80,8 @@ def load(
     try:
         return _load(storage, folder, manifest_digest, rank, threads, state, lend)
     except CheckpointCorrupt as error:
-        complaint, hint = error.message, error.hint
-    raise CheckpointCorrupt(complaint, hint=hint)
+        found = type(error)(error.message, hint=error.hint)
+    raise found
 
 
 def _load(
@@ -111,7 +108,6 @@ def _load(
         saved=saved,
         own=own,
         differing=() if own else tuple(differing(manifests)),
-        patched=isinstance(storage, Patchwork),
     )
 
 

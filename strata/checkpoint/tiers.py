@@ -2,7 +2,8 @@
 
 What is read is taken from the near one, and from the far one when the near one lacks it or fails.
 Either may be trusted as little as the other: the reader proves every byte. Where the near copy of a
-checkpoint proves corrupt, `patchwork.copies` gives the reader the far storage alone, and then the parts of both.
+checkpoint proves corrupt, `copies` gives the reader the far storage alone. Of two that are both damaged
+`strata checkpoints repair` makes a whole one.
 
 A checkpoint is written to the near storage, and committed there; the replicator carries it on. What the near one
 refuses for a while goes to the far one at once (`save_retry`): a save asks `tiers_of` for the two.
@@ -178,3 +179,8 @@ def _say(name: str, near_uri: str, far: Storage, error: StorageError) -> None:
 def tiers_of(storage: Storage) -> list[Storage]:
     """Return the storages that are written, the near one first."""
     return [storage.near, storage.far] if isinstance(storage, TieredStorage) else [storage]
+
+
+def copies(storage: Storage) -> list[Storage]:
+    """Return what to read a checkpoint from, in the order to try: the nearest of each file, then all from afar."""
+    return [storage, storage.far] if isinstance(storage, TieredStorage) else [storage]

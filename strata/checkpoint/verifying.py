@@ -6,7 +6,7 @@ tensor by its name. One buffer of 8 MiB is all the memory it takes, however larg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -19,7 +19,7 @@ from strata.checkpoint.memory import allocate
 from strata.checkpoint.pipeline import open_at_once
 from strata.checkpoint.reader import check_refers, tensors_of
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Source, Storage
-from strata.errors import CheckpointCorrupt
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete
 
 MAX_PROBLEMS: Final = 1000
 """How many are told one by one; a lost disk would make a million of them."""
@@ -62,21 +62,21 @@ def verify(storage: Storage, folder: str, *, manifest_digest: str | None, on_byt
     )
 
 
-def complaints(
-    storage: Storage, folder: str, *, manifest_digest: str, only: Collection[str] = ()
-) -> tuple[str, ...]:
-    """Read what `only` names of a checkpoint, as "folder/file", or all of it; return what is amiss.
+def look(storage: Storage, folder: str, *, manifest_digest: str, only: str = "") -> str:
+    """Read the manifests and the object `only` ("folder/file"; "": all) of a checkpoint; return what is damaged, or "".
 
-    The marker counts for nothing: the catalog says that it is committed, and anybody may write it anew.
+    In the memory of one chunk. The marker counts for nothing: the catalog says that it is committed, and anybody may
+    write it anew. `CheckpointIncomplete` where a file is missing, and nothing that was read is damaged.
     """
     with Images(storage, folder) as images:
         work = _Verifier(storage, folder, images, ignored, only)
         try:
-            manifest = read_manifest(storage, folder, manifest_digest)
+            work.parts(read_manifest(storage, folder, manifest_digest))
         except CheckpointCorrupt as error:
-            return (error.message,)
-        work.parts(manifest)
-    return tuple(work.problems)
+            work.note(error)
+    if work.lacking is not None and not work.damage:
+        raise work.lacking
+    return work.damage
 
 
 class Images:
@@ -105,7 +105,7 @@ class Images:
                 self._open[name] = self._storage.source(name)
             count = self._open[name].read_into(place.offset, chunk)
         except ObjectMissing as error:
-            raise CheckpointCorrupt(f"{name} is missing") from error
+            raise CheckpointIncomplete(f"{name} is missing") from error
         except NotAnObject as error:
             raise CheckpointCorrupt(error.message) from error
         if count != len(chunk):
@@ -122,15 +122,17 @@ class _Verifier:
     """One pass over one checkpoint, and what it has found so far."""
 
     def __init__(
-        self, storage: Storage, folder: str, images: Images, on_bytes: OnBytes, only: Collection[str] = ()
+        self, storage: Storage, folder: str, images: Images, on_bytes: OnBytes, only: str = ""
     ) -> None:
         self.problems: list[str] = []
+        self.lacking: CheckpointIncomplete | None = None
+        self.damage = ""
         self.read_bytes = 0
         self._storage = storage
         self._folder = folder
         self._images = images
         self._on_bytes = on_bytes
-        self._only = frozenset(only)
+        self._only = only
         self._buffer = allocate(CHUNK_BYTES, inherited=True)
 
     def documents(self, manifest_digest: str | None) -> tuple[Manifest | None, bool]:
@@ -139,7 +141,7 @@ class _Verifier:
         try:
             marker = read_marker(self._storage, self._folder)
         except CheckpointCorrupt as error:
-            self._note(error)
+            self.note(error)
         else:
             if marker is None and manifest_digest is None:
                 self.problems.append(f"{self._folder} has no marker: its save never ended")
@@ -155,7 +157,7 @@ class _Verifier:
         try:
             return read_manifest(self._storage, self._folder, manifest_digest), marked
         except CheckpointCorrupt as error:
-            self._note(error)
+            self.note(error)
             return None, marked
 
     def parts(self, manifest: Manifest) -> None:
@@ -169,7 +171,7 @@ class _Verifier:
                 self._header(rank)
                 tensors = chunk_places(self._folder, whole, index)
             except CheckpointCorrupt as error:
-                self._note(error)
+                self.note(error)
                 continue
             for tensor, places in tensors.items():
                 for place in places:
@@ -184,7 +186,7 @@ class _Verifier:
             for image in manifest.files:
                 check_size(self._storage, object_name(self._folder, image), image.size_bytes)
         except CheckpointCorrupt as error:
-            self._note(error)
+            self.note(error)
             return None
         return manifest
 
@@ -195,7 +197,7 @@ class _Verifier:
             for manifest in manifests:
                 check_refers(self._folder, manifest, tensors)
         except CheckpointCorrupt as error:
-            self._note(error)
+            self.note(error)
 
     def _header(self, manifest: RankManifest) -> None:
         """Read the header, which has no more than a chunk's bytes unless it has very many tensors."""
@@ -213,19 +215,23 @@ class _Verifier:
 
     def _is_asked(self, image: ImageRef) -> bool:
         name = object_name(self._folder, image)
-        return not self._only or "/".join(name.split("/")[-2:]) in self._only
+        return self._only in {"", "/".join(name.split("/")[-2:])}
 
     def _chunk(self, place: ChunkPlace, what: str) -> None:
         try:
             self._read(place, self._buffer, what)
         except CheckpointCorrupt as error:
-            self._note(error)
+            self.note(error)
 
     def _read(self, place: ChunkPlace, into: memoryview, what: str) -> None:
         self._images.read(place, into, what=what)
         self.read_bytes += place.size_bytes
         self._on_bytes(place.size_bytes)
 
-    def _note(self, error: CheckpointCorrupt) -> None:
+    def note(self, error: CheckpointCorrupt) -> None:
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(error.message)
+        if isinstance(error, CheckpointIncomplete):
+            self.lacking = self.lacking or error
+        elif not self.damage:
+            self.damage = error.message

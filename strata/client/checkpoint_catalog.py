@@ -99,11 +99,12 @@ class CoordinatedCatalog:
         """Return the answer to any request of this job; `Unavailable` when there is none in time."""
         return self._ask(request, wait_s=wait_s)
 
-    def doubts(self, checkpoint: CheckpointMetadata) -> list[str]:
-        """Return what hosts say of a suspected checkpoint by now; `StaleGeneration` once this one is over."""
+    def looked_up(self, checkpoint: CheckpointMetadata) -> Checkpoint:
+        """Return what is on record of a checkpoint by now; `StaleGeneration` once this one is over."""
         message = GetCheckpointRequest(job=self._port.job, step=checkpoint.step, attempt=checkpoint.id)
         with _begun(checkpoint):
-            return list(self._ask(message, wait_s=self._ask_again_s).checkpoint.doubts)
+            found: Checkpoint = self._ask(message, wait_s=self._ask_again_s).checkpoint
+            return found
 
     def folder(self, checkpoint: CheckpointMetadata) -> str:
         """A fork's bytes lie with the job that it comes from: where its path says."""

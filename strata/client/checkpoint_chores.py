@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -21,7 +21,7 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.verifying import complaints
+from strata.checkpoint.verifying import look
 from strata.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -154,8 +154,7 @@ class Chores:
             elif chore.kind != CHORE_KIND_CLEAR or self._may_clear(chore, found, folder):
                 self._remove(chore, found, folder)
         except StorageError as error:
-            verb = "read" if chore.kind == CHORE_KIND_VERIFY else "removed"
-            log.warning("step %d cannot be %s: %s", chore.step, verb, error.message)
+            log.warning("step %d cannot be removed: %s", chore.step, error.message)
             return error
         except (Refused, CheckpointNotFound) as error:
             log.debug("step %d stays: %s", chore.step, error.message)
@@ -208,24 +207,29 @@ class Chores:
         return False
 
     def _verify(self, chore: Chore, storage: Storage, folder: str) -> None:
+        """Read the object that another host found damaged, and say what came of it.
+
+        What could not be read, be it not there or not mounted, confirms nothing; whoever waits for this host's
+        word learns why.
+        """
         try:
-            # not mounted, perhaps, or a disk of this host's own at the same path: that confirms nothing
             if not storage.exists(folder):
                 raise StorageError(f"{storage.uri} has nothing of it on this host")
-            complaint = complaint_of(storage, folder, chore.manifest_digest, chore.objects)
+            complaint = look(storage, folder, manifest_digest=chore.manifest_digest, only=chore.object)
         except (StorageError, CheckpointError) as error:
-            # Whoever waits for this host's word learns why none comes. What was not read confirms no damage:
-            # `sound` is what a replica sees that knows no `unread`.
-            self._report(chore, reason=error.message, sound=True, unread=True)
-            raise
+            log.warning(
+                "step %d, which another host found damaged, cannot be read: %s", chore.step, error.message
+            )
+            self._report(chore, reason=error.message, unread=True)
+            return
         log.log(
             logging.ERROR if complaint else logging.WARNING,
             "step %d, which another host found damaged, is %s",
             chore.step,
             complaint or "sound here",
         )
-        objects = objects_in(complaint) if complaint else chore.objects
-        self._report(chore, reason=complaint, sound=not complaint, objects=objects)
+        found = next(iter(objects_in(complaint)), "") if complaint else chore.object
+        self._report(chore, reason=complaint, sound=not complaint, object=found)
 
     def _report(self, chore: Chore, **found: Any) -> None:
         self._ask(
@@ -242,11 +246,3 @@ class Chores:
 
 def _root(storage: Storage) -> str:
     return f"{storage.uri.rstrip('/')}/"
-
-
-def complaint_of(storage: Storage, folder: str, manifest_digest: str, only: Collection[str] = ()) -> str:
-    """Read each byte of what `only` names, or of the whole checkpoint; return what is amiss first, or "".
-
-    In the memory of one chunk, and once, for however many ranks this host has.
-    """
-    return next(iter(complaints(storage, folder, manifest_digest=manifest_digest, only=only)), "")

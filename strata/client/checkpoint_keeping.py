@@ -7,32 +7,28 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from strata.checkpoint.catalog import CheckpointMetadata
 from strata.checkpoint.chunk_map import objects_in
-from strata.checkpoint.reader import Loaded
 from strata.checkpoint.sink import Storage
 from strata.checkpoint.tiers import tiers_of
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_chores import Chores
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_readers import reading
-from strata.client.checkpoint_tiers import Prove
+from strata.client.checkpoint_tiers import Damage
 from strata.client.surroundings import random_id
 from strata.core.checkpoint_records import Keep
-from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
 from strata.errors import (
-    CheckpointCorrupt,
     CheckpointNotFound,
     InvalidArgument,
     PermissionDenied,
     Refused,
-    StorageError,
     Unauthenticated,
     Unavailable,
 )
@@ -157,105 +153,57 @@ class Keeping:
 
     # -- damage
 
-    def proven(
-        self, checkpoint: CheckpointMetadata, load: Callable[[Prove], Loaded], *, begins: bool
-    ) -> Loaded:
-        """Return what `load` proved to be what was saved; what is not is read again before it counts.
+    def report(self, checkpoint: CheckpointMetadata, damaged: Sequence[Damage], *, begins: bool) -> list[str]:
+        """Report the copies that were read twice and are not what was saved; return what others said of them.
 
-        `load` reads one copy after the other by what it is given. Each that was read twice and is damaged is
-        reported for itself, also where another one was good. Two that make a whole one together are not
-        reported, nor two that may, as far as they could be read: with both condemned no later generation
-        could begin there.
-
-        `begins`: this rank has not trained yet, so if the checkpoint is the restore point, none can.
+        `begins`: none was good, and this rank has not trained yet. Then this generation cannot go on if it begins
+        here: wait for what the others find. Once it is confirmed the leader ends the generation, and the next call
+        of this rank is `StaleGeneration`, unless its supervisor ends the process first. Where another host found
+        the bytes as they were saved, or nobody confirms it in time, it returns: the rank fails as itself.
         """
-        damaged: dict[str, str] = {}
-
-        def prove(tier: str, read: Callable[[], Loaded], /, *, again: Callable[[], Loaded]) -> Loaded:
-            try:
-                return read()
-            except CheckpointCorrupt as error:
-                log.error("step %d is read again: %s", checkpoint.step, error.message)  # noqa: TRY400  # the reason says it all
-                first = error
-            try:
-                return again()
-            except CheckpointCorrupt as error:
-                damaged[tier] = error.message
-                raise
-            except StorageError:
-                raise first from None  # which proves nothing of that copy
-
         point = self._catalog.restore_point()
-        try:
-            found = load(prove)
-        except CheckpointCorrupt as error:
-            waits = begins and point is not None and point.id == checkpoint.id
-            heard = self._damaged(checkpoint, damaged, begins=waits)
-            if not heard:
-                raise
-            raise CheckpointCorrupt(f"{error.message}; {'; '.join(heard)}", hint=error.hint) from error
-        except StorageError:
-            if len(damaged) < 2:  # two may make one whole, which was not read to the end
-                self._damaged(checkpoint, damaged, begins=False)
-            raise
-        if not found.patched:
-            self._damaged(checkpoint, damaged, begins=False)
-        return found
-
-    def damaged(self, checkpoint: CheckpointMetadata, complaint: str, *, begins: bool) -> None:
-        """Say that the first copy of a checkpoint was read twice and is not what was saved; `begins` as above."""
-        self._damaged(checkpoint, {PRIMARY: complaint}, begins=begins)
-
-    def _damaged(
-        self, checkpoint: CheckpointMetadata, complaints: Mapping[str, str], *, begins: bool
-    ) -> list[str]:
-        """Say which copies of a checkpoint were read twice and are not what was saved.
-
-        With `begins` this generation cannot go on without it: then wait for what the others find. Once it is
-        confirmed the leader ends the generation. The next call of this rank is `StaleGeneration` then, unless
-        its supervisor ends the process first. When nobody confirms it in time, return what the others said:
-        one that cannot read it confirms nothing.
-        """
-        told = [
-            self._report(checkpoint, tier, complaint, generation=self._catalog.generation if begins else 0)
-            for tier, complaint in complaints.items()
-            if tier
-        ]
-        heard: list[str] = []
-        deadline = time.monotonic() + (self._corrupt_wait_s if begins and any(told) else 0.0)
-        while time.monotonic() < deadline:
+        waits = begins and point is not None and point.id == checkpoint.id
+        generation = self._catalog.generation if waits else 0
+        refused = [self._report(checkpoint, each, generation=generation) for each in damaged]
+        heard = [why for why in refused if why]
+        waited = {each.tier for each, why in zip(damaged, refused, strict=True) if not why}
+        deadline = time.monotonic() + (self._corrupt_wait_s if waits else 0.0)
+        while waited and time.monotonic() < deadline:
             time.sleep(LOOK_S)
             with contextlib.suppress(Unavailable):
-                for said in self._catalog.doubts(checkpoint):
+                now = self._catalog.looked_up(checkpoint)
+                for said in now.doubts:
                     if said not in heard and not said.startswith(f"{self._host} on "):
                         heard.append(said)
                         log.warning("step %d: %s", checkpoint.step, said)
+                if not waited & set(now.suspected) and not is_corrupt(now):
+                    break
         return heard
 
-    def _report(self, checkpoint: CheckpointMetadata, tier: str, complaint: str, *, generation: int) -> bool:
-        """Say what is wrong with one copy; return whether anybody took it down."""
+    def _report(self, checkpoint: CheckpointMetadata, damage: Damage, *, generation: int) -> str:
+        """Say what is wrong with one copy; return "" once that is taken down, else why it is not."""
         report = ReportDamageRequest(
             job=self._catalog.job,
             step=checkpoint.step,
             attempt=checkpoint.id,
-            tier=tier,
+            tier=damage.tier,
             host=self._host,
-            reason=complaint[:1000],
-            objects=objects_in(complaint),
+            reason=damage.complaint[:1000],
+            object=next(iter(objects_in(damage.complaint)), ""),
             generation=generation,
         )
         try:
             found: Checkpoint = self._ask(report).checkpoint
         except (Unavailable, CheckpointNotFound, Refused, InvalidArgument) as error:
-            log.warning("step %d is damaged here, which nobody was told: %s", checkpoint.step, error.message)
-            return False
-        if from_wire(CHECKPOINT_STATES, found.state) is CheckpointState.CORRUPT:
+            log.warning("that step %d is damaged here is not taken down: %s", checkpoint.step, error.message)
+            return error.message
+        if is_corrupt(found):
             log.error("step %d is corrupt: %s", checkpoint.step, found.reason)
-        elif tier in found.suspected:
-            log.error("step %d on %s is damaged as read here; other hosts look", checkpoint.step, tier)
+        elif damage.tier in found.suspected:
+            log.error("step %d on %s is damaged as read here; other hosts look", checkpoint.step, damage.tier)
         else:
-            log.error("step %d is corrupt on %s, and has another copy", checkpoint.step, tier)
-        return True
+            log.error("step %d is corrupt on %s, and has another copy", checkpoint.step, damage.tier)
+        return ""
 
     # -- inside
 
@@ -268,6 +216,11 @@ class Keeping:
 
     def _ask(self, request: Message) -> Any:
         return self._catalog.ask(request, wait_s=ASK_S)
+
+
+def is_corrupt(message: Checkpoint) -> bool:
+    """Tell whether no copy of a checkpoint is left."""
+    return from_wire(CHECKPOINT_STATES, message.state) is CheckpointState.CORRUPT
 
 
 def keeping_of(catalog: CoordinatedCatalog, storage: Storage, config: CheckpointManagerConfig) -> Keeping:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata
@@ -15,16 +14,17 @@ from strata.checkpoint.marker import write_marker
 from strata.checkpoint.reader import Lend, Loaded
 from strata.checkpoint.sink import Storage
 from strata.client.arguments import integer
-from strata.client.checkpoint_tiers import Tiers
+from strata.client.checkpoint_tiers import Damage, Tiers
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, CheckpointNotFound, InvalidArgument, StorageError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, CheckpointNotFound, InvalidArgument, StorageError
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_keeping import Keeping
 
 MAX_STEP: Final = 10**12
 _CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
+_INCOMPLETE_HINT: Final = "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
 _COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
@@ -129,17 +129,23 @@ class Loading:
     ) -> Loaded:
         folder = self._catalog.folder(checkpoint)
         check_there(self._storage, checkpoint, folder)
-        read = partial(
-            self._tiers.load, checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend
-        )
+        damaged: list[Damage] = []
+
+        def report(*, begins: bool = False) -> list[str]:
+            return self._keeping.report(checkpoint, damaged, begins=begins) if self._keeping else []
+
         try:
-            loaded = (
-                self._keeping.proven(checkpoint, lambda prove: read(prove=prove), begins=begins)
-                if self._keeping
-                else read()
+            loaded = self._tiers.load(
+                checkpoint, folder, rank=self._catalog.rank, state=state, lend=self._lend, damaged=damaged
             )
         except CheckpointCorrupt as error:
-            raise CheckpointCorrupt(error.message, hint=error.hint or self._corrupt_hint()) from error
+            said = "; ".join([error.message, *report(begins=begins)])
+            hint = _INCOMPLETE_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
+            raise type(error)(said, hint=error.hint or hint) from error
+        except StorageError:
+            report()
+            raise
+        report()
         if self._keeping is not None and not self._storage.exists(f"{folder}/{MARKER}"):
             try:  # whoever committed it may have died before it was marked
                 write_marker(self._storage, folder, loaded.manifest, checkpoint.manifest_digest)

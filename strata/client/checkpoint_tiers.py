@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from strata.checkpoint import root
 from strata.checkpoint.bases import Doubted
@@ -16,32 +17,35 @@ from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.opening import open_storage
-from strata.checkpoint.patchwork import Patchwork, copies
 from strata.checkpoint.rank_values import texts_of_ranks
 from strata.checkpoint.reader import Lend, Loaded, load
 from strata.checkpoint.replicator import Replicator
 from strata.checkpoint.sink import Storage
-from strata.checkpoint.tiers import FarAway, TieredStorage, tiers_of
+from strata.checkpoint.tiers import FarAway, TieredStorage, copies, tiers_of
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_copies import TIER, CopyReports, Told
 from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, ConfigError, StorageError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, ConfigError, StorageError
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_catalog import CoordinatedCatalog
 
 _T = TypeVar("_T")
 
+_TWO_HINT: Final = (
+    "`strata checkpoints repair` makes a whole one of two copies that are damaged in different places"
+)
+
 log: Final = logging.getLogger("strata.checkpoint")
 
 
-class Prove(Protocol):
-    """Reads one copy, `tier` of the record, and reads it `again`, by itself, before damage counts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A copy that was read twice, and is not what was saved: the name of its tier, and what differs."""
 
-    def __call__(
-        self, tier: str, read: Callable[[], Loaded], /, *, again: Callable[[], Loaded]
-    ) -> Loaded: ...
+    tier: str
+    complaint: str
 
 
 class Tiers:
@@ -78,14 +82,13 @@ class Tiers:
         rank: int,
         state: Mapping[Any, Any] | None,
         lend: Lend | None = None,
-        prove: Prove | None = None,
+        damaged: list[Damage],
     ) -> Loaded:
         """Return what the nearest copy holds that proves to be what was saved, in memory of `lend`.
 
-        Where neither copy is whole, what both hold together is read. `prove` is told which copy is read, and
-        how it is read again. `state` is what is wanted of the tensors that ranks have saved parts of.
-        `CheckpointCorrupt` names what is wrong with each copy; `FarAway` when the near one is corrupt and the
-        far one is out of reach.
+        Each copy that does not is read again before it counts, and then added to `damaged`. `state` is what is
+        wanted of the tensors that ranks have saved parts of. `CheckpointCorrupt` names what is wrong with each
+        copy; `FarAway` when the near one is damaged and the far one is out of reach.
         """
         read = partial(
             load,
@@ -96,51 +99,76 @@ class Tiers:
             state=state,
             lend=lend,
         )
-
-        def proven(storage: Storage) -> Loaded:
-            if prove is None or isinstance(storage, Patchwork):  # whose copies were each proven damaged
-                return read(storage)
-            tier = self._tier_of(storage, folder)
-            return prove(tier, partial(read, storage), again=partial(read, _alone(storage)))
-
-        return self._nearest_good(checkpoint, folder, proven)
+        return self._first_good(checkpoint, folder, read, damaged)
 
     def texts_of_ranks(
         self, checkpoint: CheckpointMetadata, folder: str, path: Sequence[str]
     ) -> dict[int, str]:
         """Return the text that each rank had saved at `path`, from the nearest copy that is good."""
-        digest = checkpoint.manifest_digest
-        return self._nearest_good(
-            checkpoint,
-            folder,
-            lambda storage: texts_of_ranks(storage, folder, manifest_digest=digest, path=path),
-        )
+        read = partial(texts_of_ranks, folder=folder, manifest_digest=checkpoint.manifest_digest, path=path)
+        return self._first_good(checkpoint, folder, read, [])
 
-    def _nearest_good(self, checkpoint: CheckpointMetadata, folder: str, read: Callable[[Storage], _T]) -> _T:
-        damage: list[CheckpointCorrupt] = []
+    def _first_good(
+        self,
+        checkpoint: CheckpointMetadata,
+        folder: str,
+        read: Callable[[Storage], _T],
+        damaged: list[Damage],
+    ) -> _T:
+        found: list[CheckpointCorrupt] = []
         for storage in copies(self.storage):
             try:
-                found = read(storage)
+                good = self._read(checkpoint, storage, folder, read, damaged)
             except CheckpointCorrupt as error:
-                damage.append(error)
+                found.append(error)
                 self.doubted.note(folder, error.message)
             except StorageError as error:
-                if not damage:
+                if not found:
                     raise
                 raise FarAway(
-                    f"step {checkpoint.step} is corrupt here ({damage[0].message}), and its copy in"
+                    f"step {checkpoint.step} is corrupt here ({found[0].message}), and its copy in"
                     f" {storage.uri} cannot be read: {error.message}",
                     hint=error.hint,
                     transient=error.transient,
                 ) from error
             else:
-                if damage:
-                    said = "; of the copy: ".join(error.message for error in damage)
-                    log.warning("step %d is taken from %s: %s", checkpoint.step, storage.uri, said)
-                return found
-        if len(damage) == 1:
-            raise damage[0]
-        raise CheckpointCorrupt(f"{damage[0].message}; of the copy: {damage[1].message}") from damage[0]
+                if found:
+                    log.warning(
+                        "step %d is taken from %s: %s", checkpoint.step, storage.uri, found[0].message
+                    )
+                return good
+        lacking = all(isinstance(each, CheckpointIncomplete) for each in found)
+        raise (CheckpointIncomplete if lacking else CheckpointCorrupt)(
+            "; of the copy: ".join(each.message for each in found),
+            hint=found[0].hint if len(found) == 1 else _TWO_HINT,
+        ) from found[0]
+
+    def _read(
+        self,
+        checkpoint: CheckpointMetadata,
+        storage: Storage,
+        folder: str,
+        read: Callable[[Storage], _T],
+        damaged: list[Damage],
+    ) -> _T:
+        """Return what one copy holds; what is not as it was saved is read again, and of this copy alone."""
+        try:
+            return read(storage)
+        except CheckpointIncomplete:
+            raise
+        except CheckpointCorrupt as error:
+            log.warning("step %d is read again: %s", checkpoint.step, error.message)
+            first = error
+        try:
+            return read(_alone(storage))
+        except CheckpointIncomplete:
+            raise
+        except CheckpointCorrupt as error:
+            if tier := self._tier_of(storage, folder):
+                damaged.append(Damage(tier=tier, complaint=error.message))
+            raise
+        except StorageError:
+            raise first from None  # which proves nothing of that copy
 
     def _tier_of(self, storage: Storage, folder: str) -> str:
         """Return the name that a copy has in the record, or "" for a storage that was never given it."""

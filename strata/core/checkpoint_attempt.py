@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from strata.core.checkpoint_order import find
 from strata.core.ids import WorkerId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, Seal, encode
@@ -18,6 +20,9 @@ from strata.errors import (
     StaleIncarnation,
     StrataError,
 )
+
+MAX_REFERENCES = 32
+"""How many attempts an Incremental may use; beyond them a Full is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,22 @@ def uses(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
     """Tell whether the attempt `user` has a reference under `used`."""
     refs = job.keys.refs(used.step, used.generation, used.attempt)
     return job.view.get(refs + user.attempt) is not None
+
+
+def bases(job: JobView, record: CheckpointRecord) -> Iterator[Entry[CheckpointRecord]]:
+    """Yield what a record refers to, without a look at all that there is: every rank's report asks this.
+
+    It refers to its base, and to what that referred to when it was begun: to its base in turn.
+    """
+    user = record
+    for _ in range(MAX_REFERENCES):
+        if user.base_step is None or user.base_attempt is None:
+            return
+        base = find(job, user.base_step, user.base_attempt)
+        if base is None or not uses(job, record, base.record):
+            return
+        yield base
+        user = base.record
 
 
 def attempt_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strata.core.checkpoint_attempt import Author, authorised, refuse, uses
+from strata.core.checkpoint_attempt import MAX_REFERENCES, Author, authorised, refuse, uses
 from strata.core.checkpoint_damage import suspected_tiers
 from strata.core.checkpoint_order import asked_back, find
 from strata.core.checkpoint_paths import attempt_path, check_root
@@ -31,9 +31,6 @@ from strata.errors import (
     Refused,
     StrataError,
 )
-
-MAX_REFERENCES = 32
-"""How many attempts an Incremental may use; beyond them a Full is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from enum import Enum
 
 from strata.core.checkpoint_attempt import refuse
 from strata.core.checkpoint_begin import bases_of, references
-from strata.core.checkpoint_damage import suspected_tiers, to_look_at
+from strata.core.checkpoint_damage import to_look_at
 from strata.core.checkpoint_deletion import dying_tiers
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, find, order
 from strata.core.checkpoint_pins import not_found
@@ -50,7 +50,7 @@ class Chore:
     tier: str
     path: str
     manifest_digest: str = ""
-    objects: tuple[str, ...] = ()
+    object: str = ""
 
 
 def chores(job: JobView, host: str) -> Iterator[Chore]:
@@ -66,7 +66,7 @@ def chores(job: JobView, host: str) -> Iterator[Chore]:
     for entry in job.checkpoints():
         record = entry.record
         if record.state is CheckpointState.COMMITTED:
-            yield from _doubts(job, record, host)
+            yield from _to_verify(job, record, host)
         if record.origin is not None:
             continue  # its bytes are another job's, to remove; a rank of this one may find them damaged
         if record.state is CheckpointState.ABORTED and order(record) < newest:
@@ -101,13 +101,13 @@ def _each_tier(job: JobView, record: CheckpointRecord, kind: ChoreKind, host: st
             yield _chore(kind, record, name, tier)
 
 
-def _doubts(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
+def _to_verify(job: JobView, record: CheckpointRecord, host: str) -> Iterator[Chore]:
     """Yield the copies that another host found damaged where this one has not looked: once for each host."""
-    for name in suspected_tiers(job, record):
+    for name in present_on(record):
         tier = tiers_of(record)[name]
-        objects = to_look_at(job, record, name, host) if tier.shared and host else None
-        if objects is not None:
-            yield dataclasses.replace(_chore(ChoreKind.VERIFY, record, name, tier), objects=objects)
+        damaged = to_look_at(job, record, name, host) if tier.shared and host else None
+        if damaged is not None:
+            yield dataclasses.replace(_chore(ChoreKind.VERIFY, record, name, tier), object=damaged)
 
 
 def _reaches(job: JobView, record: CheckpointRecord, name: str, tier: Tier, host: str) -> bool:

@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import refuse, uses
-from strata.core.checkpoint_begin import MAX_REFERENCES
+from strata.core.checkpoint_attempt import bases, refuse
 from strata.core.checkpoint_order import find
 from strata.core.checkpoint_paths import attempt_path, check_root
 from strata.core.checkpoint_records import Copy
@@ -131,7 +130,7 @@ def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointE
     A base that was not copied is no obstacle: whoever copies takes its images along. No write compares this:
     while `record` refers to it, a base leaves no tier.
     """
-    for base in _bases(job, record):
+    for base in (entry.record for entry in bases(job, record)):
         if name in base.tiers and base.tiers[name].state is not TierState.PRESENT:
             state = base.tiers[name].state.value
             why = f"step {base.step}, which step {record.step} needs, is {state} on {name}"
@@ -139,28 +138,12 @@ def _lost_base(job: JobView, record: CheckpointRecord, name: str) -> CheckpointE
     return None
 
 
-def _bases(job: JobView, record: CheckpointRecord) -> Iterator[CheckpointRecord]:
-    """Yield what a record refers to, without a look at all that there is: every rank's report asks this.
-
-    It refers to its base, and to what that referred to when it was begun: to its base in turn.
-    """
-    user = record
-    for _ in range(MAX_REFERENCES):
-        if user.base_step is None or user.base_attempt is None:
-            return
-        base = find(job, user.base_step, user.base_attempt)
-        if base is None or not uses(job, record, base.record):
-            return
-        yield base.record
-        user = base.record
-
-
 def _begun_beside(job: JobView, record: CheckpointRecord, request: CopyRequest) -> Iterator[Put]:
     """Yield what has the images of its bases, which the copy takes along, go with their records.
 
     A base that was saved before there was this tier has no copy of its own there that would say so.
     """
-    for base in _bases(job, record):
+    for base in (entry.record for entry in bases(job, record)):
         where = (base.step, base.generation, base.attempt)
         key = job.keys.copies(*where, request.tier) + BEGUN
         if base.origin is None and request.tier not in tiers_of(base) and job.view.get(key) is None:

@@ -1,12 +1,17 @@
 """When a copy counts as damaged (PROTOCOLS 8.8).
 
-Whoever reads something else than was saved, twice and past every cache, says so: that is a suspicion, and
-private, for the fault may be its own memory or disk controller. A second host that finds the same confirms
-it; where no second host can look, because none has a rank in the world or the bytes are on the first one's
-own disk, it is confirmed alone. Then that copy is CORRUPT, and with its last copy the record is.
+Whoever reads something else than was saved, twice and past every cache, reports it: the copy, and one object
+that differs. The report lies at the attempt that owns the object. Until another host has read that object the
+copy is *suspected*: it counts neither for retention nor as a base, and neither do the checkpoints up to the one
+that was read which need the owner's objects.
 
-A report names the copy: a damaged near one says nothing of the far one. A standby has no process that could
-look, and is not waited for.
+1. A second host that reports damage of the same copy confirms it: the copy is CORRUPT, and so are those of the
+   checkpoints up to the one that was read which need it. With its last copy a record is.
+2. A host that reads the object as it was saved refutes the report, and the reporting host is not believed again
+   until it has a worker that registered later.
+3. A host that cannot read says so, and confirms nothing.
+4. A host is believed alone where the bytes are on its own disk, or while it is registered and no other host is
+   that could look. A standby has no process that looks, and is not waited for.
 
 A damaged checkpoint keeps its bytes until a newer one is committed: `checkpoint_deletion` sees to that.
 """
@@ -17,11 +22,12 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strata.core.checkpoint_attempt import refuse
-from strata.core.checkpoint_order import find
+from strata.core.checkpoint_attempt import bases, refuse, uses
+from strata.core.checkpoint_order import find, order
+from strata.core.checkpoint_paths import folder_name
 from strata.core.checkpoint_pins import not_found
 from strata.core.checkpoint_records import Suspect
-from strata.core.checkpoint_tiers import tiers_of
+from strata.core.checkpoint_tiers import present_on, tiers_of
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, TierState, encode
 from strata.core.txn import Compare, Decision, Put, Txn, none_newer_in, unchanged
@@ -29,17 +35,17 @@ from strata.core.view import Entry
 from strata.errors import InvalidArgument, Refused
 
 MAX_REASON_CHARS = 1000
-MAX_OBJECTS = 32
-"""More than so many damaged objects are not named one by one."""
+MAX_DEPENDENTS = 40
+"""How many checkpoints become CORRUPT in one transaction; etcd refuses a very large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamageReport:
     """What `host` read on `tier` ("": the one at the record's path), past every cache.
 
-    `generation`: the one that cannot begin without these bytes; 0: none waits for them. `objects`: what
-    differs, or was found `sound`, as "folder/file"; none: it is not known which, or all is sound. `unread`: the
-    host could not look, and why not; then `sound` says nothing.
+    `object`: what differs, or was found `sound`, as "folder/file"; "": it is not known which, or all is sound.
+    `generation`: the one that cannot begin without these bytes; 0: none waits for them. `unread`: the host could
+    not look, and why not.
     """
 
     step: int
@@ -47,95 +53,195 @@ class DamageReport:
     host: str
     reason: str
     tier: str = ""
-    sound: bool = False
+    object: str = ""
     generation: int = 0
-    objects: tuple[str, ...] = ()
+    sound: bool = False
     unread: bool = False
 
 
-def suspicions(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
-    """Return what hosts said of one copy."""
+# -- what hosts said --------------------------------------------------------------------------
+
+
+def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
+    """Return what hosts said of the objects that this attempt owns on `tier`."""
     folder = job.keys.suspects(record.step, record.generation, record.attempt, tier)
     return list(job.view.entries(folder, Suspect))
 
 
+def _open(entry: Entry[Suspect]) -> bool:
+    return entry.record.corrupt and not entry.record.refuted_by
+
+
+def _found(entry: Entry[Suspect]) -> tuple[int, int]:
+    return entry.record.found_generation, entry.record.found_step
+
+
+def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
+    """Return what hosts said of what a checkpoint needs on `tier`: of its own objects, and of those of its bases."""
+    found = reports(job, record, tier)
+    for base in bases(job, record):
+        said = reports(job, base.record, tier)
+        if any(each.record.corrupt and order(record) <= _found(each) for each in said):
+            found += said
+    return found
+
+
 def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield the copies that somebody found damaged and that count as whole so far."""
-    for name, tier in tiers_of(record).items():
-        if tier.state is TierState.PRESENT and any(
-            each.record.corrupt for each in suspicions(job, record, name)
-        ):
+    """Yield the copies that count as whole so far, and of which a host reported damage."""
+    for name in present_on(record):
+        if any(map(_open, _about(job, record, name))):
             yield name
 
 
-def doubts(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield what each host said of a suspected copy, as a sentence; "host on tier" comes first."""
-    for name in suspected_tiers(job, record):
-        for word in suspicions(job, record, name):
-            said = word.record
-            what = (
-                "found damage" if said.corrupt else "could not read it" if said.unread else "found it sound"
-            )
-            yield f"{word.name} on {name}: {what}{f': {said.reason}' if said.reason else ''}"
-
-
-def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> tuple[str, ...] | None:
-    """Return what `host` has not read of what others found damaged on a copy; (): all of it; None: nothing.
-
-    That it found one image sound says nothing of those which are named later.
-    """
-    words = {word.name: word.record for word in suspicions(job, record, tier)}
-    own = words.pop(host, None)
-    named = [word.objects for word in words.values() if word.corrupt]
-    if not named or (own is not None and (own.corrupt or not (own.sound or own.unread))):
-        return None  # its word, of damage or of the whole copy, is there
-    if not all(named):
-        return ()
-    return tuple(sorted({one for each in named for one in each} - set(own.sound if own else ()))) or None
-
-
 def is_suspect(job: JobView, record: CheckpointRecord) -> bool:
-    """Tell whether somebody found a copy damaged: the record is not verified then."""
+    """Tell whether a host reported damage of a copy: the record is not verified then."""
     return any(True for _ in suspected_tiers(job, record))
+
+
+def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
+    """Yield what each host said of a copy that counts as whole, as a sentence; "host on tier" comes first."""
+    for name in present_on(record):
+        for entry in _about(job, record, name):
+            word = entry.record
+            who, what = entry.name, "found damage" if word.corrupt else "could not read it"
+            if word.refuted_by:
+                who, what = word.refuted_by, f"found no damage where {entry.name} did"
+            yield f"{who} on {name}: {what}{f': {word.reason}' if word.reason else ''}"
+
+
+def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
+    """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
+    words = {entry.name: entry for entry in reports(job, record, tier)}
+    own = words.pop(host, None)
+    if own is not None and (own.record.corrupt or own.record.incarnation >= _incarnation(job, host)):
+        return None  # it found damage itself, or cannot read
+    return next((entry.record.object for entry in words.values() if _open(entry)), None)
 
 
 def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
     """Tell whether that generation could not begin because of damage to this record."""
     return any(
-        each.record.corrupt and each.record.generation == generation
+        entry.record.corrupt and entry.record.generation == generation
         for name in tiers_of(record)
-        for each in suspicions(job, record, name)
+        for entry in _about(job, record, name)
     )
 
 
-def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
-    """Keep what a host found; with a second one that found the same the copy is CORRUPT.
+def _incarnation(job: JobView, host: str) -> int:
+    """Return when the newest worker of a host registered, as a revision; 0: none is registered."""
+    return max((w.create_revision for w in job.workers() if w.record.host == host), default=0)
 
-    Settled once the host's word is on record, and the copy marked if that was enough. A word may come after
-    others have settled the matter: that its generation cannot begin is taken down all the same. `Refused` for
-    a checkpoint that is being deleted: that its bytes are missing is no damage.
+
+# -- a report ---------------------------------------------------------------------------------
+
+
+def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
+    """Take down what a host found; once it is enough the copy is CORRUPT, or the report refuted.
+
+    `Refused` for a checkpoint that is being deleted, for missing bytes are no damage then; and for a host whose
+    report was refuted. A report may come after others have settled the matter: that its generation cannot begin
+    is taken down all the same.
     """
-    held = find(job, report.step, report.attempt) if report.attempt else None
-    if held is None:
+    read = find(job, report.step, report.attempt) if report.attempt else None
+    if read is None:
         return refuse(not_found(report.step, report.attempt))
-    record, tiers = held.record, tiers_of(held.record)
-    tier = report.tier or next((n for n, t in tiers.items() if t.path == record.path), "")
+    tiers = tiers_of(read.record)
+    tier = report.tier or next((n for n, t in tiers.items() if t.path == read.record.path), "")
     if tier not in tiers:
-        return refuse(InvalidArgument(f"step {record.step} has no copy on {tier or 'its path'}"))
-    state = tiers[tier].state
+        return refuse(InvalidArgument(f"step {report.step} has no copy on {tier or 'its path'}"))
+    held = _owner(job, read, tier, report.object)
+    record, state = held.record, tiers_of(held.record)[tier].state
     corrupt = record.state is CheckpointState.CORRUPT or state is TierState.CORRUPT
     if corrupt and (report.sound or report.unread or not report.generation):
         return Decision(reason=f"step {record.step} on {tier} is corrupt")
     if not corrupt and (record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT):
         what = state if state is not TierState.PRESENT else record.state
         return refuse(Refused(f"step {record.step} is {what.value}: its bytes need not be there"))
+    if report.sound:
+        return _refute(job, held, tier, report)
+    return _take_down(job, held, tier, report, order(read.record))
+
+
+def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str) -> Entry[CheckpointRecord]:
+    """Return the attempt that owns the object, if it counts as whole on that tier; else the one that was read."""
+    folder = damaged.partition("/")[0]
+    for base in bases(job, read.record):
+        record = base.record
+        named = folder == folder_name(record.step, record.generation, record.attempt)
+        if named and record.state is CheckpointState.COMMITTED and tier in present_on(record):
+            return base
+    return read
+
+
+def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
+    """Note that `report.host` read what others reported, and found it as it was saved."""
+    refuted = [
+        (
+            each,
+            dataclasses.replace(
+                each.record, refuted_by=report.host, incarnation=_incarnation(job, each.name)
+            ),
+        )
+        for each in reports(job, held.record, tier)
+        if _open(each) and each.name != report.host and report.object in {"", each.record.object}
+    ]
+    if not refuted:
+        return Decision(reason=f"nobody waits for what {report.host} says of step {report.step}")
+    return Decision(
+        reason=f"{report.host} found no damage in step {held.record.step} on {tier}",
+        txn=Txn(
+            compares=(
+                unchanged(held.key, held.mod_revision),
+                *(unchanged(each.key, each.mod_revision) for each, _ in refuted),
+            ),
+            success=tuple(Put(key=each.key, value=encode(word)) for each, word in refuted),
+        ),
+    )
+
+
+def _take_down(
+    job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport, found: tuple[int, int]
+) -> Decision:
+    record = held.record
     key = job.keys.suspect(record.step, record.generation, record.attempt, tier, report.host)
-    known = job.view.entry(key, Suspect)
-    word = _word(report, known.record if known is not None else None)
+    known, incarnation = job.view.entry(key, Suspect), _incarnation(job, report.host)
+    word = Suspect(
+        corrupt=not report.unread,
+        reason=report.reason[:MAX_REASON_CHARS],
+        object=report.object,
+        found_generation=found[0],
+        found_step=found[1],
+        generation=report.generation,
+        incarnation=incarnation if report.unread else 0,
+        unread=report.unread,
+    )
+    if known is not None and known.record.refuted_by and known.record.incarnation >= incarnation:
+        return refuse(
+            Refused(
+                f"{known.record.refuted_by} read what {report.host} reported of step {record.step},"
+                " and found it as it was saved",
+                hint=f"the memory or the disk controller of {report.host} may be at fault",
+            )
+        )
+    if known is not None and _open(known):
+        latest = max(found, _found(known))
+        word = (
+            known.record
+            if report.unread
+            else dataclasses.replace(
+                known.record,  # one object is enough
+                generation=max(report.generation, known.record.generation),
+                found_generation=latest[0],
+                found_step=latest[1],
+            )
+        )
+    elif known is not None and report.unread and known.record.incarnation == incarnation:
+        word = known.record  # each new reason would have it try again
     if known is not None and known.record == word:
         return decide_confirm(job, held, tier)
+    verb = "could not read" if report.unread else "found damage in"
     return Decision(
-        reason=f"{report.host} {_said(report)} step {record.step} on {tier}",
+        reason=f"{report.host} {verb} step {record.step} on {tier}",
         txn=Txn(
             compares=(
                 unchanged(held.key, held.mod_revision),
@@ -146,100 +252,75 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
     )
 
 
-def _said(report: DamageReport) -> str:
-    return "could not read" if report.unread else "found no damage in" if report.sound else "found damage in"
-
-
-def _word(report: DamageReport, known: Suspect | None) -> Suspect:
-    """Return what a host says from now on: of several of its ranks, what each of them found."""
-    if report.unread:
-        told = known or Suspect(corrupt=False, reason="")
-        unread = dataclasses.replace(told, unread=True, reason=report.reason[:MAX_REASON_CHARS])
-        return told if told.corrupt or told.unread else unread  # each new reason would have it try again
-    if report.sound:
-        return _sound_word(report, known)
-    objects, generation = set(report.objects), report.generation
-    if known is not None and known.corrupt:
-        generation = max(generation, known.generation)
-        objects = objects | set(known.objects) if objects and known.objects else set()
-    sound = set(known.sound if known is not None else ()) - objects
-    return Suspect(
-        corrupt=True,
-        reason=report.reason[:MAX_REASON_CHARS],
-        generation=generation,
-        objects=tuple(sorted(objects)) if len(objects) <= MAX_OBJECTS else (),
-        sound=tuple(sorted(sound)),
-    )
-
-
-def _sound_word(report: DamageReport, known: Suspect | None) -> Suspect:
-    """Add what was found sound to a host's word; of the whole copy, that replaces it.
-
-    Of very many objects some are forgotten: the host may be asked for those again.
-    """
-    word = Suspect(corrupt=False, reason=report.reason[:MAX_REASON_CHARS])
-    if not report.objects:
-        return word
-    sound = {*report.objects, *(known.sound if known is not None else ())}
-    if known is not None and not (known.corrupt or known.sound or known.unread):
-        return known  # of the whole copy
-    if known is not None and known.corrupt:
-        damaged = tuple(one for one in known.objects if one not in report.objects)
-        if damaged or not known.objects:
-            word = dataclasses.replace(known, objects=damaged)
-    return dataclasses.replace(word, sound=tuple(sorted(sound)[:MAX_OBJECTS]))
+# -- what follows -----------------------------------------------------------------------------
 
 
 def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> Decision:
-    """Mark a copy as CORRUPT if it was found damaged by enough hosts; else say who must look yet.
+    """Mark a copy as CORRUPT if enough hosts found it damaged; else say who must look yet.
 
     Level-triggered: the leader asks it too, for the second host may have gone for good.
     """
-    record, tiers = held.record, dict(tiers_of(held.record))
-    words = suspicions(job, record, tier)
-    damaged = [word for word in words if word.record.corrupt]
-    if (
-        not damaged
-        or record.state is not CheckpointState.COMMITTED
-        or tiers[tier].state is not TierState.PRESENT
-    ):
+    record, state = held.record, tiers_of(held.record)[tier].state
+    damaged = [each for each in reports(job, record, tier) if each.record.corrupt]
+    reported = next(filter(_open, damaged), None)
+    if reported is None or record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT:
         return Decision(reason=f"step {record.step} on {tier} is not suspected")
-    compares: list[Compare] = [unchanged(word.key, word.mod_revision) for word in damaged[:2]]
-    if len(damaged) == 1 and tiers[tier].shared:
-        if others := _others(job, damaged[0].name):
-            return Decision(
-                reason=f"{damaged[0].name} alone found step {record.step} damaged: {others[0]} must look"
-            )
+    compares: list[Compare] = [unchanged(each.key, each.mod_revision) for each in damaged]
+    if len(damaged) == 1 and tiers_of(record)[tier].shared:
+        if others := _others(job, reported.name):
+            what = f"{reported.name} alone found step {record.step} damaged"
+            return Decision(reason=f"{what}: {others[0]} must look")
         # nobody came who could look
         compares.append(none_newer_in(job.keys.workers, job.view.revision))
         compares.append(unchanged(job.keys.head, job.view.mod_revision(job.keys.head)))
-    tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.CORRUPT)
-    whole = any(each.state is TierState.PRESENT for each in tiers.values())
-    why = f"{tier}: {damaged[0].record.reason} (found by {', '.join(word.name for word in damaged[:4])})"
-    after = dataclasses.replace(
-        record,
-        state=record.state if whole else CheckpointState.CORRUPT,
-        tiers=tiers,
-        reason=why[:MAX_REASON_CHARS],
-    )
+    found, names = max(map(_found, damaged)), ", ".join(each.name for each in damaged[:4])
+    why = f"{tier}: {reported.record.reason} (found by {names})"
+    corrupt = [held, *_dependents(job, record, tier, found)]
     return Decision(
         reason=f"step {record.step} is corrupt on {why}",
         txn=Txn(
-            compares=(unchanged(held.key, held.mod_revision), *compares),
-            success=(Put(key=held.key, value=encode(after)),),
+            compares=(*(unchanged(e.key, e.mod_revision) for e in corrupt), *compares),
+            success=tuple(Put(key=e.key, value=encode(_without(e.record, tier, why))) for e in corrupt),
         ),
     )
 
 
+def _dependents(
+    job: JobView, record: CheckpointRecord, tier: str, found: tuple[int, int]
+) -> list[Entry[CheckpointRecord]]:
+    """Return the checkpoints up to `found`, newest first, that need what `record` owns on `tier`."""
+    need = [
+        e
+        for e in job.checkpoints()
+        if e.record.state is CheckpointState.COMMITTED
+        and tier in present_on(e.record)
+        and order(e.record) <= found
+        and uses(job, e.record, record)
+    ]
+    return sorted(need, key=lambda e: order(e.record), reverse=True)[:MAX_DEPENDENTS]
+
+
+def _without(record: CheckpointRecord, tier: str, why: str) -> CheckpointRecord:
+    """Return a record without this copy; CORRUPT itself if it was the last."""
+    tiers = dict(tiers_of(record))
+    tiers[tier] = dataclasses.replace(tiers[tier], state=TierState.CORRUPT)
+    whole = any(each.state is TierState.PRESENT for each in tiers.values())
+    state = record.state if whole else CheckpointState.CORRUPT
+    return dataclasses.replace(record, state=state, tiers=tiers, reason=why[:MAX_REASON_CHARS])
+
+
 def _others(job: JobView, host: str) -> list[str]:
-    """Return the hosts beside this one whose word is waited for; none: it is believed alone.
+    """Return the hosts that are to look before `host` is believed; none: it is believed alone.
 
     Those that are registered, unless a world of this host alone has begun: what stands by has no process
-    that looks. While a world forms, or is about to end with a member, the next one is waited for.
+    that looks. While a world forms, or is about to end with a member, the next one is waited for. So is any
+    host while this one is not registered: whoever comes first looks.
     """
     registered = {worker.name: worker for worker in job.workers()}
-    others = {worker.record.host for worker in registered.values()} - {host, ""}
-    world = job.world()
+    hosts = {worker.record.host for worker in registered.values()}
+    if host not in hosts:
+        return sorted(hosts - {""}) or ["the next host"]
+    others, world = hosts - {host, ""}, job.world()
     if not others or world is None or world.head.forming:
         return sorted(others)
     inside = [registered.get(member.worker) for member in world.members]
@@ -252,10 +333,10 @@ def _others(job: JobView, host: str) -> list[str]:
 
 
 def next_confirmation(job: JobView) -> Decision:
-    """Decide the first suspicion of this job that is confirmed and not yet written down."""
+    """Decide the first report of this job that is confirmed and not yet written down."""
     for entry in job.checkpoints():
         if entry.record.state is CheckpointState.COMMITTED:
-            for tier in suspected_tiers(job, entry.record):
+            for tier in present_on(entry.record):
                 decision = decide_confirm(job, entry, tier)
                 if decision.txn is not None:
                     return decision

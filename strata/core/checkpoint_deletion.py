@@ -12,9 +12,9 @@ reference that kept its source.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from strata.core.checkpoint_attempt import refuse, release_references
+from strata.core.checkpoint_attempt import bases, refuse, release_references
 from strata.core.checkpoint_damage import is_suspect
 from strata.core.checkpoint_order import (
     RESTORABLE_TYPES,
@@ -181,13 +181,18 @@ def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> tuple[Co
     return tuple(_as_they_are(job, kept.values()))
 
 
-def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> Iterator[Compare]:
-    """Yield what holds while these records stay what they are, and nobody begins to doubt them."""
-    for entry in entries:
-        record = entry.record
-        attempt = job.keys.attempt(record.step, record.generation, record.attempt)
-        yield unchanged(entry.key, entry.mod_revision)
-        yield none_newer_in(f"{attempt}suspects/", job.view.revision)
+def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> list[Compare]:
+    """Return what holds while these records stay what they are, and nobody reports them, or a base, damaged."""
+    entries = list(entries)
+    needed = {entry.key: entry.record for entry in entries}
+    needed |= {base.key: base.record for entry in entries for base in bases(job, entry.record)}
+    return [
+        *(unchanged(entry.key, entry.mod_revision) for entry in entries),
+        *(
+            none_newer_in(f"{job.keys.attempt(r.step, r.generation, r.attempt)}suspects/", job.view.revision)
+            for r in needed.values()
+        ),
+    ]
 
 
 def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:

@@ -44,18 +44,23 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """What a host read on one tier, past every cache: something else than was saved, or all as it was.
+    """What a host found on one tier, past every cache: damage (`corrupt`), or that it could not read (`unread`).
 
+    `object`: the one that it read and that differs, as "folder/file"; "": it is not known which.
+    `found_generation`, `found_step`: the checkpoint that was read; newer ones need not have these bytes.
     `generation`: the one that could not begin because of it, 0 when nothing waited for these bytes.
-    `objects`: what differs, as "folder/file"; none: it is not known which. `sound`: what is as it was; none
-    in a word that is not `corrupt`: all of the copy. `unread`: what it was asked for last could not be read.
+    `refuted_by`: the host that read this object and found it as it was saved. `incarnation`: the newest of
+    the host's own workers, when it was refuted or could not read.
     """
 
     corrupt: bool
     reason: str
+    object: str = ""
+    found_generation: int = 0
+    found_step: int = 0
     generation: int = 0
-    objects: tuple[str, ...] = ()
-    sound: tuple[str, ...] = ()
+    refuted_by: str = ""
+    incarnation: int = 0
     unread: bool = False
 
 

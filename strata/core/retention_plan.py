@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from strata.core.checkpoint_attempt import Author, authorised, refuse
-from strata.core.checkpoint_damage import is_suspect
+from strata.core.checkpoint_damage import is_suspect, suspected_tiers
 from strata.core.checkpoint_deletion import decide_entomb
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, is_latest, superseded
 from strata.core.checkpoint_records import Keep, Retention
@@ -25,6 +25,7 @@ from strata.core.view import Entry
 from strata.errors import Conflict, StrataError
 
 _DEAD = frozenset({CheckpointState.CORRUPT, CheckpointState.PREPARED})
+SUSPECTED = "a host found it damaged, and another one is to look"
 MAX_KEEPERS = 32
 """How many newer ones a tombstone compares; etcd refuses a transaction with very many."""
 
@@ -88,6 +89,9 @@ def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
         there = [e for e in job.checkpoints() if _is_on(e.record, tier)]
         keep = held.record.tiers.get(tier, held.record.keep) if held is not None else Keep()
         found[tier] = kept((candidate(job, e) for e in there), keep, now_unix_ms=now_unix_ms)
+        for entry in there:
+            if tier in suspected_tiers(job, entry.record):
+                found[tier].setdefault(entry.key, SUSPECTED)
     return found
 
 

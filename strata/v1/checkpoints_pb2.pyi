@@ -101,7 +101,7 @@ class _ChoreKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChoreKind.V
     CHORE_KIND_CLEAR: _ChoreKind.ValueType  # 2
     """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
     CHORE_KIND_VERIFY: _ChoreKind.ValueType  # 3
-    """Read these objects past the caches, once for the host, and say by ReportDamage what came of it."""
+    """Read the manifests and this object past the caches, once for the host, and say by ReportDamage what came of it."""
 
 class ChoreKind(_ChoreKind, metaclass=_ChoreKindEnumTypeWrapper): ...
 
@@ -111,7 +111,7 @@ CHORE_KIND_REMOVE: ChoreKind.ValueType  # 1
 CHORE_KIND_CLEAR: ChoreKind.ValueType  # 2
 """A save that was given up: if storage has its marker AdoptCheckpoint, else DeleteCheckpoint, then remove."""
 CHORE_KIND_VERIFY: ChoreKind.ValueType  # 3
-"""Read these objects past the caches, once for the host, and say by ReportDamage what came of it."""
+"""Read the manifests and this object past the caches, once for the host, and say by ReportDamage what came of it."""
 Global___ChoreKind: _TypeAlias = ChoreKind  # noqa: Y015
 
 @_typing.final
@@ -1277,7 +1277,7 @@ class ReportDamageRequest(_message.Message):
     SOUND_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    OBJECTS_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
     UNREAD_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     step: _builtins.int
@@ -1290,16 +1290,12 @@ class ReportDamageRequest(_message.Message):
     """The bytes were as they were saved."""
     generation: _builtins.int
     """The generation that cannot begin without these bytes; 0: none waits for them."""
+    object: _builtins.str
+    """What differs, or was found sound, as "folder/file"; empty: it is not known which, or all is sound."""
     unread: _builtins.bool
-    """It could not be read, for this reason, which says nothing of its bytes, whatever sound says. Comes with
-    sound: a coordinator that does not know this field must not take it for damage.
-    """
+    """It could not be read, for this reason, which says nothing of its bytes."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
-    @_builtins.property
-    def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What differs, or was found sound, as "folder/file"; none: whatever is there."""
-
     def __init__(
         self,
         *,
@@ -1312,12 +1308,12 @@ class ReportDamageRequest(_message.Message):
         sound: _builtins.bool = ...,
         generation: _builtins.int = ...,
         token: _common_pb2.Token | None = ...,
-        objects: _abc.Iterable[_builtins.str] | None = ...,
+        object: _builtins.str = ...,
         unread: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "objects", b"objects", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "host", b"host", "job", b"job", "object", b"object", "reason", b"reason", "sound", b"sound", "step", b"step", "tier", b"tier", "token", b"token", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1360,7 +1356,7 @@ class Chore(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
-    OBJECTS_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
     kind: Global___ChoreKind.ValueType
     step: _builtins.int
     generation: _builtins.int
@@ -1368,10 +1364,8 @@ class Chore(_message.Message):
     tier: _builtins.str
     path: _builtins.str
     manifest_digest: _builtins.str
-    @_builtins.property
-    def objects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is to be read, as "folder/file"; none: all that is there."""
-
+    object: _builtins.str
+    """What is to be read, as "folder/file"; empty: all that is there."""
     def __init__(
         self,
         *,
@@ -1382,11 +1376,11 @@ class Chore(_message.Message):
         tier: _builtins.str = ...,
         path: _builtins.str = ...,
         manifest_digest: _builtins.str = ...,
-        objects: _abc.Iterable[_builtins.str] | None = ...,
+        object: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "kind", b"kind", "manifest_digest", b"manifest_digest", "objects", b"objects", "path", b"path", "step", b"step", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "generation", b"generation", "kind", b"kind", "manifest_digest", b"manifest_digest", "object", b"object", "path", b"path", "step", b"step", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

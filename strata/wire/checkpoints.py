@@ -7,7 +7,7 @@ from typing import Final
 
 from strata.core.checkpoint_chores import AdoptRequest, Chore
 from strata.core.checkpoint_copies import CopyRequest
-from strata.core.checkpoint_damage import DamageReport, doubts, suspected_tiers
+from strata.core.checkpoint_damage import DamageReport, suspected_tiers, told
 from strata.core.checkpoint_pins import tags_of
 from strata.core.checkpoint_records import Keep, Retention
 from strata.core.checkpoint_tiers import PRIMARY, tiers_of
@@ -71,7 +71,7 @@ def checkpoint_with_doubts(job: JobView, entry: Entry[CheckpointRecord]) -> chec
     message = checkpoint_message(job, entry)
     message.doubts.extend(
         each if len(each) <= DOUBT_CHARS else f"{each[: DOUBT_CHARS - 1]}…"
-        for each in islice(doubts(job, entry.record), DOUBTS)
+        for each in islice(told(job, entry.record), DOUBTS)
     )
     return message
 
@@ -158,7 +158,7 @@ def damage_report(message: checkpoints_pb2.ReportDamageRequest) -> DamageReport:
         tier=message.tier,
         sound=message.sound,
         generation=message.generation,
-        objects=tuple(message.objects),
+        object=message.object,
         unread=message.unread,
     )
 
@@ -182,7 +182,7 @@ def chore_message(chore: Chore) -> checkpoints_pb2.Chore:
         tier=chore.tier,
         path=chore.path,
         manifest_digest=chore.manifest_digest,
-        objects=chore.objects,
+        object=chore.object,
     )
 
 

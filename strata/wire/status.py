@@ -58,6 +58,7 @@ STATUS: Final[dict[type[StrataError], grpc.StatusCode]] = {
     errors.CheckpointError: Code.FAILED_PRECONDITION,
     errors.CheckpointNotFound: Code.NOT_FOUND,
     errors.CheckpointCorrupt: Code.DATA_LOSS,
+    errors.CheckpointIncomplete: Code.DATA_LOSS,
     errors.CheckpointAborted: Code.ABORTED,
     errors.JobDone: Code.FAILED_PRECONDITION,
     errors.JobFailed: Code.FAILED_PRECONDITION,

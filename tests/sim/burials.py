@@ -111,13 +111,24 @@ def _takes_its_place(job: JobView, other: CheckpointRecord, old: CheckpointRecor
 
 
 def _doubted(job: JobView, record: CheckpointRecord) -> bool:
-    where = (record.step, record.generation, record.attempt)
+    """Tell whether a host reported damage of what it owns, or of what it needs of others, and none refuted it."""
+    needed = [record, *(e.record for e in job.checkpoints() if _refers(job, record, e.record))]
     return any(
         each.record.corrupt
+        and not each.record.refuted_by
+        and (record.generation, record.step) <= (each.record.found_generation, each.record.found_step)
+        for owner in needed
         for name, tier in record.tiers.items()
         if tier.state is TierState.PRESENT
-        for each in job.view.entries(job.keys.suspects(*where, name), Suspect)
+        for each in job.view.entries(
+            job.keys.suspects(owner.step, owner.generation, owner.attempt, name), Suspect
+        )
     )
+
+
+def _refers(job: JobView, user: CheckpointRecord, used: CheckpointRecord) -> bool:
+    refs = job.keys.refs(used.step, used.generation, used.attempt)
+    return job.view.get(refs + user.attempt) is not None
 
 
 def _given_up(job: JobView, record: CheckpointRecord) -> bool:

@@ -1,8 +1,9 @@
-"""`strata checkpoints export | import | fork`: to other programs, from them, and to another training."""
+"""`strata checkpoints export | import | fork | repair`: to other programs, from them, and to another root."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from strata.cli.output import (
     size,
 )
 from strata.cli.progress import byte_progress
+from strata.core.records import CheckpointState
 from strata.errors import Refused
 
 Out = Annotated[Path, typer.Argument(metavar="FILE", help="Its suffix says the format, unless --format.")]
@@ -51,6 +53,13 @@ Root = Annotated[
 ]
 To = Annotated[
     str, typer.Option("--to", help="The new job; with --storage the new storage root, as a path or URI.")
+]
+
+Replica = Annotated[
+    str, typer.Option("--replica", help="The storage root with the other copy, as a path or URI.")
+]
+RepairedTo = Annotated[
+    str, typer.Option("--to", help="The new storage root for the whole one, as a path or URI.")
 ]
 
 
@@ -161,12 +170,44 @@ def fork(
 
 
 def _fork_root(shelf: StorageShelf, checkpoint: CheckpointMetadata, to: str) -> str:
-    manifest, manifests = manifests_of(shelf, checkpoint)
-    target = _empty_root(to, folder=shelf.place(checkpoint)[1])
     place, folder = shelf.place(checkpoint)
-    with byte_progress(f"step {checkpoint.step}", manifest.size_bytes) as advance:
-        copy_checkpoint(place, target, folder, manifest, manifests, on_bytes=advance)
+    target = _empty_root(to, folder=folder)
+    with byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance:
+        copy_checkpoint([place], target, folder, checkpoint.manifest_digest, on_bytes=advance)
     return f"{target.uri}/{folder}"
+
+
+@on_shelf
+def repair(
+    which: Which,
+    replica: Replica,
+    to: RepairedTo,
+    as_json: Json = False,
+    *,
+    looking: Looking,
+) -> None:
+    """Make a whole checkpoint of two damaged copies of it, in a new storage root.
+
+    Each file and each chunk is taken from the copy that has it as it was saved, and the result is verified. Neither
+    copy is changed.
+
+    Example: strata checkpoints repair 5000 --storage /data/checkpoints --replica s3://bucket/ckpt --to /data/repaired
+    """
+    with looking.shelf() as shelf:
+        checkpoint = chosen(shelf.all(), which)
+        place, folder = shelf.place(checkpoint)
+        copy = storage_shelf(replica, looking.job).storage
+        target = _empty_root(to, folder=folder)
+        with (
+            shelf.reading(checkpoint) if checkpoint.state is CheckpointState.COMMITTED else nullcontext(),
+            byte_progress(f"step {checkpoint.step}", checkpoint.size_bytes) as advance,
+        ):
+            copy_checkpoint([place, copy], target, folder, checkpoint.manifest_digest, on_bytes=advance)
+    where = f"{target.uri}/{folder}"
+    if as_json:
+        print_values({"step": checkpoint.step, "attempt": checkpoint.id, "path": where})
+        return
+    _say(f"step {checkpoint.step} is whole in {where}")
 
 
 def _empty_root(to: str, *, folder: str) -> Storage:

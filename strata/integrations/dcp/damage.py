@@ -23,10 +23,12 @@ from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_keeping import Keeping, keeping_of
 from strata.client.checkpoint_port import SessionPort
+from strata.client.checkpoint_tiers import Damage
 from strata.client.surroundings import random_id
+from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, StorageError, StrataError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError, StrataError
 from strata.integrations.dcp.room import Room
 
 _HINT: Final = "put the damaged file back from a copy"
@@ -144,7 +146,7 @@ def _report(
 ) -> None:
     """Say what is wrong; where this world begins from it, and has saved nothing yet, wait for what others find."""
     catalog = room.catalog
-    if not isinstance(catalog, CoordinatedCatalog):
+    if not isinstance(catalog, CoordinatedCatalog) or isinstance(error, CheckpointIncomplete):
         return
     point, latest = catalog.restore_point(), catalog.latest()
     begins = point is not None and latest is not None and point.id == latest.id == checkpoint.id
@@ -158,6 +160,7 @@ def _report(
         corrupt_wait_s=config.corrupt_wait_s,
     )
     try:
-        keeping.damaged(checkpoint, error.message, begins=begins)
+        damage = Damage(tier=PRIMARY, complaint=error.message)
+        keeping.report(checkpoint, [damage], begins=begins)
     finally:
         keeping.close()

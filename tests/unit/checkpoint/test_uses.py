@@ -298,8 +298,7 @@ def test_what_a_copy_brought_along_is_not_swept(caplog: pytest.LogCaptureFixture
     folder = catalog.folder(user)
     proof = committed(source, folder)
     assert proof is not None
-    manifests: list[Any] = read_rank_manifests(source, folder, proof[0])
-    copy_checkpoint(source, target, folder, proof[0], manifests, on_bytes=ignored)
+    copy_checkpoint([source], target, folder, proof[1], on_bytes=ignored)
     there = local_catalog(target, start=50)
     save(target, there, 7, FULL)
     retain(there, target, Keep(latest=5), now_unix_ms=0)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from strata.checkpoint import reader
 from strata.checkpoint.local_storage import LocalStorage
-from strata.checkpoint.tiers import FarAway
 from strata.client.checkpoint_chores import Chores
-from strata.client.checkpoint_tiers import Prove
 from strata.client.checkpoints import CheckpointManager
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, StaleGeneration, StorageError
+from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StaleGeneration, StorageError
 from strata.v1 import checkpoints_pb2 as pb
 from tests.unit.checkpoint.ports import Cluster, state_of
 from tests.unit.client.coordinated import LIMIT_S, damage, manager, save
@@ -52,25 +50,67 @@ def test_a_rank_that_cannot_begin_says_so_and_ends_with_its_generation(
     assert "rank-00000.safetensors" in reports[0].reason
 
 
-def test_what_is_read_right_the_second_time_is_what_was_saved(cluster: Cluster, tmp_path: Path) -> None:
+def test_what_is_read_right_the_second_time_is_what_was_saved(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with manager(cluster, tmp_path) as ckpt:
         save(ckpt, 10)
-        tries: list[int] = []
-        state = SimpleNamespace(patched=False)
+    tries: list[int] = []
+    read = reader.load
 
-        def read() -> Any:
-            tries.append(1)
-            if len(tries) == 1:
-                raise CheckpointCorrupt("a bit")
-            return state
+    def load(*args: Any, **more: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise CheckpointCorrupt("a bit")
+        return read(*args, **more)
 
-        def load(prove: Prove) -> Any:
-            return prove("primary", read, again=read)
+    monkeypatch.setattr("strata.client.checkpoint_tiers.load", load)
+    with manager(cluster, tmp_path, restores=True) as ckpt:
+        assert ckpt.restore({"w": np.zeros(4)}) is not None
+    assert len(tries) == 2
+    assert pb.ReportDamageRequest not in cluster.answers
 
-        assert ckpt._keeping is not None
-        (checkpoint,) = ckpt.all_checkpoints()
-        found: Any = ckpt._keeping.proven(checkpoint, load, begins=True)
-        assert found is state
+
+def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Path) -> None:
+    """The other host found the bytes as they were saved: this one's memory or disk controller lies."""
+    cluster = Cluster(a=1, b=1)
+    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(2)]
+    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
+        info.wait(LIMIT_S)
+    for each in managers:
+        each.close()
+    damage(tmp_path, 10)
+    (record,) = cluster.records()
+    report = pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-b", sound=True)
+
+    def refutes(request: object) -> None:
+        if isinstance(request, pb.GetCheckpointRequest):
+            cluster.on_call = lambda _: None
+            cluster.call(report)
+
+    for said in ("host-b on primary: found no damage where", "host-b read what"):
+        cluster.on_call = refutes
+        began = time.monotonic()
+        with (
+            manager(cluster, tmp_path, restores=True, corrupt_wait_s=LIMIT_S) as ckpt,
+            pytest.raises(CheckpointCorrupt, match=said),
+        ):
+            ckpt.restore({"w": np.zeros(4)})
+        assert time.monotonic() - began < LIMIT_S
+    assert state_of(cluster, 10) is CheckpointState.COMMITTED
+
+
+def test_a_missing_file_is_no_damage_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """It may be put back, or mounted: no other host is asked, and no older step is taken."""
+    with manager(cluster, tmp_path) as ckpt:
+        save(ckpt, 10, 20)
+    (image,) = tmp_path.glob("job/step-000000000020-*/*.safetensors")
+    image.unlink()
+    with (
+        manager(cluster, tmp_path, restores=True) as ckpt,
+        pytest.raises(CheckpointIncomplete, match="is missing"),
+    ):
+        ckpt.restore({"w": np.zeros(4)})
     assert pb.ReportDamageRequest not in cluster.answers
 
 
@@ -102,36 +142,12 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
         attempt=record.attempt,
         host="host-a",
         reason="a bit",
-        objects=[f"{folder}/rank-00001.safetensors"],
+        object=f"{folder}/rank-00001.safetensors",
     )
     cluster.call(report)
     storage = Watched(tmp_path)
     Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
     assert storage.opened == ["rank-00001.safetensors"]
-    assert state_of(cluster, 10) is CheckpointState.CORRUPT
-    for each in managers:
-        each.close()
-
-
-def test_a_host_that_found_one_image_sound_looks_at_another_one(tmp_path: Path) -> None:
-    cluster = Cluster(a=2, b=1)
-    managers = [CheckpointManager(tmp_path, client=cluster.port(rank)) for rank in range(3)]
-    for info in [m.save_state({"w": np.full(4, 7.0)}, 10) for m in managers]:
-        info.wait(LIMIT_S)
-    cluster.pushes = False
-    record = cluster.records()[0]
-    folder = record.path.rpartition("/")[2]
-    image = tmp_path / "job" / folder / "rank-00001.safetensors"
-    image.write_bytes(image.read_bytes()[:-1] + b"?")
-    report = pb.ReportDamageRequest(step=10, attempt=record.attempt, host="host-a", reason="a bit")
-    opened = []
-    for rank in range(2):
-        report.objects[:] = [f"{folder}/rank-{rank:05d}.safetensors"]
-        cluster.call(report)
-        storage = Watched(tmp_path)
-        Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
-        opened.append(storage.opened)
-    assert opened == [["rank-00000.safetensors"], ["rank-00001.safetensors"]]
     assert state_of(cluster, 10) is CheckpointState.CORRUPT
     for each in managers:
         each.close()
@@ -154,8 +170,7 @@ def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Pa
         host="host-b",
         storages=[LocalStorage(tmp_path, nonce=lambda: "n")],
     )
-    with pytest.raises(StorageError, match="has nothing of it"):
-        chores.tidy()
+    chores.tidy()
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
     assert [said for said in answer.checkpoint.doubts if said.startswith("host-b on primary: could not read")]
@@ -189,8 +204,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
             unread.append(request)
         if isinstance(request, pb.GetCheckpointRequest) and not answered:
             answered.append(request)
-            with pytest.raises(StorageError, match="Input/output error"):
-                away.tidy()
+            away.tidy()
 
     cluster.on_call = look
     with (
@@ -199,9 +213,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
     ):
         ckpt.restore({"w": np.zeros(4)})
     assert answered
-    assert [(r.unread, r.sound) for r in unread] == [(True, True)], (
-        "a replica that knows no unread sees no damage"
-    )
+    assert [(r.unread, r.sound) for r in unread] == [(True, False)]
     for told in (raised.value.message, caplog.text):
         assert "; host-b on primary: could not read it: " in told or "step 10: host-b on primary: " in told
         assert "Input/output error" in told
@@ -215,11 +227,6 @@ def saved_twice(cluster: Cluster, tmp_path: Path) -> tuple[Path, Path]:
         save(ckpt, 10)
         ckpt.wait_until_replicated(LIMIT_S)
     return near, far
-
-
-def damage_document(root: Path) -> None:
-    (document,) = root.glob("job/step-*/rank-00000.json")
-    document.write_bytes(document.read_bytes() + b" ")
 
 
 def reports_to(cluster: Cluster) -> list[pb.ReportDamageRequest]:
@@ -238,7 +245,7 @@ def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
     with manager(cluster, near, restores=True, replica_path=far) as ckpt:
         assert ckpt.restore({"w": np.zeros(4)}) is not None
     assert [(r.tier, r.generation) for r in reports] == [("primary", 0)]
-    assert reports[0].objects[0].endswith("/rank-00000.safetensors")
+    assert reports[0].object.endswith("/rank-00000.safetensors")
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     damage(far, 10)
     reports.clear()
@@ -248,43 +255,6 @@ def test_a_damaged_near_copy_is_reported_and_says_nothing_of_the_far_one(
     ):
         ckpt.restore({"w": np.zeros(4)})
     assert [(r.tier, r.generation) for r in reports] == [("primary", 1), ("replica", 1)]
-
-
-def test_two_damaged_copies_that_make_a_whole_one_are_not_both_condemned(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    near, far = saved_twice(cluster, tmp_path)
-    damage(near, 10)
-    damage_document(far)
-    reports = reports_to(cluster)
-    with manager(cluster, near, restores=True, replica_path=far) as ckpt:
-        found = {"w": np.zeros(4)}
-        assert ckpt.restore(found) is not None
-        assert found["w"].tolist() == [10.0] * 4
-    assert reports == []
-    assert state_of(cluster, 10) is CheckpointState.COMMITTED
-
-
-def test_two_damaged_copies_are_not_both_condemned_while_one_cannot_be_read_to_the_end(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They may make a whole one yet (ADR 0033): one error of the server between two reads condemns nothing."""
-    near, far = saved_twice(cluster, tmp_path)
-    damage(near, 10)
-    damage_document(far)
-
-    def fails() -> Any:
-        raise StorageError("503")
-
-    monkeypatch.setattr("strata.checkpoint.patchwork.from_afar", fails)
-    reports = reports_to(cluster)
-    with (
-        manager(cluster, near, restores=True, replica_path=far) as ckpt,
-        pytest.raises(FarAway, match="503"),
-    ):
-        ckpt.restore({"w": np.zeros(4)})
-    assert reports == []
-    assert state_of(cluster, 10) is CheckpointState.COMMITTED
 
 
 def test_a_host_whose_near_storage_never_had_it_says_nothing_of_another_hosts_copy(

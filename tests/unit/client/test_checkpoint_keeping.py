@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from strata.checkpoint.local_storage import LocalStorage
-from strata.client.checkpoint_chores import Chores, complaint_of
+from strata.checkpoint.verifying import look
+from strata.client.checkpoint_chores import Chores
 from strata.client.checkpoints import CheckpointManager
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState
@@ -224,7 +225,7 @@ def test_another_host_looks_at_what_one_found_damaged_and_says_what_it_read(tmp_
     Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).tidy()
     assert state_of(cluster, 20) is CheckpointState.CORRUPT
     folder = f"job/{second.path.rpartition('/')[2]}"
-    assert "differs from what was saved" in complaint_of(storage, folder, second.manifest_digest)
+    assert "differs from what was saved" in look(storage, folder, manifest_digest=second.manifest_digest)
 
 
 # -- readers ----------------------------------------------------------------------------------

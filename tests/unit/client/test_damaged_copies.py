@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strata.checkpoint import root
+from strata.checkpoint.copying import copy_checkpoint
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.sink import Sink, Source
@@ -157,33 +159,60 @@ def flip_first(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("near", "far"), [(flip, flip_first), (flip_first, flip), (flip_first, cut)])
-def test_two_damaged_copies_make_a_whole_one_and_it_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, near: Damage, far: Damage
+def test_two_damaged_copies_are_named_and_repair_makes_a_whole_one(
+    tmp_path: Path, near: Damage, far: Damage
 ) -> None:
     save(tmp_path, 1, 2)
     damaged(tmp_path / "near", 2, "*.safetensors", near)
     damaged(tmp_path / "far", 2, "*.safetensors", far)
+    with pytest.raises(CheckpointCorrupt) as error:
+        restored(tmp_path, 2)
+    assert error.value.message.count("rank-00000.safetensors") == 2, "what is wrong with each"
+    assert "strata checkpoints repair" in error.value.hint
     before = {path: path.read_bytes() for path in tmp_path.glob("*/step-*/*")}
-    assert restored(tmp_path) == 2
-    (said,) = [
-        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "step 2" in r.getMessage()
-    ]
-    assert "taken from" in said
-    assert "together" in said
-    assert said.count("rank-00000.safetensors") == 2, "what is wrong with each"
-    assert {path: path.read_bytes() for path in tmp_path.glob("*/step-*/*")} == before
+    assert repaired(tmp_path, 2) == 2
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/step-*/*") if path in before} == before
 
 
 @pytest.mark.parametrize("damage", [flip, cut, remove])
 @pytest.mark.parametrize(("here", "there"), [*itertools.permutations(FILES, 2)])
-def test_any_two_different_files_may_be_damaged_one_in_each_copy(
+def test_any_two_different_files_may_be_damaged_one_in_each_copy_for_a_repair(
     tmp_path: Path, here: str, there: str, damage: Damage
 ) -> None:
     save(tmp_path, 2)
     damaged(tmp_path / "near", 2, here, damage)
     damaged(tmp_path / "far", 2, there, damage)
-    assert restored(tmp_path) == 2
-    assert restored(tmp_path, 2) == 2
+    assert repaired(tmp_path, 2) == 2
+
+
+def test_a_repair_takes_along_what_an_incremental_needs_and_is_none_where_both_are_damaged(
+    tmp_path: Path,
+) -> None:
+    with two(tmp_path) as manager:
+        for step, kind in ((1, "full"), (2, "incremental")):
+            manager.save_state(state(7) | {"hot": step}, step, checkpoint_type=kind).wait(20)
+        manager.wait_until_replicated(20)
+    damaged(tmp_path / "near", 1, "*.safetensors", flip)
+    damaged(tmp_path / "far", 1, "*.safetensors", flip_first)
+    assert repaired(tmp_path, 2, to="one") == 7
+    damaged(tmp_path / "near", 1, "*.safetensors", flip_first)
+    with pytest.raises(CheckpointCorrupt, match=r"step-000000000001.*bytes"):
+        repaired(tmp_path, 2, to="two")
+    with CheckpointManager(tmp_path / "two", capture_rng=False) as manager:
+        assert manager.all_checkpoints() == [], "what could not be made whole is no checkpoint"
+
+
+def repaired(path: Path, step: int, *, to: str = "whole") -> object:
+    """Make a whole checkpoint of both copies, and return the weights that it restores."""
+    near, far, target = (LocalStorage(path / name, nonce=lambda: "n") for name in ("near", "far", to))
+    (folder,) = {found.name for found in path.glob(f"*/step-{step:012d}-*")}
+    root.claim(target, root.STANDALONE)
+    copy_checkpoint([near, far], target, folder, "", on_bytes=lambda _: None)
+    with CheckpointManager(path / to, capture_rng=False) as manager:
+        found = state(0)
+        assert manager.restore(found) is not None
+        (value,) = set(np.asarray(found["weights"]).tolist())
+        return value
 
 
 def saved_after(path: Path, step: int, *, far: bool = True) -> list[CheckpointType]:
@@ -202,14 +231,12 @@ def saved_after(path: Path, step: int, *, far: bool = True) -> list[CheckpointTy
 WHOLE_ONCE = [CheckpointType.FULL, CheckpointType.INCREMENTAL]
 
 
-@pytest.mark.parametrize(("near", "far"), [(flip_first, flip), (flip, flip_first), (flip, None)])
+@pytest.mark.parametrize("damage", [flip, flip_first])
 def test_nothing_is_built_on_what_was_found_damaged_until_all_of_it_is_saved_anew(
-    tmp_path: Path, near: Damage, far: Damage | None
+    tmp_path: Path, damage: Damage
 ) -> None:
     save(tmp_path, 2)
-    damaged(tmp_path / "near", 2, "*.safetensors", near)
-    if far is not None:
-        damaged(tmp_path / "far", 2, "*.safetensors", far)
+    damaged(tmp_path / "near", 2, "*.safetensors", damage)
     assert saved_after(tmp_path, 3) == WHOLE_ONCE
     for copy in ("near", "far"):
         with CheckpointManager(tmp_path / copy, capture_rng=False) as manager:
@@ -290,29 +317,6 @@ def test_nothing_is_built_on_what_was_passed_over_as_damaged(tmp_path: Path) -> 
     damaged(tmp_path / "near", 2, "*.safetensors", flip)
     assert saved_after(tmp_path, 3, far=False) == WHOLE_ONCE
     assert_whole(tmp_path / "near", 4)
-
-
-def test_what_cannot_be_read_in_one_copy_is_not_lost_for_being_damaged_in_the_other(tmp_path: Path) -> None:
-    """A chunk that one copy has damaged, and of which the other cannot be asked, is neither good nor bad."""
-    save(tmp_path, 1, 2)
-    damaged(tmp_path / "near", 2, "*.safetensors", flip)
-    damaged(tmp_path / "far", 2, "*.safetensors", flip_first)
-    with two(tmp_path) as manager:
-        assert isinstance(manager._storage, TieredStorage)
-        far = manager._storage.far
-        assert isinstance(far, LocalStorage)
-        opened: list[str] = []
-        source = far.source
-
-        def fails_later(name: str) -> Source:
-            opened.append(name)
-            if len(opened) > 1:
-                raise StorageError(f"{name} cannot be asked for")
-            return source(name)
-
-        far.source = fails_later  # type: ignore[method-assign, assignment]  # a server that goes away in the middle
-        with pytest.raises(FarAway, match="cannot be asked for"):
-            manager.restore(state(0))
 
 
 def test_a_damaged_copy_beside_one_that_is_away_is_neither_none_nor_older(tmp_path: Path) -> None:

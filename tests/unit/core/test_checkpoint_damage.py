@@ -8,11 +8,12 @@ from strata.core.checkpoint_chores import ChoreKind, chores
 from strata.core.checkpoint_damage import (
     DamageReport,
     decide_report_damage,
-    doubts,
     is_suspect,
     next_confirmation,
-    suspicions,
+    reports,
+    told,
 )
+from strata.core.checkpoint_paths import folder_name
 from strata.core.checkpoint_records import Suspect
 from strata.core.checkpoints import decide_delete, newest
 from strata.core.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
@@ -21,6 +22,8 @@ from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, carry_out, leave, plan, register
 
 CORRUPT = CheckpointState.CORRUPT
+
+ONE, TWO = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
 
 
 def head(job: KeptJob) -> WorldHead:
@@ -55,11 +58,46 @@ def test_one_host_suspects_and_a_second_one_confirms(job: KeptJob) -> None:
     job.damage(40, "host-b")
 
 
-def test_a_second_host_that_reads_what_was_saved_leaves_it_a_suspicion(job: KeptJob) -> None:
+def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> None:
     job.damage(40, "host-a")
     assert job.damage(40, "host-b", sound=True).state is CheckpointState.COMMITTED
-    assert job.mark() == []
+    assert not is_suspect(job.store.job(), job.record(40))
+    leave(job.store, "b")
+    assert job.mark() == [], "the refutation outlives who made it"
     assert newest(job.store.job()) is not None
+
+
+def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
+    job.damage(40, "host-b", sound=True, object=ONE)
+    for again in (ONE, TWO):
+        with pytest.raises(Refused, match="host-b read what host-a reported of step 40") as refusal:
+            job.damage(40, "host-a", object=again)
+        assert "memory" in refusal.value.hint
+    leave(job.store, "a")
+    register(job.store, "a")
+    job.damage(40, "host-a", object=TWO)
+    assert is_suspect(job.store.job(), job.record(40))
+    assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
+
+
+def test_damage_that_a_second_host_finds_by_itself_confirms_what_was_refuted(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
+    job.damage(40, "host-b", sound=True, object=ONE)
+    assert job.damage(40, "host-b", object=TWO).state is CORRUPT
+
+
+def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
+    """Whoever comes back first may be the one that can look."""
+    job = KeptJob(a=1, b=1)
+    job.save(20)
+    job.damage(20, "host-a")
+    for name in ("a", "b"):
+        leave(job.store, name)
+    assert job.mark() == []
+    register(job.store, "b")
+    assert job.mark() == []
+    assert len(list(chores(job.store.job(), "host-b"))) == 1
 
 
 def test_alone_where_there_is_no_other_host() -> None:
@@ -212,13 +250,11 @@ def test_while_a_world_forms_the_next_one_is_waited_for(job: KeptJob) -> None:
     assert job.mark() == []
 
 
-def test_ranks_of_one_host_do_not_take_each_others_word_away(job: KeptJob) -> None:
-    job.damage(40, "host-a", generation=2, objects=("f/rank-00000.safetensors",))
-    job.damage(40, "host-a", generation=0, objects=("f/rank-00001.safetensors",))
-    record = job.record(40)
-    (word,) = suspicions(job.store.job(), record, "primary")
-    assert word.record.generation == 2
-    assert word.record.objects == ("f/rank-00000.safetensors", "f/rank-00001.safetensors")
+def test_ranks_of_one_host_make_one_report_and_its_generation_is_kept(job: KeptJob) -> None:
+    job.damage(40, "host-a", generation=2, object=ONE)
+    job.damage(40, "host-a", generation=0, object=TWO)
+    (word,) = reports(job.store.job(), job.record(40), "primary")
+    assert (word.record.generation, word.record.object) == (2, ONE)
     job.damage(40, "host-b")
     assert "is corrupt" in plan(job.store, job.epoch).reason
 
@@ -242,62 +278,120 @@ def test_a_fork_that_a_rank_finds_damaged_is_looked_at_by_another_host(job: Kept
     assert [c.kind for c in chores(job.store.job(), "host-b") if c.generation == 0] == [ChoreKind.VERIFY]
 
 
-def test_a_chore_names_what_was_found_damaged_unless_somebody_does_not_know(job: KeptJob) -> None:
-    job.damage(40, "host-a", objects=("f/rank-00001.safetensors",))
+def test_another_host_reads_the_object_that_was_reported_once(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
     (chore,) = chores(job.store.job(), "host-b")
-    assert chore.objects == ("f/rank-00001.safetensors",)
+    assert (chore.kind, chore.object) == (ChoreKind.VERIFY, ONE)
     assert list(chores(job.store.job(), "host-a")) == []
-    job.damage(40, "host-a", reason="something")
-    (chore,) = chores(job.store.job(), "host-b")
-    assert chore.objects == ()
-
-
-def test_a_word_that_one_image_is_sound_says_nothing_of_the_others(job: KeptJob) -> None:
-    one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
-    job.damage(40, "host-a", objects=(one,))
-    job.damage(40, "host-b", sound=True, objects=(one,))
+    job.damage(40, "host-b", sound=True, object=ONE)
     assert list(chores(job.store.job(), "host-b")) == []
-    job.damage(40, "host-a", objects=(two,))
-    (chore,) = chores(job.store.job(), "host-b")
-    assert chore.objects == (two,), "it has read the other one"
-    job.damage(40, "host-b", sound=True, objects=(two,))
-    assert list(chores(job.store.job(), "host-b")) == []
-    job.damage(40, "host-a", reason="something")
-    (chore,) = chores(job.store.job(), "host-b")
-    assert chore.objects == ()
-    job.damage(40, "host-b", sound=True)
-    job.damage(40, "host-b", sound=True, objects=(one,))
-    assert list(chores(job.store.job(), "host-b")) == [], "all of it was read, and one object again"
 
 
-def test_what_a_host_read_sound_takes_no_damage_away_that_it_found_elsewhere(job: KeptJob) -> None:
-    one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
-    job.damage(40, "host-a", generation=2, objects=(one,))
-    job.damage(40, "host-a", sound=True, objects=(two,))
-    (word,) = suspicions(job.store.job(), job.record(40), "primary")
-    assert (word.record.corrupt, word.record.objects, word.record.generation) == (True, (one,), 2)
-    job.damage(40, "host-a", sound=True, objects=(one,))
-    assert not is_suspect(job.store.job(), job.record(40))
-
-
-def test_a_host_that_cannot_read_says_so_and_has_not_looked(job: KeptJob) -> None:
-    one, two = "f/rank-00000.safetensors", "f/rank-00001.safetensors"
-    job.damage(40, "host-a", objects=(one,))
-    job.damage(40, "host-b", unread=True, sound=True, reason="the disk is away")  # as hosts say it
-    (chore,) = chores(job.store.job(), "host-b")
-    assert chore.objects == (one,)
-    assert list(doubts(job.store.job(), job.record(40))) == [
+def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
+    job.damage(40, "host-b", unread=True, reason="the disk is away")
+    assert list(chores(job.store.job(), "host-b")) == [], "it has said what it can"
+    assert list(told(job.store.job(), job.record(40))) == [
         "host-a on primary: found damage: a bit",
         "host-b on primary: could not read it: the disk is away",
     ]
     before = job.store.revision
     job.damage(40, "host-b", unread=True, reason="still away, request 2")
     assert job.store.revision == before, "else each try would bring about the next one"
-    job.damage(40, "host-b", sound=True, objects=(one,), reason="")
-    assert list(doubts(job.store.job(), job.record(40)))[1] == "host-b on primary: found it sound"
-    job.damage(40, "host-a", objects=(two,))
-    job.damage(40, "host-b", unread=True)
-    assert [chore.objects for chore in chores(job.store.job(), "host-b")] == [(two,)]
+    leave(job.store, "b")
+    register(job.store, "b")
+    assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], "it may be back"
     job.damage(40, "host-a", unread=True)
     assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
-    assert job.mark() == []
+    job.damage(40, "host-b", sound=True, object=ONE)
+    assert next(told(job.store.job(), job.record(40))) == (
+        "host-b on primary: found no damage where host-a did: a bit"
+    )
+
+
+# -- what an Incremental needs of its base ------------------------------------------------------
+
+
+@pytest.fixture
+def chain() -> KeptJob:
+    """A Full of step 40 with Incrementals at 60, 80 and 100, each on the one before; all copied but the last."""
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step)
+    for step in (60, 80, 100):
+        job.incremental(step, step - 20)
+    for step in (20, 40, 60, 80):
+        job.copy(step)
+    return job
+
+
+def in_step(job: KeptJob, step: int) -> str:
+    record = job.record(step)
+    return f"{folder_name(step, record.generation, record.attempt)}/rank-00000.safetensors"
+
+
+def test_the_report_lies_at_the_attempt_that_owns_the_object(chain: KeptJob) -> None:
+    """Read in step 80, damaged in step 40: 40 to 80 need it; 100 may have it anew."""
+    chain.damage(80, "host-a", object=in_step(chain, 40))
+    view = chain.store.job()
+    assert [step for step in (20, 40, 60, 80, 100) if is_suspect(view, chain.record(step))] == [40, 60, 80]
+    (chore,) = chores(view, "host-b")
+    assert (chore.step, chore.object) == (40, in_step(chain, 40))
+    assert next(told(view, chain.record(80))).startswith("host-a on primary: found damage")
+    chain.damage(40, "host-b", sound=True, object=in_step(chain, 40))
+    assert not any(is_suspect(chain.store.job(), chain.record(step)) for step in (40, 60, 80))
+
+
+def test_all_that_need_the_object_are_corrupt_at_once_and_only_on_that_tier(chain: KeptJob) -> None:
+    for host in ("host-a", "host-b"):
+        chain.damage(80, host, object=in_step(chain, 40), generation=1)
+    states = {
+        step: (chain.record(step).state, chain.record(step).tiers["primary"].state)
+        for step in (20, 40, 60, 80, 100)
+    }
+    good, damaged = (
+        (CheckpointState.COMMITTED, TierState.PRESENT),
+        (CheckpointState.COMMITTED, TierState.CORRUPT),
+    )
+    assert states == {20: good, 40: damaged, 60: damaged, 80: damaged, 100: good}
+    for host in ("host-a", "host-b"):
+        chain.damage(80, host, tier="s3", object=in_step(chain, 40), generation=1)
+    assert chain.steps() == [20, 100]
+
+
+def test_the_generation_that_waits_for_an_incremental_is_ended_by_damage_of_its_base(chain: KeptJob) -> None:
+    chain.next_world()
+    assert begins_at(chain) == 100
+    for host in ("host-a", "host-b"):
+        chain.damage(100, host, object=in_step(chain, 40), generation=2)
+    chain.plan()
+    assert (head(chain).generation, begins_at(chain)) == (3, 80), "80 has a copy in s3"
+    for tier in ("primary", "s3"):
+        for host in ("host-a", "host-b"):
+            chain.damage(80, host, tier=tier, object=in_step(chain, 80), generation=3)
+    chain.plan()
+    assert (head(chain).generation, begins_at(chain)) == (4, 60)
+
+
+def test_what_a_base_that_is_corrupt_already_holds_is_reported_of_the_one_that_was_read(
+    chain: KeptJob,
+) -> None:
+    for host in ("host-a", "host-b"):
+        chain.damage(40, host, object=in_step(chain, 40))
+    assert chain.record(60).tiers["primary"].state is TierState.PRESENT, "it need not have those bytes"
+    chain.damage(60, "host-a", object=in_step(chain, 40))
+    assert [c.step for c in chores(chain.store.job(), "host-b")] == [60]
+    assert chain.damage(60, "host-b", object=in_step(chain, 40)).tiers["primary"].state is TierState.CORRUPT
+
+
+def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40, 60):
+        job.save(step)
+    job.damage(40, "host-a", object=ONE)
+    job.policy(latest=1)
+    job.mark()
+    assert job.steps() == [40, 60]
+    job.damage(40, "host-b", sound=True, object=ONE)
+    job.mark()
+    assert job.steps() == [60]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,9 +18,10 @@ from strata.core.checkpoint_copies import CopyRequest, decide_report_copy, next_
 from strata.core.checkpoint_damage import DamageReport, decide_report_damage, next_confirmation
 from strata.core.checkpoint_deletion import decide_delete
 from strata.core.checkpoint_fork import decide_fork, decide_rewind
+from strata.core.checkpoint_paths import folder_name
 from strata.core.checkpoint_pins import decide_close_reader, decide_open, decide_tag, decide_untag
 from strata.core.checkpoint_records import Keep, Retention
-from strata.core.checkpoints import BeginRequest, decide_begin, decide_pin, decide_unpin
+from strata.core.checkpoints import BeginRequest, decide_begin, decide_pin, decide_unpin, find
 from strata.core.ids import AttemptId
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, CheckpointType
@@ -37,15 +38,16 @@ NEW = KEYS.job("new")
 
 @dataclass
 class Race(KeptJob):
-    """A job of two members on two hosts, with four commits, three of them on a further tier."""
+    """A job of two members on two hosts, with three Fulls on two tiers, and an Incremental on one."""
 
     under_way: list[Txn] = field(default_factory=list)
     begun: int = 0
 
     def __post_init__(self) -> None:
         super().__init__(a=1, b=1)
-        for step in (20, 40, 60, 80):
+        for step in (20, 40, 60):
             self.save(step)
+        self.incremental(80, 60)
         for step in (20, 40, 60):
             self.copy(step)
         self.store.state.leased[LEASE] = set()
@@ -79,7 +81,12 @@ class Race(KeptJob):
         head = job.head()
         generation = head.record.generation if head is not None else 0
         policy = Retention(keep=Keep(latest=1 + index % 2))
-        report = DamageReport(step=step, attempt=attempt, host=host, reason="a bit")
+        base = (
+            find(job, record.base_step, record.base_attempt or "") if record.base_step is not None else None
+        )
+        owner = base.record if base is not None else record
+        damaged = f"{folder_name(owner.step, owner.generation, owner.attempt)}/rank-00000.safetensors"
+        report = DamageReport(step=step, attempt=attempt, host=host, reason="a bit", object=damaged)
         deciders: dict[str, Callable[[], Decision]] = {
             "policy": lambda: decide_set_retention(job, policy),
             "mark": lambda: next_tombstone(job, now_unix_ms=0),
@@ -93,6 +100,7 @@ class Race(KeptJob):
             "open": lambda: decide_open(job, step=step, attempt=attempt, reader="r", who="", lease=LEASE),
             "close": lambda: decide_close_reader(job, step=step, attempt=attempt, reader="r"),
             "damage": lambda: decide_report_damage(job, report),
+            "refute": lambda: decide_report_damage(job, replace(report, sound=True)),
             "confirm": lambda: next_confirmation(job),
             "tier": lambda: next_tier(job),
             "fork": lambda: decide_fork(JobView(job.view, NEW), job, step=step, attempt=attempt),
@@ -161,7 +169,7 @@ def test_who_needs_it_and_who_removes_it_at_the_same_moment(
 
 WHAT = (
     *("policy", "mark", "mark", "mark", "delete", "delete", "delete-tier", "removed", "removed"),
-    *("pin", "unpin", "tag", "untag", "open", "close", "damage", "confirm", "fork", "rewind"),
+    *("pin", "unpin", "tag", "untag", "open", "close", "damage", "refute", "confirm", "fork", "rewind"),
     *("copy", "copy", "tier", "delete-tier", "delete-tier", "begin", "begin", "begin"),
 )
 _EVENT = st.one_of(*(st.just(what) for what in sorted(set(WHAT))), st.sampled_from(WHAT), st.just("world"))

@@ -137,7 +137,9 @@ EXAMPLES: dict[str, Any] = {
         corrupt=True,
         reason="rank-00009.safetensors: tensor w differs from what was saved",
         generation=3,
-        objects=("step-000000000120-gen-000002-9c41d2e7f0b84a36/rank-00009.safetensors",),
+        object="step-000000000120-gen-000002-9c41d2e7f0b84a36/rank-00009.safetensors",
+        found_generation=2,
+        found_step=160,
     ),
     JOB.tag("paper"): c.Tag(step=120, generation=2, attempt=ATTEMPT, who="ada"),
     JOB.retention: c.Retention(

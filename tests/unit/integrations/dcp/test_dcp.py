@@ -239,7 +239,7 @@ def test_a_world_that_begins_from_what_is_damaged_says_so_for_its_generation(tmp
     with pytest.raises(CheckpointException, match="step 1 is the one before"):
         load(tmp_path, a_state(0), client=port, corrupt_wait_s=0.1)
     assert [(r.step, r.generation) for r in reports] == [(2, port.generation)]
-    assert reports[0].objects[0].endswith("/rank-00000.safetensors")
+    assert reports[0].object.endswith("/rank-00000.safetensors")
 
 
 def test_a_storage_that_has_nothing_of_a_checkpoint_is_no_damage_of_it(tmp_path: Path) -> None:
