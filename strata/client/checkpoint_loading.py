@@ -17,14 +17,22 @@ from strata.client.arguments import integer
 from strata.client.checkpoint_tiers import Damage, Tiers
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointCorrupt, CheckpointIncomplete, CheckpointNotFound, InvalidArgument, StorageError
+from strata.errors import (
+    CheckpointCorrupt,
+    CheckpointIncomplete,
+    CheckpointNotFound,
+    InvalidArgument,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from strata.client.checkpoint_keeping import Keeping
 
 MAX_STEP: Final = 10**12
 _CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
-_INCOMPLETE_HINT: Final = "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
+_INCOMPLETE_HINT: Final = (
+    "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
+)
 _COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 

@@ -88,6 +88,8 @@ def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Susp
 
 def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
     """Yield the copies that count as whole so far, and of which a host reported damage."""
+    if record.state is not CheckpointState.COMMITTED:
+        return
     for name in present_on(record):
         if any(map(_open, _about(job, record, name))):
             yield name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from strata.checkpoint.copying import copy_checkpoint
 from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
-from strata.checkpoint.marker import committed, read_rank_manifests
+from strata.checkpoint.marker import committed
 from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage, put

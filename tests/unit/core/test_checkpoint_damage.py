@@ -17,6 +17,7 @@ from strata.core.checkpoint_paths import folder_name
 from strata.core.checkpoint_records import Suspect
 from strata.core.checkpoints import decide_delete, newest
 from strata.core.records import CheckpointState, JobPhase, Origin, Phase, TierState, WorldHead
+from strata.core.retention_plan import next_tombstone
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, carry_out, leave, plan, register
@@ -395,3 +396,15 @@ def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
     job.damage(40, "host-b", sound=True, object=ONE)
     job.mark()
     assert job.steps() == [60]
+
+
+def test_no_deletion_rests_on_what_needs_a_base_that_is_reported_meanwhile() -> None:
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step)
+    job.incremental(60, 40)
+    job.policy(latest=1)
+    txn = next_tombstone(job.store.job(), now_unix_ms=0).txn
+    assert txn is not None
+    job.damage(60, "host-a", object=in_step(job, 40))
+    assert not job.store.execute(txn).succeeded, "60 was why 20 could go"
