@@ -350,6 +350,26 @@ def test_a_fork_is_a_root_of_its_own(where: Path, tmp_path: Path) -> None:
     assert values("list", "-s", tmp_path / "third") == []
 
 
+def test_a_repair_makes_one_of_two_damaged_copies_and_changes_neither(tmp_path: Path) -> None:
+    near, far, to = tmp_path / "near", tmp_path / "far", tmp_path / "to"
+    with CheckpointManager(near, replica_path=far) as manager:
+        manager.save_state(a_state(20), 20).wait()
+        manager.wait_until_replicated(20)
+    damage(image(near, 20))
+    (document,) = far.glob("step-*20-gen-*/rank-00000.json")
+    damage(document, 40)
+    assert "CORRUPT" in run("verify", 20, "-s", near, code=1)
+    before = {path: path.read_bytes() for path in (*near.rglob("*"), *far.rglob("*")) if path.is_file()}
+    assert "is whole in" in run("repair", 20, "-s", near, "--replica", far, "--to", to)
+    assert {path: path.read_bytes() for path in before} == before
+    assert "good" in run("verify", 20, "-s", to)
+    assert restored(to)["step"] == 20
+    assert "has checkpoints already" in run("repair", 20, "-s", near, "--replica", far, "--to", to, code=4)
+    damage(image(far, 20))
+    said = run("repair", 20, "-s", near, "--replica", far, "--to", tmp_path / "none", code=1)
+    assert "rank-00000.safetensors differs from what was saved (bytes" in said
+
+
 def test_a_fork_of_an_incremental_has_what_it_uses(tmp_path: Path) -> None:
     source, other = tmp_path / "source", tmp_path / "other"
     with CheckpointManager(source) as manager:
