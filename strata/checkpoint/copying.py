@@ -8,6 +8,7 @@ marker is written: until then it is no checkpoint. What it needs of earlier atte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from strata.checkpoint.chunk_map import object_name
@@ -16,7 +17,7 @@ from strata.checkpoint.entries import OWN
 from strata.checkpoint.far_copy import Piece, known_pieces, pieces
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest, read_object
 from strata.checkpoint.marker import read_marker, write_marker
-from strata.checkpoint.sink import Storage, put
+from strata.checkpoint.sink import Source, Storage, put
 from strata.checkpoint.uses import NAME as USES
 from strata.checkpoint.uses import write_uses
 from strata.checkpoint.verifying import OnBytes, ignored, verify
@@ -106,25 +107,28 @@ def _copy_image(
 ) -> None:
     target.delete(name)  # what an interrupted copy left
     sink = target.sink(name)
+    opened: dict[int, Source] = {}
+
+    def read(source: Storage, piece: Piece) -> memoryview:
+        if id(source) not in opened:
+            opened[id(source)] = source.source(name)
+        chunk = memoryview(bytearray(piece.end - piece.start))
+        count = opened[id(source)].read_into(piece.start, chunk)
+        if count != len(chunk):
+            raise CheckpointCorrupt(f"{name} ends after {piece.start + count} bytes")
+        if piece.digest and digest(chunk) != piece.digest:
+            raise CheckpointCorrupt(
+                f"{name} differs from what was saved (bytes {piece.start} to {piece.end})"
+            )
+        return chunk.toreadonly()
+
     try:
         sink.begin(size_bytes)
         for piece in pieces(size_bytes, known):
-            sink.write_at(piece.start, _first(sources, lambda source, p=piece: _piece(source, name, p)))  # type: ignore[misc]  # a bound loop variable
+            sink.write_at(piece.start, _first(sources, partial(read, piece=piece)))
             on_bytes(piece.end - piece.start)
         sink.finish()
     finally:
         sink.abort()
-
-
-def _piece(source: Storage, name: str, piece: Piece) -> memoryview:
-    chunk = memoryview(bytearray(piece.end - piece.start))
-    opened = source.source(name)
-    try:
-        count = opened.read_into(piece.start, chunk)
-    finally:
-        opened.close()
-    if count != len(chunk):
-        raise CheckpointCorrupt(f"{name} ends after {piece.start + count} bytes")
-    if piece.digest and digest(chunk) != piece.digest:
-        raise CheckpointCorrupt(f"{name} differs from what was saved (bytes {piece.start} to {piece.end})")
-    return chunk.toreadonly()
+        for each in opened.values():
+            each.close()

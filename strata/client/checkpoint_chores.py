@@ -27,7 +27,6 @@ from strata.errors import (
     CheckpointError,
     CheckpointNotFound,
     QuotaExceeded,
-    Refused,
     StorageError,
     StrataError,
     Unavailable,
@@ -78,7 +77,7 @@ class Chores:
         self._worker: threading.Thread | None = None
 
     def tidy(self, *, marked_within_s: float = 0.0) -> None:
-        """Do what is due; with `marked_within_s`, also what the leader marks until then.
+        """Remove what is due; with `marked_within_s`, also what the leader marks until then.
 
         What cannot be removed keeps nothing else from going; the first such error is raised at the end.
         Without a coordinator it is left for the next time.
@@ -93,7 +92,7 @@ class Chores:
                     answer = whole(self._ask, ListChoresRequest(job=self._job, host=self._host))
                     for chore in answer.chores:
                         name = chore.SerializeToString()
-                        if name not in done:
+                        if name not in done and chore.kind != CHORE_KIND_VERIFY:
                             done.add(name)
                             trouble = self._attempt(chore) or trouble
                     if not answer.pending or time.monotonic() >= deadline:
@@ -105,7 +104,7 @@ class Chores:
             raise trouble
 
     def soon(self) -> None:
-        """Do what is due in a thread of its own; one that is at it goes on to what came up meanwhile.
+        """Look, and do what is due, in a thread of its own; one that is at it goes on to what came up meanwhile.
 
         Where no thread can be started, because the process is ending, say, it is left for the next time.
         """
@@ -131,10 +130,17 @@ class Chores:
                     self._worker = None
                     return
                 self._again = False
-            self._doubts()
+            self._pass()
 
-    def _doubts(self) -> None:
+    def look(self) -> None:
+        """Read what another host found damaged, and say what came of it; what cannot be said is left."""
+        for chore in whole(self._ask, ListChoresRequest(job=self._job, host=self._host)).chores:
+            if chore.kind == CHORE_KIND_VERIFY:
+                self._attempt(chore)
+
+    def _pass(self) -> None:
         try:
+            self.look()
             self.tidy()
         except StorageError as error:
             log.warning("a chore is left: %s", error.message)
@@ -156,7 +162,9 @@ class Chores:
         except StorageError as error:
             log.warning("step %d cannot be removed: %s", chore.step, error.message)
             return error
-        except (Refused, CheckpointNotFound) as error:
+        except (Unavailable, QuotaExceeded):
+            raise
+        except StrataError as error:
             log.debug("step %d stays: %s", chore.step, error.message)
         return None
 

@@ -29,6 +29,7 @@ from strata.errors import (
     InvalidArgument,
     PermissionDenied,
     Refused,
+    StaleGeneration,
     Unauthenticated,
     Unavailable,
 )
@@ -194,6 +195,8 @@ class Keeping:
         )
         try:
             found: Checkpoint = self._ask(report).checkpoint
+        except StaleGeneration:
+            raise
         except (Unavailable, CheckpointNotFound, Refused, InvalidArgument) as error:
             log.warning("that step %d is damaged here is not taken down: %s", checkpoint.step, error.message)
             return error.message

@@ -14,7 +14,7 @@ from strata.checkpoint.marker import write_marker
 from strata.checkpoint.reader import Lend, Loaded
 from strata.checkpoint.sink import Storage
 from strata.client.arguments import integer
-from strata.client.checkpoint_tiers import Damage, Tiers
+from strata.client.checkpoint_tiers import MISSING_HINT, Damage, Tiers
 from strata.core.checkpoints import RESTORABLE_TYPES
 from strata.core.records import CheckpointState
 from strata.errors import (
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 MAX_STEP: Final = 10**12
 _CORRUPT_HINT: Final = "put the damaged file back from a copy, and start the job again"
-_INCOMPLETE_HINT: Final = (
-    "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
+_COORDINATED_HINT: Final = (
+    f"{_CORRUPT_HINT}, as long as it is not marked corrupt; else a job of another name begins from nothing,"
+    " or from what `strata checkpoints fork` gives it"
 )
-_COORDINATED_HINT: Final = f"{_CORRUPT_HINT}; without a copy, a job of another name begins from nothing"
 _STANDALONE_HINT: Final = "restore() without a step takes the newest good one"
 
 log: Final = logging.getLogger("strata.checkpoint")
@@ -148,7 +148,7 @@ class Loading:
             )
         except CheckpointCorrupt as error:
             said = "; ".join([error.message, *report(begins=begins)])
-            hint = _INCOMPLETE_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
+            hint = MISSING_HINT if isinstance(error, CheckpointIncomplete) else self._corrupt_hint()
             raise type(error)(said, hint=error.hint or hint) from error
         except StorageError:
             report()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+MISSING_HINT: Final = "put the file back or mount it; `strata checkpoints rewind` takes a job to another step"
 _TWO_HINT: Final = (
     "`strata checkpoints repair` makes a whole one of two copies that are damaged in different places"
 )
@@ -126,7 +127,7 @@ class Tiers:
                 if not found:
                     raise
                 raise FarAway(
-                    f"step {checkpoint.step} is corrupt here ({found[0].message}), and its copy in"
+                    f"step {checkpoint.step} is not whole here ({found[0].message}), and its copy in"
                     f" {storage.uri} cannot be read: {error.message}",
                     hint=error.hint,
                     transient=error.transient,

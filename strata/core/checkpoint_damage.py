@@ -5,11 +5,12 @@ that differs. The report lies at the attempt that owns the object. Until another
 copy is *suspected*: it counts neither for retention nor as a base, and neither do the checkpoints up to the one
 that was read which need the owner's objects.
 
-1. A second host that reports damage of the same copy confirms it: the copy is CORRUPT, and so are those of the
-   checkpoints up to the one that was read which need it. With its last copy a record is.
-2. A host that reads the object as it was saved refutes the report, and the reporting host is not believed again
-   until it has a worker that registered later.
-3. A host that cannot read says so, and confirms nothing.
+1. Two hosts whose reports of a copy are open, or that reported one object, confirm it: the copy is CORRUPT, and
+   so are those of the checkpoints up to the one that was read which need it. With its last copy a record is.
+2. A host that reads the object as it was saved refutes the report, if it is the only open one. The reporting host
+   is not believed of this object again until it has a worker that registered later. Of another object it is a
+   report like any other.
+3. A host that cannot read says so, and confirms nothing. It is asked again when a later generation waits.
 4. A host is believed alone where the bytes are on its own disk, or while it is registered and no other host is
    that could look. A standby has no process that looks, and is not waited for.
 
@@ -19,6 +20,7 @@ A damaged checkpoint keeps its bytes until a newer one is committed: `checkpoint
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,13 +32,13 @@ from strata.core.checkpoint_records import Suspect
 from strata.core.checkpoint_tiers import present_on, tiers_of
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState, TierState, encode
-from strata.core.txn import Compare, Decision, Put, Txn, none_newer_in, unchanged
+from strata.core.txn import Compare, Decision, Put, Txn, created_at, none_newer_in, unchanged
 from strata.core.view import Entry
 from strata.errors import InvalidArgument, Refused
 
 MAX_REASON_CHARS = 1000
-MAX_DEPENDENTS = 40
-"""How many checkpoints become CORRUPT in one transaction; etcd refuses a very large one."""
+MAX_DEPENDENTS, MAX_BYTES = 40, 1_000_000
+"""How many checkpoints become CORRUPT in one transaction, and of what size; etcd refuses a very large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,11 @@ class DamageReport:
 
 def reports(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Suspect]]:
     """Return what hosts said of the objects that this attempt owns on `tier`."""
-    folder = job.keys.suspects(record.step, record.generation, record.attempt, tier)
-    return list(job.view.entries(folder, Suspect))
+    return list(job.view.entries(_folder(job, record, tier), Suspect))
+
+
+def _folder(job: JobView, record: CheckpointRecord, tier: str) -> str:
+    return job.keys.suspects(record.step, record.generation, record.attempt, tier)
 
 
 def _open(entry: Entry[Suspect]) -> bool:
@@ -87,17 +92,33 @@ def _about(job: JobView, record: CheckpointRecord, tier: str) -> list[Entry[Susp
 
 
 def suspected_tiers(job: JobView, record: CheckpointRecord) -> Iterator[str]:
-    """Yield the copies that count as whole so far, and of which a host reported damage."""
+    """Yield the copies that count as whole so far, and of which a report is open: of theirs, or of a base's."""
     if record.state is not CheckpointState.COMMITTED:
         return
+    needed = [record, *(base.record for base in bases(job, record))]
     for name in present_on(record):
-        if any(map(_open, _about(job, record, name))):
+        if any(
+            _open(each) and order(record) <= _found(each)
+            for owner in needed
+            if name in present_on(owner)
+            for each in reports(job, owner, name)
+        ):
             yield name
 
 
 def is_suspect(job: JobView, record: CheckpointRecord) -> bool:
     """Tell whether a host reported damage of a copy: the record is not verified then."""
     return any(True for _ in suspected_tiers(job, record))
+
+
+def is_whole(job: JobView, record: CheckpointRecord) -> bool:
+    """Tell whether a committed checkpoint may stand in for others: it is not suspected, and no base is damaged."""
+    lost = any(
+        name in tiers_of(base.record) and name not in present_on(base.record)
+        for base in bases(job, record)
+        for name in present_on(record)
+    )
+    return not lost and not is_suspect(job, record)
 
 
 def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
@@ -113,11 +134,20 @@ def told(job: JobView, record: CheckpointRecord) -> Iterator[str]:
 
 def to_look_at(job: JobView, record: CheckpointRecord, tier: str, host: str) -> str | None:
     """Return the object that `host` is to read of what another reported; "": all of the copy; None: nothing."""
-    words = {entry.name: entry for entry in reports(job, record, tier)}
-    own = words.pop(host, None)
-    if own is not None and (own.record.corrupt or own.record.incarnation >= _incarnation(job, host)):
-        return None  # it found damage itself, or cannot read
-    return next((entry.record.object for entry in words.values() if _open(entry)), None)
+    reported = {entry.name: entry.record for entry in reports(job, record, tier) if _open(entry)}
+    own = job.view.record(
+        job.keys.suspect(record.step, record.generation, record.attempt, tier, host), Suspect
+    )
+    if not reported or host in reported:
+        return None
+    asked = max(each.generation for each in reported.values())
+    if (
+        own is not None
+        and own.unread
+        and (own.incarnation, own.generation) >= (_incarnation(job, host), asked)
+    ):
+        return None  # it cannot read
+    return next(iter(reported.values())).object
 
 
 def missed_by(job: JobView, record: CheckpointRecord, generation: int) -> bool:
@@ -165,7 +195,12 @@ def decide_report_damage(job: JobView, report: DamageReport) -> Decision:
 
 
 def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str) -> Entry[CheckpointRecord]:
-    """Return the attempt that owns the object, if it counts as whole on that tier; else the one that was read."""
+    """Return the attempt that owns the object, if it counts as whole on that tier; else the one that was read.
+
+    Where it was reported of the latter, and of the former by nobody, it stays there: that is what hosts were asked.
+    """
+    if any(each.record.object == damaged for each in reports(job, read.record, tier)):
+        return read
     folder = damaged.partition("/")[0]
     for base in bases(job, read.record):
         record = base.record
@@ -176,27 +211,23 @@ def _owner(job: JobView, read: Entry[CheckpointRecord], tier: str, damaged: str)
 
 
 def _refute(job: JobView, held: Entry[CheckpointRecord], tier: str, report: DamageReport) -> Decision:
-    """Note that `report.host` read what others reported, and found it as it was saved."""
-    refuted = [
-        (
-            each,
-            dataclasses.replace(
-                each.record, refuted_by=report.host, incarnation=_incarnation(job, each.name)
-            ),
-        )
-        for each in reports(job, held.record, tier)
-        if _open(each) and each.name != report.host and report.object in {"", each.record.object}
-    ]
-    if not refuted:
-        return Decision(reason=f"nobody waits for what {report.host} says of step {report.step}")
+    """Note that `report.host` read what another one reported, and found it as it was saved."""
+    others = [each for each in reports(job, held.record, tier) if _open(each) and each.name != report.host]
+    if len(others) != 1 or report.object not in {"", others[0].record.object}:
+        return decide_confirm(job, held, tier)
+    (refuted,) = others
+    word = dataclasses.replace(
+        refuted.record, refuted_by=report.host, incarnation=_incarnation(job, refuted.name)
+    )
     return Decision(
         reason=f"{report.host} found no damage in step {held.record.step} on {tier}",
         txn=Txn(
             compares=(
                 unchanged(held.key, held.mod_revision),
-                *(unchanged(each.key, each.mod_revision) for each, _ in refuted),
+                unchanged(refuted.key, refuted.mod_revision),
+                none_newer_in(_folder(job, held.record, tier), job.view.revision),
             ),
-            success=tuple(Put(key=each.key, value=encode(word)) for each, word in refuted),
+            success=(Put(key=refuted.key, value=encode(word)),),
         ),
     )
 
@@ -217,28 +248,35 @@ def _take_down(
         incarnation=incarnation if report.unread else 0,
         unread=report.unread,
     )
-    if known is not None and known.record.refuted_by and known.record.incarnation >= incarnation:
+    if report.unread:  # of what the latest generation waits for
+        waits = (each.record.generation for each in reports(job, record, tier) if _open(each))
+        word = dataclasses.replace(word, object="", generation=max(waits, default=0))
+    before = known.record if known is not None else word
+    if before.refuted_by and (
+        report.unread or (before.object == report.object and before.incarnation >= incarnation)
+    ):
         return refuse(
             Refused(
-                f"{known.record.refuted_by} read what {report.host} reported of step {record.step},"
-                " and found it as it was saved",
+                f"{before.refuted_by} read {before.object or 'it'}, which {report.host} reported of step"
+                f" {record.step}, and found it as it was saved",
                 hint=f"the memory or the disk controller of {report.host} may be at fault",
             )
         )
     if known is not None and _open(known):
-        latest = max(found, _found(known))
-        word = (
-            known.record
-            if report.unread
-            else dataclasses.replace(
-                known.record,  # one object is enough
-                generation=max(report.generation, known.record.generation),
-                found_generation=latest[0],
-                found_step=latest[1],
-            )
+        same = before.object == report.object and not report.unread
+        latest = max(found, _found(known)) if same else _found(known)
+        word = dataclasses.replace(
+            before,  # one object is enough
+            generation=max(report.generation, before.generation),
+            found_generation=latest[0],
+            found_step=latest[1],
         )
-    elif known is not None and report.unread and known.record.incarnation == incarnation:
-        word = known.record  # each new reason would have it try again
+    elif (
+        report.unread
+        and before.unread
+        and (before.incarnation, before.generation) >= (incarnation, word.generation)
+    ):
+        word = before  # each new reason would have it try again
     if known is not None and known.record == word:
         return decide_confirm(job, held, tier)
     verb = "could not read" if report.unread else "found damage in"
@@ -263,21 +301,32 @@ def decide_confirm(job: JobView, held: Entry[CheckpointRecord], tier: str) -> De
     Level-triggered: the leader asks it too, for the second host may have gone for good.
     """
     record, state = held.record, tiers_of(held.record)[tier].state
-    damaged = [each for each in reports(job, record, tier) if each.record.corrupt]
-    reported = next(filter(_open, damaged), None)
+    said = [each for each in reports(job, record, tier) if each.record.corrupt]
+    reported = next(filter(_open, said), None)
     if reported is None or record.state is not CheckpointState.COMMITTED or state is not TierState.PRESENT:
         return Decision(reason=f"step {record.step} on {tier} is not suspected")
-    compares: list[Compare] = [unchanged(each.key, each.mod_revision) for each in damaged]
-    if len(damaged) == 1 and tiers_of(record)[tier].shared:
+    second = next(
+        (
+            each
+            for each in said
+            if each is not reported and (_open(each) or each.record.object == reported.record.object)
+        ),
+        None,
+    )
+    found = [reported] if second is None else [reported, second]
+    compares: list[Compare] = [unchanged(each.key, each.mod_revision) for each in found]
+    if second is None and tiers_of(record)[tier].shared:
+        alone = [worker for worker in job.workers() if worker.record.host == reported.name]
         if others := _others(job, reported.name):
             what = f"{reported.name} alone found step {record.step} damaged"
             return Decision(reason=f"{what}: {others[0]} must look")
-        # nobody came who could look
+        # nobody came who could look, and it is there itself
         compares.append(none_newer_in(job.keys.workers, job.view.revision))
+        compares.append(created_at(alone[0].key, alone[0].create_revision))
         compares.append(unchanged(job.keys.head, job.view.mod_revision(job.keys.head)))
-    found, names = max(map(_found, damaged)), ", ".join(each.name for each in damaged[:4])
+    names = ", ".join(each.name for each in found)
     why = f"{tier}: {reported.record.reason} (found by {names})"
-    corrupt = [held, *_dependents(job, record, tier, found)]
+    corrupt = [held, *_dependents(job, record, tier, max(map(_found, found)))]
     return Decision(
         reason=f"step {record.step} is corrupt on {why}",
         txn=Txn(
@@ -299,7 +348,9 @@ def _dependents(
         and order(e.record) <= found
         and uses(job, e.record, record)
     ]
-    return sorted(need, key=lambda e: order(e.record), reverse=True)[:MAX_DEPENDENTS]
+    need.sort(key=lambda e: order(e.record), reverse=True)
+    sizes = itertools.accumulate(len(encode(e.record)) for e in need)
+    return [e for e, total in zip(need[:MAX_DEPENDENTS], sizes, strict=False) if total <= MAX_BYTES]
 
 
 def _without(record: CheckpointRecord, tier: str, why: str) -> CheckpointRecord:

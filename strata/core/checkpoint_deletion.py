@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from strata.core.checkpoint_attempt import bases, refuse, release_references
-from strata.core.checkpoint_damage import is_suspect
+from strata.core.checkpoint_damage import is_whole
 from strata.core.checkpoint_order import (
     RESTORABLE_TYPES,
     asked_back,
@@ -100,7 +100,7 @@ def decide_entomb(
     if isinstance(newer, StrataError):
         return refuse(newer)
     if record.origin is not None:
-        return _remove(job, held, record.origin, guards=(*guards, *newer))
+        return _remove(job, held, record.origin, guards=(*guards, *_as_they_are(job, newer)))
     tiers = {
         name: dataclasses.replace(each, state=TierState.DELETING)
         if each.state is not TierState.REMOVED and (not tier or name == tier)
@@ -111,12 +111,10 @@ def decide_entomb(
     if not tier:
         tiers |= _half_copied(job, record)
     tombstone = dataclasses.replace(record, state=state, tiers=tiers)
-    known = {compare.key for compare in (*guards, *newer)}
-    counted = [k for k in keepers if k.key not in known]
     return Decision(
         reason=f"step {record.step}{f' on {tier}' if tier else ''} is to be deleted",
         txn=Txn(
-            compares=(*guards, *newer, *_as_they_are(job, counted)),
+            compares=(*guards, *_as_they_are(job, (*newer, *keepers))),
             success=(Put(key=held.key, value=encode(tombstone)),),
         ),
     )
@@ -156,8 +154,10 @@ def _unneeded(job: JobView, held: Entry[CheckpointRecord]) -> tuple[Compare, ...
     )
 
 
-def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> tuple[Compare, ...] | StrataError:
-    """Return the compares that keep a newer commit in place while this one goes.
+def _newer_commit(
+    job: JobView, record: CheckpointRecord, tier: str
+) -> Sequence[Entry[CheckpointRecord]] | StrataError:
+    """Return the newer commits that must stay as they are for this one to go.
 
     There is always one; and one on each shared tier that this goes from, so that what survives the
     loss of a host is never gone before something newer survives it too. An ABORTED one is no restore
@@ -178,16 +178,16 @@ def _newer_commit(job: JobView, record: CheckpointRecord, tier: str) -> tuple[Co
             return Refused(f"no newer checkpoint than step {record.step} is on {name}")
         safe = max(there, key=lambda e: counts(job, e.record))
         kept[safe.key] = safe
-    return tuple(_as_they_are(job, kept.values()))
+    return tuple(kept.values())
 
 
 def _as_they_are(job: JobView, entries: Iterable[Entry[CheckpointRecord]]) -> list[Compare]:
     """Return what holds while these records stay what they are, and nobody reports them, or a base, damaged."""
-    entries = list(entries)
-    needed = {entry.key: entry.record for entry in entries}
-    needed |= {base.key: base.record for entry in entries for base in bases(job, entry.record)}
+    stay = {entry.key: entry for entry in entries}
+    needed = {key: entry.record for key, entry in stay.items()}
+    needed |= {base.key: base.record for entry in stay.values() for base in bases(job, entry.record)}
     return [
-        *(unchanged(entry.key, entry.mod_revision) for entry in entries),
+        *(unchanged(entry.key, entry.mod_revision) for entry in stay.values()),
         *(
             none_newer_in(f"{job.keys.attempt(r.step, r.generation, r.attempt)}suspects/", job.view.revision)
             for r in needed.values()
@@ -199,7 +199,7 @@ def _newer(job: JobView, one: CheckpointRecord, than: CheckpointRecord) -> bool:
     """Tell whether `one` can be restored in place of `than`, and counts as newer."""
     if one.state is not CheckpointState.COMMITTED or one.type not in RESTORABLE_TYPES or not present_on(one):
         return False
-    if one.attempt == than.attempt or is_suspect(job, one):
+    if one.attempt == than.attempt or not is_whole(job, one):
         return False
     latest = job.latest()
     taken = is_latest(latest.record if latest is not None else None, one)

@@ -8,11 +8,11 @@ checkpoints that another one, or damage, has taken away meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from strata.core.checkpoint_attempt import Author, authorised, refuse
-from strata.core.checkpoint_damage import is_suspect, suspected_tiers
+from strata.core.checkpoint_damage import is_suspect, is_whole
 from strata.core.checkpoint_deletion import decide_entomb
 from strata.core.checkpoint_order import RESTORABLE_TYPES, counts, is_latest, superseded
 from strata.core.checkpoint_records import Keep, Retention
@@ -83,14 +83,18 @@ def decide_set_retention(
 
 def reasons(job: JobView, *, now_unix_ms: int) -> dict[str, dict[str, str]]:
     """Return, by tier, why each of its checkpoints stays; one that is absent is to go."""
+    return _reasons(job, candidates(job), now_unix_ms=now_unix_ms)
+
+
+def _reasons(job: JobView, known: Mapping[str, Candidate], *, now_unix_ms: int) -> dict[str, dict[str, str]]:
     held = retention(job)
     found = {}
     for tier in _tiers(job):
         there = [e for e in job.checkpoints() if _is_on(e.record, tier)]
         keep = held.record.tiers.get(tier, held.record.keep) if held is not None else Keep()
-        found[tier] = kept((candidate(job, e) for e in there), keep, now_unix_ms=now_unix_ms)
+        found[tier] = kept((known[e.key] for e in there), keep, now_unix_ms=now_unix_ms)
         for entry in there:
-            if tier in suspected_tiers(job, entry.record):
+            if is_suspect(job, entry.record):  # if this copy is good, the other one may not be
                 found[tier].setdefault(entry.key, SUSPECTED)
     return found
 
@@ -100,17 +104,18 @@ def going(job: JobView, *, now_unix_ms: int) -> list[Going]:
     held = retention(job)
     if held is None:
         return []
-    stays, found = reasons(job, now_unix_ms=now_unix_ms), []
+    known, found = candidates(job), []
+    stays = _reasons(job, known, now_unix_ms=now_unix_ms)
     for entry in job.checkpoints():
         record = entry.record
         if record.state is CheckpointState.COMMITTED:
             there = present_on(record)
             given_up = [tier for tier in there if entry.key not in stays[tier]]
-            keepers = _keepers(job, held.record, record, given_up)
+            keepers = _keepers(job, held.record, record, given_up, known)
             names = given_up if len(given_up) < len(there) else [""]
             found += [Going(entry=entry, tier=tier, keepers=keepers) for tier in names]
         elif record.state in _DEAD and not held.record.keep.everything:
-            keepers = _keepers(job, held.record, record, list(tiers_of(record)))
+            keepers = _keepers(job, held.record, record, list(tiers_of(record)), known)
             if len(keepers) >= min(held.record.keep.latest, MAX_KEEPERS):
                 found.append(Going(entry=entry, tier="", keepers=keepers))
     return found
@@ -153,8 +158,14 @@ def next_age_ms(job: JobView, *, now_unix_ms: int) -> int | None:
     return min((wait for wait in waits if wait > 0), default=None)
 
 
-def candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
-    """Return a record as the rules look at it."""
+def candidates(job: JobView) -> dict[str, Candidate]:
+    """Return the committed records as the rules look at them, by their keys."""
+    return {
+        e.key: _candidate(job, e) for e in job.checkpoints() if e.record.state is CheckpointState.COMMITTED
+    }
+
+
+def _candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
     record, latest = entry.record, job.latest()
     taken = is_latest(latest.record if latest is not None else None, record)
     return Candidate(
@@ -164,13 +175,17 @@ def candidate(job: JobView, entry: Entry[CheckpointRecord]) -> Candidate:
         counts=counts(job, record),
         created_unix_ms=record.created_unix_ms,
         # what somebody found damaged is no newer one for anybody either
-        superseded=(superseded(job, record) and not taken) or is_suspect(job, record),
+        superseded=(superseded(job, record) and not taken) or not is_whole(job, record),
         metadata=record.metadata,
     )
 
 
 def _keepers(
-    job: JobView, policy: Retention, record: CheckpointRecord, tiers: list[str]
+    job: JobView,
+    policy: Retention,
+    record: CheckpointRecord,
+    tiers: list[str],
+    known: Mapping[str, Candidate],
 ) -> tuple[Entry[CheckpointRecord], ...]:
     """Return the newer ones that let this one go: as many as the policy counts, on each of the tiers."""
     found: dict[str, Entry[CheckpointRecord]] = {}
@@ -183,7 +198,7 @@ def _keepers(
             if _is_on(e.record, tier)
             and e.record.type in RESTORABLE_TYPES
             and counts(job, e.record) > mine
-            and not candidate(job, e).superseded
+            and not known[e.key].superseded
         ]
         newer.sort(key=lambda e: counts(job, e.record), reverse=True)
         found |= {e.key: e for e in newer[: keep.latest]}

@@ -196,7 +196,9 @@ def repair(
     with looking.shelf() as shelf:
         checkpoint = chosen(shelf.all(), which)
         place, folder = shelf.place(checkpoint)
-        copy = storage_shelf(replica, looking.job).storage
+        copy = storage_shelf(
+            replica, place.uri.rpartition("/")[2]
+        ).storage  # a fork lies with its source's job
         target = _empty_root(to, folder=folder)
         with (
             shelf.reading(checkpoint) if checkpoint.state is CheckpointState.COMMITTED else nullcontext(),

@@ -23,7 +23,7 @@ from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_config import CheckpointManagerConfig
 from strata.client.checkpoint_keeping import Keeping, keeping_of
 from strata.client.checkpoint_port import SessionPort
-from strata.client.checkpoint_tiers import Damage
+from strata.client.checkpoint_tiers import MISSING_HINT, Damage
 from strata.client.surroundings import random_id
 from strata.core.checkpoint_tiers import PRIMARY
 from strata.core.checkpoints import RESTORABLE_TYPES
@@ -98,6 +98,10 @@ def untold(
     error: CheckpointCorrupt, checkpoint: CheckpointMetadata, *, hint: str = _HINT
 ) -> CheckpointCorrupt:
     """Return what to raise for damage where nobody can be told, and nothing be looked for."""
+    if isinstance(error, CheckpointIncomplete):
+        return CheckpointIncomplete(
+            f"step {checkpoint.step} is not whole: {error.message}", hint=MISSING_HINT
+        )
     return CheckpointCorrupt(f"step {checkpoint.step} is corrupt: {error.message}", hint=hint)
 
 

@@ -88,7 +88,7 @@ def test_a_rank_whose_report_is_refuted_fails_as_itself_and_at_once(tmp_path: Pa
             cluster.on_call = lambda _: None
             cluster.call(report)
 
-    for said in ("host-b on primary: found no damage where", "host-b read what"):
+    for said in ("host-b on primary: found no damage where", "host-b read step-"):
         cluster.on_call = refutes
         began = time.monotonic()
         with (
@@ -146,7 +146,7 @@ def test_a_host_that_confirms_reads_the_reported_image_alone_and_once(tmp_path: 
     )
     cluster.call(report)
     storage = Watched(tmp_path)
-    Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).tidy()
+    Chores(cluster.port(2).call, job="job", host="host-b", storages=[storage]).look()
     assert storage.opened == ["rank-00001.safetensors"]
     assert state_of(cluster, 10) is CheckpointState.CORRUPT
     for each in managers:
@@ -170,7 +170,7 @@ def test_a_host_that_has_nothing_of_a_checkpoint_confirms_no_damage(tmp_path: Pa
         host="host-b",
         storages=[LocalStorage(tmp_path, nonce=lambda: "n")],
     )
-    chores.tidy()
+    chores.look()
     assert state_of(cluster, 10) is CheckpointState.COMMITTED
     answer = cluster.call(pb.GetCheckpointRequest(step=10, attempt=record.attempt))
     assert [said for said in answer.checkpoint.doubts if said.startswith("host-b on primary: could not read")]
@@ -204,7 +204,7 @@ def test_whoever_waits_for_a_host_that_cannot_read_learns_it(
             unread.append(request)
         if isinstance(request, pb.GetCheckpointRequest) and not answered:
             answered.append(request)
-            away.tidy()
+            away.look()
 
     cluster.on_call = look
     with (
@@ -293,7 +293,7 @@ def test_what_comes_up_while_a_host_looks_is_looked_at_as_well(cluster: Cluster,
     deadline = time.monotonic() + LIMIT_S
     while chores._worker is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert looks == ["h", "h"]
+    assert looks == ["h"] * 4, "two passes: to look, and to tidy"
 
 
 def test_damage_by_step_is_told_and_ends_no_generation(cluster: Cluster, tmp_path: Path) -> None:

@@ -216,13 +216,13 @@ def test_another_host_looks_at_what_one_found_damaged_and_says_what_it_read(tmp_
     )
     cluster.call(report)
     storage = LocalStorage(tmp_path, nonce=lambda: "n")
-    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).tidy()
+    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).look()
     assert state_of(cluster, 10) is CheckpointState.COMMITTED, "it was sound there"
     damage(tmp_path, 20)
     second = cluster.records()[1]
     report.step, report.attempt = 20, second.attempt
     cluster.call(report)
-    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).tidy()
+    Chores(cluster.port(1).call, job="job", host="host-b", storages=[storage]).look()
     assert state_of(cluster, 20) is CheckpointState.CORRUPT
     folder = f"job/{second.path.rpartition('/')[2]}"
     assert "differs from what was saved" in look(storage, folder, manifest_digest=second.manifest_digest)

@@ -71,21 +71,51 @@ def test_a_second_host_that_reads_what_was_saved_refutes_it(job: KeptJob) -> Non
 def test_a_refuted_host_is_not_believed_again_until_it_has_a_new_worker(job: KeptJob) -> None:
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", sound=True, object=ONE)
-    for again in (ONE, TWO):
-        with pytest.raises(Refused, match="host-b read what host-a reported of step 40") as refusal:
-            job.damage(40, "host-a", object=again)
-        assert "memory" in refusal.value.hint
+    with pytest.raises(Refused, match=f"host-b read {ONE}, which host-a reported of step 40") as refusal:
+        job.damage(40, "host-a", object=ONE)
+    assert "memory" in refusal.value.hint
     leave(job.store, "a")
     register(job.store, "a")
-    job.damage(40, "host-a", object=TWO)
+    job.damage(40, "host-a", object=ONE)
     assert is_suspect(job.store.job(), job.record(40))
-    assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
+    assert [c.object for c in chores(job.store.job(), "host-b")] == [ONE]
 
 
-def test_damage_that_a_second_host_finds_by_itself_confirms_what_was_refuted(job: KeptJob) -> None:
+def test_another_object_is_another_report_and_is_looked_at(job: KeptJob) -> None:
+    """Of a host that was refuted as of any other: neither stands for the other one."""
     job.damage(40, "host-a", object=ONE)
     job.damage(40, "host-b", sound=True, object=ONE)
-    assert job.damage(40, "host-b", object=TWO).state is CORRUPT
+    job.damage(40, "host-a", object=TWO)
+    assert [c.object for c in chores(job.store.job(), "host-b")] == [TWO]
+    job.damage(40, "host-b", sound=True, object=TWO)
+    assert job.damage(40, "host-b", object=ONE).state is CheckpointState.COMMITTED
+    assert [c.object for c in chores(job.store.job(), "host-a")] == [ONE]
+    assert job.damage(40, "host-a", object=ONE).state is CORRUPT
+
+
+def test_a_second_host_that_finds_the_refuted_object_damaged_confirms_it(job: KeptJob) -> None:
+    job.damage(40, "host-a", object=ONE)
+    job.damage(40, "host-b", sound=True, object=ONE)
+    assert job.damage(40, "host-b", object=ONE).state is CORRUPT
+
+
+def test_one_sound_read_refutes_no_two_hosts(job: KeptJob) -> None:
+    """Both have reported, and the transaction that confirms it is under way."""
+    record = job.record(40)
+    for host in ("host-a", "host-c"):
+        word = Suspect(corrupt=True, reason="a bit", object=ONE, found_generation=1, found_step=40)
+        job.store.put(JOB.suspect(40, record.generation, "x40", "primary", host), word)
+    assert job.damage(40, "host-b", sound=True, object=ONE).state is CORRUPT
+
+
+def test_hosts_without_number_that_find_the_same_make_no_transaction_too_large(job: KeptJob) -> None:
+    record = job.record(40)
+    for host in range(200):
+        word = Suspect(corrupt=True, reason="a bit", object=ONE, found_generation=1, found_step=40)
+        job.store.put(JOB.suspect(40, record.generation, "x40", "primary", f"host-{host}"), word)
+    txn = next_confirmation(job.store.job()).txn
+    assert txn is not None
+    assert len(txn.compares) + len(txn.success) < 100
 
 
 def test_nobody_is_believed_alone_while_no_host_is_there() -> None:
@@ -302,6 +332,12 @@ def test_a_host_that_cannot_read_says_so_and_confirms_nothing(job: KeptJob) -> N
     leave(job.store, "b")
     register(job.store, "b")
     assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], "it may be back"
+    job.damage(40, "host-b", unread=True, reason="the disk is away")
+    assert list(chores(job.store.job(), "host-b")) == []
+    job.damage(40, "host-a", object=ONE, generation=3)
+    assert [chore.object for chore in chores(job.store.job(), "host-b")] == [ONE], (
+        "a later world waits for it"
+    )
     job.damage(40, "host-a", unread=True)
     assert is_suspect(job.store.job(), job.record(40)), "it takes no damage away"
     job.damage(40, "host-b", sound=True, object=ONE)
@@ -396,6 +432,44 @@ def test_what_is_reported_does_not_go_before_it_is_known_what_it_is() -> None:
     job.damage(40, "host-b", sound=True, object=ONE)
     job.mark()
     assert job.steps() == [60]
+
+
+def test_the_other_copy_of_what_is_reported_does_not_go_either() -> None:
+    job = KeptJob(a=1, b=1)
+    job.save_and_copy(20, 40, 60)
+    job.damage(40, "host-a", object=ONE)
+    job.policy(latest=1)
+    job.mark()
+    assert job.record(40).tiers["s3"].state is TierState.PRESENT
+    job.damage(40, "host-b", object=ONE)
+    assert job.record(40).state is CheckpointState.COMMITTED
+
+
+def test_what_refers_to_a_corrupt_base_counts_for_nothing_and_a_policy_lets_it_go() -> None:
+    """It was under way when the base was found damaged, and need not have those bytes; or it has them."""
+    job = KeptJob(a=1, b=1)
+    for step in (20, 40):
+        job.save(step)
+    job.incremental(60, 40)
+    for host in ("host-a", "host-b"):
+        job.damage(40, host, object=in_step(job, 40))
+    job.policy(latest=1)
+    assert job.mark() == []
+    assert job.steps() == [20, 60]
+    job.save(80)
+    job.mark()
+    assert job.steps() == [80]
+
+
+def test_an_answer_is_for_the_attempt_that_was_reported(chain: KeptJob) -> None:
+    """Step 100 has its base's images on the tier, and the base itself comes there later."""
+    record = chain.record(100)
+    word = Suspect(
+        corrupt=True, reason="a bit", object=in_step(chain, 40), found_generation=1, found_step=100
+    )
+    chain.store.put(JOB.suspect(100, record.generation, "x100", "primary", "host-a"), word)
+    chain.damage(100, "host-b", sound=True, object=in_step(chain, 40))
+    assert not is_suspect(chain.store.job(), chain.record(100))
 
 
 def test_no_deletion_rests_on_what_needs_a_base_that_is_reported_meanwhile() -> None:
