@@ -1,9 +1,9 @@
 """Objects as files below one folder of a local or shared file system.
 
-A file is written under a temporary name in its final folder, synced, renamed, and its folder is
-synced: after a crash at any point the name shows the whole file or none. Folders are synced into
-their parents when they are made. `create_once` links a synced file that has no name yet to the name,
-because a link, unlike a rename, does not replace; of a file without a name a crash leaves nothing.
+A file is written under a temporary name in its final folder, synced, linked to its name, and its folder
+is synced: after a crash at any point the name shows the whole file or none, and a link, unlike a rename,
+does not replace. Folders are synced into their parents when they are made. What `create_once` writes has
+no name before; of a file without a name a crash leaves nothing.
 
 A hold is the kernel's lock on the file (flock), which ends with the process. On NFS that is a lock of
 all its bytes at the server: an exclusive one needs a descriptor that may write, so there a hold opens

@@ -211,12 +211,6 @@ class _Refusing:
         self._code = code
 
     def fallocate(self, *_: object) -> int:
-        return self._fail()
-
-    def renameat2(self, *_: object) -> int:
-        return self._fail()
-
-    def _fail(self) -> int:
         ctypes.set_errno(self._code)
         return -1
 
