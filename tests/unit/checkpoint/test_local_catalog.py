@@ -97,15 +97,10 @@ def test_a_second_save_of_a_step_finds_the_first() -> None:
 def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
-
-    def full(verb: str, name: str) -> None:
-        if name.endswith(GLOBAL_NAME):
-            raise StorageError("disk full")
-
-    storage.fault = full
+    storage.fail(StorageError("disk full"), name=GLOBAL_NAME)
     with pytest.raises(StorageError, match="disk full"):
         save(storage, catalog, {"a": 1}, 20)
-    storage.fault = lambda verb, name: None
+    storage.heal()
     assert catalog.all() == []
     assert len(catalog.leftovers()) == 1
     save(storage, catalog, {"a": 1}, 20)

@@ -163,13 +163,7 @@ def test_an_error_of_the_sink_is_the_callers() -> None:
     storage = MemoryStorage()
     sink = SmallBlocks(storage, "x")
     sink.begin(640)
-    writes = iter(range(10))
-
-    def fail(verb: str, name: str) -> None:
-        if verb == "write" and next(writes) == 5:
-            raise StorageError("disk full")
-
-    storage.fault = fail
+    storage.fail(StorageError("disk full"), "write", times=1)
     with pytest.raises(StorageError, match="disk full"):
         write_image(sink, [some_bytes(640)], threads=3)
 

@@ -23,10 +23,11 @@ from strata.checkpoint.tiers import TieredStorage
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError, StrataError
 from tests.unit.checkpoint.memory_storage import MemorySource, MemoryStorage
+from tests.unit.checkpoint.ranks import STEP, Ranks
 from tests.unit.checkpoint.saves import an_info, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 from tests.unit.checkpoint.test_tiers import LIMIT_S, STATE, Pair, of, replica_of
 
+GONE = OSError("the device is gone")
 FROZEN = {"frozen": bytes(range(256)) * (2 * CHUNK_BYTES // 256)}
 
 
@@ -62,12 +63,7 @@ def test_it_is_told_and_the_next_one_is_copied(
     pair: Pair, caplog: pytest.LogCaptureFixture, error: Exception, side: str, verb: str
 ) -> None:
     first, second = pair.save(1), pair.save(2)
-
-    def fault(did: str, name: str) -> None:
-        if did == verb and name.startswith(first.folder):
-            raise error
-
-    getattr(pair, side).fault = fault
+    getattr(pair, side).fail(error, verb, name=first.folder)
     pair.replicator.add(first)
     pair.replicator.add(second)
     with pytest.raises(StorageError, match=f"step 1 is not copied.*{type(error).__name__}") as told:
@@ -82,12 +78,7 @@ def test_it_is_told_and_the_next_one_is_copied(
 
 def test_a_mark_that_cannot_be_made_is_told_too(pair: Pair) -> None:
     first, second = pair.save(1), pair.save(2)
-
-    def fault(verb: str, name: str) -> None:
-        if verb == "create" and name == f"{first.folder}/{MARKER}":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
+    pair.far.fail(GONE, "create", name=f"{first.folder}/{MARKER}")
     pair.replicator.add(first)
     pair.replicator.add(second)
     with pytest.raises(StorageError, match="step 1 is not copied"):
@@ -132,12 +123,7 @@ def test_a_wait_where_no_thread_can_be_started_ends(pair: Pair, monkeypatch: pyt
 
 def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
-
-    def fault(verb: str, name: str) -> None:
-        if verb == "begin":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
+    pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
     with pytest.raises(StorageError, match="step 1"):
         pair.replicator.wait(LIMIT_S)
@@ -151,11 +137,7 @@ def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
 
 
 def test_what_nobody_asked_for_is_told_at_the_end(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    def fault(verb: str, name: str) -> None:
-        if verb == "begin":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
+    pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
     until_lost(pair.replicator)
     caplog.clear()
@@ -168,11 +150,7 @@ def test_what_nobody_asked_for_is_told_at_the_end(pair: Pair, caplog: pytest.Log
 def test_at_the_end_of_the_process_it_is_told_on_stderr(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fault(verb: str, name: str) -> None:
-        if verb == "begin":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
+    pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
     until_lost(pair.replicator)
     pair.replicator._at_exit()
@@ -182,13 +160,8 @@ def test_at_the_end_of_the_process_it_is_told_on_stderr(
 @pytest.mark.parametrize("verb", ["begin", "finish", "create"])
 def test_what_is_missing_there_is_not_missing_here(pair: Pair, verb: str) -> None:
     """A server that answers 404 to an upload is in trouble; the checkpoint is not."""
-    replica, failures = pair.save(1), iter(range(3))
-
-    def fault(did: str, name: str) -> None:
-        if did == verb and next(failures, None) is not None:
-            raise ObjectMissing("no such upload")
-
-    pair.far.fault = fault
+    replica = pair.save(1)
+    pair.far.fail(ObjectMissing("no such upload"), verb, times=3)
     pair.replicator.add(replica)
     pair.replicator.wait(LIMIT_S)
     assert of(pair.far, replica) == of(pair.near, replica)
@@ -196,12 +169,7 @@ def test_what_is_missing_there_is_not_missing_here(pair: Pair, verb: str) -> Non
 
 def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
     first, second = pair.save(1), pair.save(2)
-
-    def fault(verb: str, name: str) -> None:
-        if verb == "read" and name == image_of(pair.near, first):
-            raise StorageError("a sector is bad")
-
-    pair.near.fault = fault
+    pair.near.fail(StorageError("a sector is bad"), "read", name=image_of(pair.near, first))
     pair.replicator.add(first)
     pair.replicator.add(second)
     with pytest.raises(StorageError, match=r"steps \[1\] .*a sector is bad"):
@@ -327,20 +295,9 @@ def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked
 
 def of_two(pair: Pair) -> Replica:
     """Return a checkpoint that two ranks saved near."""
-    shared, ends = SharedCatalog(2), []
-
-    def one(rank: int) -> None:
-        saver = Saver(storage=pair.near, catalog=shared.of(rank), commit_timeout_s=10)
-        ends.append(saver.save(snapshot_of({"rank": rank, **STATE}), SaveRequest(step=7), an_info(7)))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    saved = ends[0]
-    folder = shared.of(0).folder(saved)
-    return Replica(folder=folder, attempt=saved.id, manifest_digest=saved.manifest_digest, step=7)
+    ranks = Ranks(2, near=pair.near)
+    ranks.save(states=[{"rank": rank, **STATE} for rank in range(2)])
+    return ranks.replica
 
 
 def ranks_of(pair: Pair, world: str, *, others_s: float = 600.0) -> list[Replicator]:
@@ -385,7 +342,7 @@ def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
 
 def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     replica, (first, second) = of_two(pair), ranks_of(pair, "1", others_s=0.05)
-    info = an_info(7)
+    info = an_info(STEP)
     first.add(replica)
     told: list[StrataError] = []
 
