@@ -66,7 +66,7 @@ class Ranks:
                 storage=self.storage,
                 catalog=self.shared.of(rank),
                 commit_timeout_s=timeout_s,
-                on_step=lambda step: self.on_step(step),
+                on_step=self.on_step,
                 retry=self.retries[rank],
             )
             declared = frozenset(paths[rank]) if paths else frozenset()

@@ -5,7 +5,6 @@ import errno
 import os
 import random
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -148,23 +147,6 @@ def test_any_range_is_read_as_far_as_the_file_goes(
     source.close()
 
 
-def test_several_threads_write_one_file(storage: LocalStorage, data: memoryview) -> None:
-    sink = storage.sink("x")
-    sink.begin(SIZE)
-    step = DIRECT_BYTES
-
-    def write(number: int) -> None:
-        sink.write_at(number * step, data[number * step : (number + 1) * step])
-
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(-(-SIZE // step))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    sink.finish()
-    assert storage.read("x") == data
-
-
 def test_the_file_is_as_long_as_its_bytes_and_its_room_is_reserved(storage: LocalStorage) -> None:
     sink = storage.sink("x")
     sink.begin(SIZE)
@@ -186,10 +168,6 @@ def test_a_file_system_that_reserves_nothing_is_written_all_the_same(
     sink.write_at(0, data)
     sink.finish()
     assert storage.read("x") == data
-    second = storage.sink("x")
-    second.begin(SIZE)
-    with pytest.raises(StorageError, match="exists already"):
-        second.finish()
 
 
 def test_a_disk_without_room_says_so_before_anything_is_written(
@@ -213,18 +191,6 @@ class _Refusing:
     def fallocate(self, *_: object) -> int:
         ctypes.set_errno(self._code)
         return -1
-
-
-def test_two_that_finish_the_same_name_leave_the_first(storage: LocalStorage, data: memoryview) -> None:
-    sinks = [storage.sink("x") for _ in range(2)]
-    for sink in sinks:
-        sink.begin(SIZE)
-    sinks[0].write_at(0, data)
-    sinks[0].finish()
-    with pytest.raises(StorageError, match="exists already"):
-        sinks[1].finish()
-    sinks[1].abort()
-    assert storage.read("x") == data
 
 
 def test_memory_begins_at_a_page() -> None:

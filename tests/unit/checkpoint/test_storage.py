@@ -60,16 +60,6 @@ def test_a_file_in_a_folders_place_is_no_missing_object(tmp_path: Path) -> None:
             put(local(root), "x", b"")
 
 
-def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
-    storage = local(tmp_path)
-    sink = storage.sink("x")
-    sink.begin(4)
-    sink.write_at(0, b"ab")
-    assert [p.suffix for p in tmp_path.iterdir()] == [".tmp"]
-    sink.abort()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_leftovers_of_a_dead_writer_go_with_the_folder(tmp_path: Path) -> None:
     storage = local(tmp_path)
     storage.sink("f/x").begin(4)
@@ -100,12 +90,6 @@ def test_a_folder_without_permission_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Permission denied"):
         put(local(tmp_path), "x", b"1")
     tmp_path.chmod(0o700)
-
-
-def test_a_file_where_a_folder_should_be_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"")
-    with pytest.raises(StorageError):
-        put(local(tmp_path), "f/x", b"1")
 
 
 def test_a_full_disk_is_a_storage_error_with_a_hint(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
+from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.core.records import CheckpointState
@@ -41,6 +42,15 @@ class Rig:
 
     def write(self, step: int, state: Any = None) -> CheckpointInfo:
         return self.writer.write({"a": step} if state is None else state, SaveRequest(step=step))
+
+    def loaded(self, step: int | None = None) -> Any:
+        """Return the state that was saved at that step, or last."""
+        found = self.catalog.all()[-1]
+        if step is not None:
+            (found,) = (each for each in self.catalog.all() if each.step == step)
+        folder = self.catalog.folder(found)
+        saved = load(self.storage, folder, manifest_digest=found.manifest_digest, rank=0).saved
+        return saved.value(saved.tree)
 
     def steps(self) -> list[int]:
         return [c.step for c in self.catalog.all()]
