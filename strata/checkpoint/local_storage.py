@@ -206,17 +206,14 @@ class LocalStorage:
         return path.with_name(f".{path.name}.{self._nonce()}{_TEMPORARY}")
 
     def _ensure_folder(self, path: Path) -> None:
-        """Make the folder `path`, at or below the root, durable.
+        """Make the folder `path` durable.
 
-        One that another process has just made is synced into its parent here too, once: that
-        process may die before it does.
+        One at or below the root that another process has just made is synced into its parent here too,
+        once: that process may die before it does.
         """
-        if path in self._durable:
+        if path in self._durable or (not path.is_relative_to(self.root) and _is_folder(path)):
             return
-        if path == self.root:
-            _make_folders(path.parent)
-        else:
-            self._ensure_folder(path.parent)
+        self._ensure_folder(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir()
         sync_folder(path.parent)
@@ -232,15 +229,6 @@ def _opened(path: Path, flags: int) -> BinaryIO:
 def _is_folder(path: Path) -> bool:
     found = status_of(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
-
-
-def _make_folders(path: Path) -> None:
-    if _is_folder(path):
-        return
-    _make_folders(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir()
-    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

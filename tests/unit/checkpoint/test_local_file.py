@@ -4,7 +4,6 @@ import ctypes
 import errno
 import os
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -101,21 +100,6 @@ def test_what_is_written_is_read_again(storage: LocalStorage, data: memoryview, 
     assert source.read_into(0, into) == SIZE
     source.close()
     assert into == data
-
-
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no tmpfs")
-def test_a_tmpfs_is_written_and_read_like_a_disk(data: memoryview) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        storage = local(Path(name))
-        sink = storage.sink("x")
-        sink.begin(SIZE)
-        write_image(sink, [data])
-        sink.finish()
-        into = allocate(SIZE, inherited=True)[:SIZE]
-        source = storage.source("x")
-        assert source.read_into(0, into) == SIZE
-        source.close()
-        assert into == data
 
 
 @pytest.mark.parametrize("cut", [1, 4095, 4096, 4097, DIRECT_BYTES + 1, 2 * DIRECT_BYTES - 1])

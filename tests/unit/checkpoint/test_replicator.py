@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -129,25 +129,20 @@ def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
 
 
-def test_what_nobody_asked_for_is_told_at_the_end(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("end", [Replicator.close, Replicator._at_exit])
+def test_what_nobody_asked_for_is_told_at_the_end(
+    pair: Pair,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    end: Callable[[Replicator], None],
+) -> None:
     pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
     until_lost(pair.replicator)
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        pair.replicator.close()
-    assert "nobody was told" in caplog.text
-    assert "step 1 is not copied" in caplog.text
-
-
-def test_at_the_end_of_the_process_it_is_told_on_stderr(
-    pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pair.far.fail(GONE, "begin")
-    pair.replicator.add(pair.save(1))
-    until_lost(pair.replicator)
-    pair.replicator._at_exit()
-    assert "strata: step 1 is not copied" in capsys.readouterr().err
+        end(pair.replicator)
+    assert "step 1 is not copied" in caplog.text + capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["begin", "finish", "create"])

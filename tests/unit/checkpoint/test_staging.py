@@ -155,10 +155,11 @@ def test_it_is_written_while_it_is_copied(rig: Rig) -> None:
     assert np.array_equal(rig.loaded()["a"], before)
 
 
-def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig) -> None:
+@pytest.mark.parametrize("copied", [0, 2])
+def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig, copied: int) -> None:
     rig.save(1).wait(LIMIT_S)
     rig.copied.clear()
-    rig.fail_after = 2
+    rig.fail_after = copied
     with pytest.raises(KeyboardInterrupt):
         rig.save(2)
     rig.writer.wait_until_finished(LIMIT_S)
@@ -167,18 +168,3 @@ def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig) -> 
     rig.fail_after = None
     rig.save(2).wait(LIMIT_S)
     assert np.array_equal(rig.loaded(2)["a"], rig.state["a"])
-
-
-def test_an_interrupt_before_the_first_copy_leaves_no_save_waiting(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Staging, threads: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Staging, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            rig.save(1)
-    rig.writer.wait_until_finished(LIMIT_S)
-    assert rig.catalog.latest() is None
-    rig.save(1).wait(LIMIT_S)

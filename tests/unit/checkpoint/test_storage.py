@@ -92,18 +92,6 @@ def test_a_folder_without_permission_is_a_storage_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def test_a_full_disk_is_a_storage_error_with_a_hint(tmp_path: Path) -> None:
-    def full(step: str) -> None:
-        if step == "sync x":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    storage = LocalStorage(tmp_path, nonce=lambda: "n", on_step=full)
-    with pytest.raises(StorageError, match="No space left") as caught:
-        put(storage, "x", b"1")
-    assert "keep fewer" in caught.value.hint
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_who_finds_it_made_syncs_its_folder_too(tmp_path: Path) -> None:
     """Whoever made it may have died between the link and the sync, and it is reported as there."""
     LocalStorage(tmp_path, nonce=lambda: "m").create_once("y", b"2")

@@ -19,7 +19,7 @@ from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage, put
 from strata.checkpoint.tiers import TieredStorage
-from strata.checkpoint.uses import NAME, read_uses
+from strata.checkpoint.uses import NAME
 from strata.checkpoint.verifying import ignored
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
@@ -235,22 +235,16 @@ def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
 UNSEALED = b'{"format": "strata-uses", "version": 1, "folders": [], "self": "another digest"}'
 
 
-def test_a_committed_one_that_is_illegible_is_known_by_its_manifest() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    base = save(storage, catalog, 1, FULL)
-    user = save(storage, catalog, 2, INCREMENTAL)
-    storage.objects[f"{catalog.folder(user)}/{NAME}"] = b"{"
-    assert read_uses(storage, catalog.folder(user)) == {catalog.folder(base)}
-
-
-def test_one_that_was_lost_is_known_by_its_manifest() -> None:
+@pytest.mark.parametrize("harm", ["lost", "illegible"])
+def test_one_that_is_lost_or_illegible_is_known_by_its_manifest(harm: str) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     base = save(storage, catalog, 1, FULL)
     user = save(storage, catalog, 2, INCREMENTAL)
     save(storage, catalog, 3, FULL)
     del storage.objects[f"{catalog.folder(user)}/{NAME}"]
+    if harm == "illegible":
+        storage.objects[f"{catalog.folder(user)}/{NAME}"] = UNSEALED
     with pytest.raises(Refused, match="is used by"):
         local_catalog(storage, start=50).delete(base)
 
