@@ -275,13 +275,10 @@ def as_storage_error(verb: str, path: Path) -> Iterator[None]:
             hint = _HINTS.get(error.errno or 0)
             raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
         raise ObjectMissing(f"cannot {verb} {path}: {error.strerror}") from error
-    except IsADirectoryError as error:
+    except (IsADirectoryError, NotADocument) as error:
+        found = "it is a folder" if isinstance(error, IsADirectoryError) else error
         raise NotAnObject(
-            f"cannot {verb} {path}: it is a folder", hint="somebody else made it; move it away"
-        ) from error
-    except NotADocument as error:
-        raise NotAnObject(
-            f"cannot {verb} {path}: {error}", hint="somebody else made it; move it away"
+            f"cannot {verb} {path}: {found}", hint="somebody else made it; move it away"
         ) from error
     except OSError as error:
         hint = _HINTS.get(error.errno or 0)

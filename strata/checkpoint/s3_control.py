@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -180,32 +181,34 @@ class S3Control:
                     return False
                 made = self._create(key, data, mark)
                 if made and self._conditions is None:
-                    self._conditions = self._refuses_a_second(key, data, mark)
+                    self._heard(self._put_if_free(key, data, mark) is False)
                 return made
         return self._create(key, data, mark)
 
     def _create(self, key: str, data: bytes, mark: str) -> bool:
-        if self._conditions is False:
+        made = None if self._conditions is False else self._put_if_free(key, data, mark)
+        if made is None:
             return self._create_unguarded(key, data, mark)
-        for attempt in range(1, _ATTEMPTS + 1):
+        # the answer may be to a repetition, whose first answer was lost
+        return made or ((found := self.find(key)) is not None and found.mark == mark)
+
+    def _put_if_free(self, key: str, data: bytes, mark: str) -> bool | None:
+        """Tell whether the name was free; None where the server refuses conditions."""
+        for attempt in itertools.count(1):
             try:
                 self.put(key, data, mark, IfNoneMatch="*")
             except Taken:
-                found = self.find(key)
-                if found is not None:
-                    return found.mark == mark
-                continue  # it was deleted meanwhile
+                return False
             except S3Error as error:
                 if error.reason in _NO_CONDITIONS:
-                    self._conditions = False
-                    self._warn()
-                    return self._create_unguarded(key, data, mark)
+                    self._heard(honours=False)
+                    return None
                 if error.reason not in _CONFLICTS or attempt == _ATTEMPTS:
                     raise
                 self._pause(0.1 * 2**attempt)
             else:
                 return True
-        raise StorageError(f"{self._what(key)} comes and goes while it is to be made")
+        raise AssertionError("the loop returns or raises")
 
     def _create_unguarded(self, key: str, data: bytes, mark: str) -> bool:
         """As well as it can be done where a server knows no conditions: the last writer is found out."""
@@ -214,24 +217,15 @@ class S3Control:
         self.put(key, data, mark)
         return self.head(key).mark in {mark, ""}
 
-    def _refuses_a_second(self, key: str, data: bytes, mark: str) -> bool:
-        try:
-            self.put(key, data, mark, IfNoneMatch="*")
-        except Taken:
-            return True
-        except S3Error as error:
-            if error.reason in _CONFLICTS:
-                return True
-            raise
-        self._warn()
-        return False
-
-    def _warn(self) -> None:
-        log.warning(
-            "%s does not honour If-None-Match: two processes that write one root without coordinators"
-            " may not notice each other",
-            self.endpoint_url,
-        )
+    def _heard(self, honours: bool) -> None:
+        """Take note of whether the server honours conditions."""
+        self._conditions = honours
+        if not honours:
+            log.warning(
+                "%s does not honour If-None-Match: two processes that write one root without coordinators"
+                " may not notice each other",
+                self.endpoint_url,
+            )
 
     def put(self, key: str, data: bytes, mark: str, **condition: str) -> None:
         """Make or replace an object, if the condition holds."""
