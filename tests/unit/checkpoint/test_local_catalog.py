@@ -14,7 +14,7 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.root import COORDINATED, STANDALONE, claim, owner_of
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointError, ConfigError, Refused, StorageError
+from strata.errors import ConfigError, Refused, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -207,13 +207,6 @@ def test_a_jobs_folder_belongs_to_one_cluster() -> None:
     claim(storage, f"{COORDINATED}:uid-1/bert", folder="bert")
     with pytest.raises(ConfigError, match="uid-1/gpt"):
         claim(storage, f"{COORDINATED}:uid-2/gpt", folder="gpt")
-
-
-def test_a_root_of_a_newer_release_is_refused() -> None:
-    storage = MemoryStorage()
-    storage.objects["strata.json"] = b'{"format":"strata-root","version":9,"owner":"standalone"}'
-    with pytest.raises(CheckpointError, match="format 9"):
-        claim(storage, STANDALONE)
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b"\xff", b'{"attempt": "a1", "self": "0"}'])

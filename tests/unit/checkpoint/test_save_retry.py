@@ -206,16 +206,17 @@ def test_without_a_grace_nothing_is_held() -> None:
     assert (clock.told, clock.pauses) == ([], [])
 
 
-def test_the_second_tier_takes_what_the_first_one_refuses_and_is_asked_in_each_try() -> None:
-    clock, near, far = Clock(), Refusing(*(full() for _ in range(99))), Refusing(full(), full())
+@pytest.mark.parametrize(
+    ("refusals", "of_far", "calls"),
+    [(99, [full(), full()], (3, 3)), (1, [StorageError("denied")], (2, 1))],
+    ids=["it takes it in the end", "it never will"],
+)
+def test_the_second_tier_is_asked_in_each_try_and_the_first_ones_reason_counts(
+    refusals: int, of_far: list[StorageError], calls: tuple[int, int]
+) -> None:
+    clock, near, far = Clock(), Refusing(*(full() for _ in range(refusals))), Refusing(*of_far)
     assert clock.first(near, far) == 7
-    assert (near.calls, far.calls) == (3, 3)
-
-
-def test_where_the_second_tier_refuses_for_good_the_first_ones_reason_counts() -> None:
-    clock, near, far = Clock(), Refusing(full()), Refusing(StorageError("denied"))
-    assert clock.first(near, far) == 7
-    assert (near.calls, far.calls) == (2, 1)
+    assert (near.calls, far.calls) == calls
 
 
 # -- whole saves ------------------------------------------------------------------------------
