@@ -14,6 +14,7 @@ from strata.checkpoint.local_file import DIRECT_BYTES, LocalSource
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.memory import PAGE_BYTES, address_of, allocate
 from strata.checkpoint.pipeline import write_image
+from strata.checkpoint.sink import put
 from strata.errors import StorageError
 
 SIZE = 3 * DIRECT_BYTES + 1234
@@ -175,6 +176,21 @@ class _Refusing:
     def fallocate(self, *_: object) -> int:
         ctypes.set_errno(self._code)
         return -1
+
+
+def test_a_link_whose_answer_was_lost_is_ones_own(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of NFS that was restarted says of the repetition that the name is taken."""
+    link = os.link
+
+    def repeated(*names: Path) -> None:
+        link(*names)
+        link(*names)
+
+    monkeypatch.setattr(os, "link", repeated)
+    put(storage, "x", b"1")
+    assert (storage.read("x"), len(list(storage.root.iterdir()))) == (b"1", 1)
 
 
 def test_memory_begins_at_a_page() -> None:
