@@ -12,14 +12,13 @@ from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.memory import copy
-from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.snapshot import Arena, Snapshot, take_snapshot
 from strata.checkpoint.state import Flat
 from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.core.records import CheckpointType
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint.saves import loaded, local_catalog
 
 INCREMENTAL = CheckpointType.INCREMENTAL
 
@@ -164,8 +163,7 @@ def test_an_incremental_after_a_full_copies_only_what_has_changed(copies: Copies
         assert checkpoint.checkpoint_type is (CheckpointType.FULL if checkpoint.step == 1 else INCREMENTAL)
     newest = catalog.latest()
     assert newest is not None
-    saved = load(storage, catalog.folder(newest), manifest_digest=newest.manifest_digest, rank=0).saved
-    back = saved.value(saved.tree)
+    back = loaded(storage, catalog, newest)
     assert all(np.array_equal(back[name], state[name]) for name in state)
 
 

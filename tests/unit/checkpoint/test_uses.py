@@ -15,7 +15,6 @@ from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed, read_rank_manifests
-from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage, put
 from strata.checkpoint.tiers import TieredStorage
@@ -26,7 +25,7 @@ from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import Refused
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import an_info, local_catalog, snapshot_of
+from tests.unit.checkpoint.saves import an_info, loaded, local_catalog, snapshot_of
 
 FULL, INCREMENTAL = CheckpointType.FULL, CheckpointType.INCREMENTAL
 STAYS = np.arange(100)
@@ -56,9 +55,7 @@ def check_all(storage: Storage) -> dict[int, CheckpointType]:
     found = {}
     for checkpoint in catalog.all():
         assert checkpoint.state is CheckpointState.COMMITTED, checkpoint.reason
-        folder = catalog.folder(checkpoint)
-        loaded = load(storage, folder, manifest_digest=checkpoint.manifest_digest, rank=0).saved
-        back = loaded.value(loaded.tree)
+        back = loaded(storage, catalog, checkpoint)
         assert back["step"].tolist() == [checkpoint.step]
         assert np.array_equal(back["stays"], STAYS)
         found[checkpoint.step] = checkpoint.checkpoint_type

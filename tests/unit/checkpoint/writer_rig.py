@@ -5,13 +5,12 @@ from typing import Any
 
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
-from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.core.records import CheckpointState
 from strata.errors import StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint.saves import loaded, local_catalog
 from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20
@@ -48,9 +47,7 @@ class Rig:
         found = self.catalog.all()[-1]
         if step is not None:
             (found,) = (each for each in self.catalog.all() if each.step == step)
-        folder = self.catalog.folder(found)
-        saved = load(self.storage, folder, manifest_digest=found.manifest_digest, rank=0).saved
-        return saved.value(saved.tree)
+        return loaded(self.storage, self.catalog, found)
 
     def steps(self) -> list[int]:
         return [c.step for c in self.catalog.all()]
