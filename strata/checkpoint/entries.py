@@ -2,7 +2,7 @@
 
 A tensor lies in one of three ways:
 
-* whole, as the bytes `[start, end)` of the rank's own image: all that format 1 knows;
+* whole, as the bytes `[start, end)` of the rank's own image;
 * in `runs` of consecutive chunks, each in the rank's own image or in one of an earlier attempt,
   which the manifest's `files` name: an Incremental. Every chunk is in one run, so that a restore
   never replays a chain;
@@ -76,11 +76,6 @@ class TensorEntry:
     runs: tuple[Run, ...] | None = None
     replicated: bool = False
     shard: Shard | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether format 1 can say it."""
-        return self.runs is None and not self.replicated and self.shard is None
 
     def chunk_bytes(self, number: int) -> int:
         """Return the size of that chunk: the last may be shorter."""

@@ -22,7 +22,7 @@ from strata.checkpoint.chunk_map import chunk_places
 from strata.checkpoint.digest import CHUNK_BYTES, chunks
 from strata.checkpoint.file_import import STATE_KEY
 from strata.checkpoint.global_tensors import GlobalTensor, global_tensors
-from strata.checkpoint.image import ALIGNMENT, lay_out
+from strata.checkpoint.image import header_of, lay_out
 from strata.checkpoint.manifest import RankManifest
 from strata.checkpoint.reader import differing
 from strata.checkpoint.sharding import Box
@@ -202,9 +202,7 @@ def _with_state(header: bytes, state: Json) -> bytes:
     """Return the header with the tree of the state in its metadata."""
     body = json.loads(header[8:])
     body["__metadata__"][STATE_KEY] = json.dumps(state, separators=(",", ":"))
-    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = -(8 + len(text)) % ALIGNMENT
-    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+    return header_of(body)
 
 
 def _write_bytes(reading: _Reading, file: IO[bytes]) -> None:

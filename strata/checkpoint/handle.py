@@ -55,14 +55,16 @@ class CheckpointInfo:
         """Set before that by `give_way`."""
         self._progress = progress
         self._changed = threading.Condition()
-        self._record: CheckpointMetadata | None = None
-        self._committed = False
+        self.record: CheckpointMetadata | None = None
+        """What the catalog said last, if it said anything yet."""
+        self.committed = False
+        self.error: BaseException | None = None
+        """What the save failed of, or None."""
         self._on_commit: list[Callable[[], None]] = []
-        self._error: BaseException | None = None
         self._reported = False
 
     def __repr__(self) -> str:
-        state = "committed" if self._committed else "failed" if self._error else "in flight"
+        state = "committed" if self.committed else "failed" if self.error else "in flight"
         return f"<CheckpointInfo step={self.step} {state}>"
 
     # -- what a user looks at
@@ -78,23 +80,14 @@ class CheckpointInfo:
         return self._begun().id
 
     @property
-    def committed(self) -> bool:
-        return self._committed
-
-    @property
     def done(self) -> bool:
         """Whether it has ended, one way or the other."""
-        return self._committed or self._error is not None
-
-    @property
-    def error(self) -> BaseException | None:
-        """What the save failed of, or None."""
-        return self._error
+        return self.committed or self.error is not None
 
     @property
     def size_bytes(self) -> int:
         """The size of all images once it is committed, of this rank's before."""
-        record = self._record
+        record = self.record
         return record.size_bytes if record is not None and record.size_bytes else self.bytes_total
 
     def wait(self, timeout_s: float | None = None) -> CheckpointInfo:
@@ -112,7 +105,7 @@ class CheckpointInfo:
         By the thread that writes, which it must not hold up; what it raises there is logged.
         """
         with self._changed:
-            if not self._committed:
+            if not self.committed:
                 self._on_commit.append(heard)
                 return
         heard()
@@ -132,14 +125,9 @@ class CheckpointInfo:
 
     # -- what the writer says and asks
 
-    @property
-    def record(self) -> CheckpointMetadata | None:
-        """What the catalog said last, if it said anything yet."""
-        return self._record
-
     def began(self, record: CheckpointMetadata) -> None:
         with self._changed:
-            self._record = record
+            self.record = record
             self.checkpoint_type = record.checkpoint_type  # a Full may come of an Incremental
             self._changed.notify_all()
 
@@ -161,51 +149,51 @@ class CheckpointInfo:
 
     def succeed(self, record: CheckpointMetadata) -> None:
         with self._changed:
-            self._record = record
+            self.record = record
             for heard in self._on_commit:
                 try:
                     heard()
                 except Exception:  # it is committed all the same, and whoever waits has to learn it
                     log.exception("what was to hear that step %d is committed failed", self.step)
-            self._committed = True
+            self.committed = True
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         with self._changed:
-            self._error = error
+            self.error = error
             self._changed.notify_all()
 
     @property
     def unreported(self) -> bool:
         """Whether it failed and nobody was told."""
-        return self._error is not None and not self._reported and not self.dropped
+        return self.error is not None and not self._reported and not self.dropped
 
     def raise_error(self) -> None:
         """Raise what the save failed of, if it did; that counts as told."""
-        if self._error is None:
+        if self.error is None:
             return
         self._reported = True
-        if isinstance(self._error, StrataError):
-            raise self._error
+        if isinstance(self.error, StrataError):
+            raise self.error
         raise CheckpointError(
-            f"the save of step {self.step} failed: {str(self._error) or type(self._error).__name__}"
-        ) from self._error
+            f"the save of step {self.step} failed: {str(self.error) or type(self.error).__name__}"
+        ) from self.error
 
     def told(self) -> str:
         """Say what the save failed of; that counts as told."""
         self._reported = True
-        return str(self._error) or type(self._error).__name__
+        return str(self.error) or type(self.error).__name__
 
     def note_in(self, other: CheckpointInfo) -> None:
         """Let the error of `other` tell of this one's too."""
-        if other._error is not None:
-            other._error.add_note(f"the save of step {self.step} failed as well: {self._error}")
+        if other.error is not None:
+            other.error.add_note(f"the save of step {self.step} failed as well: {self.error}")
             self._reported = True
 
     def _begun(self) -> CheckpointMetadata:
         with self._changed:
-            self._changed.wait_for(lambda: self._record is not None or self.done)
-        if self._record is None:
+            self._changed.wait_for(lambda: self.record is not None or self.done)
+        if self.record is None:
             self.raise_error()
-        assert self._record is not None
-        return self._record
+        assert self.record is not None
+        return self.record

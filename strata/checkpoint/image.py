@@ -80,9 +80,7 @@ def lay_out(
         name = item.tensor if item.chunks is None else _free_name(item, specs)
         entries[name] = item.entry(offset)
         offset += item.size_bytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = -(8 + len(text)) % ALIGNMENT
-    header = (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+    header = header_of(entries)
     places: dict[str, Place] = {}
     pieces: list[Piece] = []
     end = len(header)
@@ -93,6 +91,13 @@ def lay_out(
         else:
             pieces.append(Piece(tensor=item.tensor, first=item.chunks.start, start=start, end=end))
     return Layout(header=header, places=places, size_bytes=end, pieces=tuple(pieces))
+
+
+def header_of(entries: Mapping[str, object]) -> bytes:
+    """Return the beginning of a safetensors file, padded so that data begins where direct I/O can write it."""
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    padding = -(8 + len(text)) % ALIGNMENT
+    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ the manifest of an Incremental lists every chunk, and no restore goes through a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -111,16 +112,9 @@ def compare(
 
 def rows(numbers: Iterable[int]) -> Iterator[range]:
     """Yield the rows of consecutive numbers in `numbers`, which ascend."""
-    row: range | None = None
-    for number in numbers:
-        if row is not None and number == row.stop:
-            row = range(row.start, number + 1)
-            continue
-        if row is not None:
-            yield row
-        row = range(number, number + 1)
-    if row is not None:
-        yield row
+    for _, row in itertools.groupby(enumerate(numbers), key=lambda each: each[1] - each[0]):
+        found = [number for _, number in row]
+        yield range(found[0], found[-1] + 1)
 
 
 def entries(
@@ -159,18 +153,17 @@ def image_pieces(layout: Layout, views: Mapping[str, memoryview]) -> list[memory
 
 def _kept_runs(kept: Mapping[int, ChunkPlace], files: dict[ImageRef, int]) -> Iterator[Run]:
     """Yield chunks that follow each other in their file as one run; number new files."""
-    run: Run | None = None
-    for number, place in sorted(kept.items()):
-        file = files.setdefault(place.image, len(files) + 1)
-        if run is not None and (number, file, place.offset) == (
-            run.end,
-            run.file,
-            run.offset + run.count * CHUNK_BYTES,
-        ):
-            run = Run(first=run.first, count=run.count + 1, file=file, offset=run.offset)
-            continue
-        if run is not None:
-            yield run
-        run = Run(first=number, count=1, file=file, offset=place.offset)
-    if run is not None:
-        yield run
+    places = [
+        (number, files.setdefault(place.image, len(files) + 1), place.offset)
+        for number, place in sorted(kept.items())
+    ]
+
+    def row(item: tuple[int, tuple[int, int, int]]) -> tuple[int, int, int]:
+        """Return what all have in common that follow each other, by number and in their file."""
+        index, (number, file, offset) = item
+        return number - index, file, offset - number * CHUNK_BYTES
+
+    for _, found in itertools.groupby(enumerate(places), key=row):
+        run = [place for _, place in found]
+        number, file, offset = run[0]
+        yield Run(first=number, count=len(run), file=file, offset=offset)

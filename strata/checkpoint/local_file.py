@@ -42,13 +42,25 @@ _WRITING: Final = frozenset({"create", "write", "begin", "finish"})
 """What makes its own folders: if one cannot be made, it is no object that is missing."""
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """How file systems say that they cannot do a thing at all."""
-_AT_FDCWD: Final = -100
-_RENAME_NOREPLACE: Final = 1
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class LocalSink:
+class _Descriptors:
+    """A file that is open, and once more for direct I/O; -1 where it is not."""
+
+    _fd = -1
+    _direct = -1
+
+    def close(self) -> None:
+        """Close it; harmless when repeated."""
+        (fd, self._fd), (direct, self._direct) = (self._fd, -1), (self._direct, -1)
+        for each in (direct, fd):
+            if each >= 0:
+                os.close(each)
+
+
+class LocalSink(_Descriptors):
     """One file on its way to its name. `write_at` may be called by several threads at once."""
 
     block_bytes: Final = CHUNK_BYTES
@@ -60,8 +72,6 @@ class LocalSink:
         self._temporary = temporary
         self._ensure_folder = ensure
         self._on_step = on_step
-        self._fd = -1
-        self._direct = -1
         self._size_bytes = 0
         self._rooms = Rooms(CHUNK_BYTES)
 
@@ -114,16 +124,18 @@ class LocalSink:
         with as_storage_error("write", self._path):
             self._on_step(f"sync {self._path.name}")
             os.fsync(self._fd)
-            self._close()
-            self._on_step(f"rename {self._path.name}")
+            self.close()
+            self._on_step(f"link {self._path.name}")
             try:
-                _rename(self._temporary, self._path)
+                os.link(self._temporary, self._path)  # unlike a rename it does not replace
             except FileExistsError:
-                raise StorageError(
-                    f"{self._path} exists already", hint="two processes write as the same rank"
-                ) from None
-            self._on_step(f"sync folder of {self._path.name}")
+                if not self._path.samefile(self._temporary):  # else an answer of NFS was lost
+                    raise StorageError(
+                        f"{self._path} exists already", hint="two processes write as the same rank"
+                    ) from None
             try:
+                self._temporary.unlink()
+                self._on_step(f"sync folder of {self._path.name}")
                 sync_folder(self._path.parent)
             except OSError:
                 # its name may not be durable: nothing of it stays, so that another try can begin anew
@@ -132,19 +144,13 @@ class LocalSink:
                 raise
 
     def abort(self) -> None:
-        self._close()
+        self.close()
         # where a file is in a folder's place there is nothing of ours, and `begin` has said so
         with as_storage_error("delete", self._temporary), contextlib.suppress(NotADirectoryError):
             self._temporary.unlink(missing_ok=True)
 
-    def _close(self) -> None:
-        (fd, self._fd), (direct, self._direct) = (self._fd, -1), (self._direct, -1)
-        for each in (direct, fd):
-            if each >= 0:
-                os.close(each)
 
-
-class LocalSource:
+class LocalSource(_Descriptors):
     """One file being read. `read_into` may be called by several threads at once."""
 
     def __init__(self, path: Path) -> None:
@@ -196,12 +202,6 @@ class LocalSource:
                 break
         return done
 
-    def close(self) -> None:
-        (fd, self._fd), (direct, self._direct) = (self._fd, -1), (self._direct, -1)
-        for each in (direct, fd):
-            if each >= 0:
-                os.close(each)
-
 
 def _write(fd: int, offset: int, view: memoryview) -> None:
     while view:
@@ -245,28 +245,6 @@ def _reserve(fd: int, size_bytes: int) -> bool:
     return True
 
 
-def _rename(source: Path, target: Path) -> None:
-    """Give a file its name; `FileExistsError` when it is taken."""
-    code = _rename_no_replace(source, target)
-    if not code:
-        return
-    if code not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
-        raise OSError(code, os.strerror(code))
-    if status_of(target) is not None:  # a file system that cannot tell and rename in one
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    source.rename(target)
-
-
-def _rename_no_replace(source: Path, target: Path) -> int:
-    """Rename without replacing; return 0, or the number of the error."""
-    names = os.fsencode(source), os.fsencode(target)
-    try:
-        done = _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0
-    except AttributeError:  # an older C library
-        return errno.ENOSYS
-    return 0 if done else ctypes.get_errno()
-
-
 def status_of(path: Path) -> os.stat_result | None:
     """Return what is at `path`, or None when nothing is; `OSError` when that cannot be found out.
 
@@ -297,13 +275,10 @@ def as_storage_error(verb: str, path: Path) -> Iterator[None]:
             hint = _HINTS.get(error.errno or 0)
             raise StorageError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
         raise ObjectMissing(f"cannot {verb} {path}: {error.strerror}") from error
-    except IsADirectoryError as error:
+    except (IsADirectoryError, NotADocument) as error:
+        found = "it is a folder" if isinstance(error, IsADirectoryError) else error
         raise NotAnObject(
-            f"cannot {verb} {path}: it is a folder", hint="somebody else made it; move it away"
-        ) from error
-    except NotADocument as error:
-        raise NotAnObject(
-            f"cannot {verb} {path}: {error}", hint="somebody else made it; move it away"
+            f"cannot {verb} {path}: {found}", hint="somebody else made it; move it away"
         ) from error
     except OSError as error:
         hint = _HINTS.get(error.errno or 0)

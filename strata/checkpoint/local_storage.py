@@ -1,9 +1,9 @@
 """Objects as files below one folder of a local or shared file system.
 
-A file is written under a temporary name in its final folder, synced, renamed, and its folder is
-synced: after a crash at any point the name shows the whole file or none. Folders are synced into
-their parents when they are made. `create_once` links a synced file that has no name yet to the name,
-because a link, unlike a rename, does not replace; of a file without a name a crash leaves nothing.
+A file is written under a temporary name in its final folder, synced, linked to its name, and its folder
+is synced: after a crash at any point the name shows the whole file or none, and a link, unlike a rename,
+does not replace. Folders are synced into their parents when they are made. What `create_once` writes has
+no name before; of a file without a name a crash leaves nothing.
 
 A hold is the kernel's lock on the file (flock), which ends with the process. On NFS that is a lock of
 all its bytes at the server: an exclusive one needs a descriptor that may write, so there a hold opens
@@ -206,17 +206,14 @@ class LocalStorage:
         return path.with_name(f".{path.name}.{self._nonce()}{_TEMPORARY}")
 
     def _ensure_folder(self, path: Path) -> None:
-        """Make the folder `path`, at or below the root, durable.
+        """Make the folder `path` durable.
 
-        One that another process has just made is synced into its parent here too, once: that
-        process may die before it does.
+        One at or below the root that another process has just made is synced into its parent here too,
+        once: that process may die before it does.
         """
-        if path in self._durable:
+        if path in self._durable or (not path.is_relative_to(self.root) and _is_folder(path)):
             return
-        if path == self.root:
-            _make_folders(path.parent)
-        else:
-            self._ensure_folder(path.parent)
+        self._ensure_folder(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir()
         sync_folder(path.parent)
@@ -232,15 +229,6 @@ def _opened(path: Path, flags: int) -> BinaryIO:
 def _is_folder(path: Path) -> bool:
     found = status_of(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
-
-
-def _make_folders(path: Path) -> None:
-    if _is_folder(path):
-        return
-    _make_folders(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir()
-    sync_folder(path.parent)
 
 
 @contextlib.contextmanager

@@ -4,9 +4,7 @@ A rank's manifest lists its tensors with the digest of every chunk, its header's
 tree of its state. The global manifest lists the ranks' manifests by digest, so that its own digest
 (in the catalog's record and in the COMMIT marker) stands for every byte of the checkpoint.
 
-Readers ignore fields they do not know, and refuse a newer `version` than theirs. A document has the
-lowest version that can say what it says: 2 only for what other images, other ranks or a larger
-tensor have a part in.
+Readers ignore fields they do not know, and refuse a newer `version` than theirs.
 """
 
 from __future__ import annotations
@@ -16,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, named_digest
+from strata.checkpoint.digest import ALGORITHM, CHUNK_BYTES, digest, named_digest
 from strata.checkpoint.entries import ImageRef, Run, Shard, TensorEntry
 from strata.checkpoint.sink import NotAnObject, Storage
 from strata.checkpoint.state import Json
-from strata.checkpoint.tensors import NEWER_DTYPES
 from strata.checkpoint.tree_check import check_tree
 from strata.core.records import CheckpointType
 from strata.documents import parsing
@@ -29,7 +26,6 @@ from strata.errors import CheckpointCorrupt, CheckpointError
 
 __all__ = [
     "GLOBAL_NAME",
-    "READ_VERSIONS",
     "Identity",
     "ImageRef",
     "Manifest",
@@ -44,16 +40,13 @@ __all__ = [
     "rank_manifest_name",
     "read_document",
     "read_object",
+    "read_sealed",
+    "sealed",
+    "unsealed",
 ]
 
-READ_VERSIONS: Final[Mapping[str, int]] = {
-    "strata-rank-manifest": 3,
-    "strata-manifest": 2,
-    "strata-commit": 1,
-    "strata-root": 1,
-    "strata-uses": 1,
-}
-"""The newest version of each document that is read."""
+VERSION: Final = 1
+"""That of every document: a newer one is of a newer release."""
 _LIMITS: Final[Mapping[str, parsing.Limits]] = {
     "strata-rank-manifest": parsing.MANIFEST,
     "strata-manifest": parsing.MANIFEST,
@@ -108,23 +101,9 @@ class RankManifest:
     files: tuple[ImageRef, ...] = ()
     mesh: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    @property
-    def version(self) -> int:
-        """The lowest version of the format that can say this."""
-        if any(entry.spec.dtype in NEWER_DTYPES for entry in self.tensors.values()):
-            return 3
-        plain = not self.files and not self.mesh and all(entry.plain for entry in self.tensors.values())
-        return 1 if plain else 2
-
     def to_bytes(self) -> bytes:
-        newer: dict[str, Json] = {}
-        if self.files:
-            newer["files"] = [[file.folder, file.image, file.size_bytes] for file in self.files]
-        if self.mesh:
-            newer["mesh"] = {name: list(place) for name, place in self.mesh.items()}
         return _write(
             "strata-rank-manifest",
-            self.version,
             {
                 **_plain_identity(self.identity),
                 "rank": self.rank,
@@ -136,7 +115,8 @@ class RankManifest:
                     "header_bytes": self.header_bytes,
                     "header_digest": self.header_digest,
                 },
-                **newer,
+                "files": [[file.folder, file.image, file.size_bytes] for file in self.files],
+                "mesh": {name: list(place) for name, place in self.mesh.items()},
                 "tensors": {name: entry.to_json() for name, entry in self.tensors.items()},
                 "tree": self.tree,
                 "rng": self.rng,
@@ -205,7 +185,6 @@ class Manifest:
     def to_bytes(self) -> bytes:
         return _write(
             "strata-manifest",
-            2 if self.uses else 1,
             {
                 **_plain_identity(self.identity),
                 "digest": ALGORITHM,
@@ -214,7 +193,7 @@ class Manifest:
                 "model_hash": self.model_hash,
                 "metadata": dict(self.metadata),
                 "predecessor": list(self.predecessor) if self.predecessor else None,
-                **({"uses": list(self.uses)} if self.uses else {}),
+                "uses": list(self.uses),
                 "ranks": [
                     {
                         "rank": part.rank,
@@ -283,12 +262,32 @@ def read_document(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
         if body["format"] != kind:
             raise ValueError(f"it is a {shown(body['format'])}")
         version = whole(body["version"])
-    if version > READ_VERSIONS[kind]:
+    if version > VERSION:
         raise CheckpointError(
-            f"{what} has format {version}, and this release reads up to {READ_VERSIONS[kind]}",
+            f"{what} has format {version}, and this release reads up to {VERSION}",
             hint="read it with the release that wrote it, or a newer one",
         )
     return body
+
+
+def sealed(body: Mapping[str, Json]) -> bytes:
+    """Return a document that holds its own digest, as nothing else holds one of it."""
+    return json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode()
+
+
+def unsealed(data: bytes, limits: parsing.Limits, *, what: str) -> dict[str, Any]:
+    """Return what `sealed` was given; `CheckpointCorrupt` when it is not as it was written."""
+    with as_corrupt(what):
+        body = parsing.json_object(data, limits)
+        if body.pop("self", None) != digest(json.dumps(body).encode()):
+            raise ValueError("it differs from its own digest")
+        return body
+
+
+def read_sealed(kind: str, data: bytes, *, what: str) -> dict[str, Any]:
+    """Return the JSON object of this kind, like `read_document`, of a document that is sealed."""
+    unsealed(data, _LIMITS.get(kind, parsing.NOTE), what=what)
+    return read_document(kind, data, what=what)
 
 
 def read_object(storage: Storage, name: str) -> bytes:
@@ -305,9 +304,9 @@ def predecessor_of(body: Mapping[str, Any]) -> tuple[int, int, str] | None:
     return (whole(before[0]), whole(before[1]), file_name(before[2])) if before else None
 
 
-def _write(kind: str, version: int, body: dict[str, Json]) -> bytes:
+def _write(kind: str, body: dict[str, Json]) -> bytes:
     """Return the bytes of a document; `CheckpointError` for one that nobody would read."""
-    document = {"format": kind, "version": version, **body}
+    document = {"format": kind, "version": VERSION, **body}
     data = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     try:
         parsing.check_json(data, _LIMITS[kind])

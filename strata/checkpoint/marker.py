@@ -7,24 +7,25 @@ ranks' manifests and every image.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.chunk_map import object_name
-from strata.checkpoint.digest import digest, named_digest
+from strata.checkpoint.digest import named_digest
 from strata.checkpoint.manifest import (
     GLOBAL_NAME,
+    VERSION,
     Manifest,
     Part,
     RankManifest,
     as_corrupt,
     predecessor_of,
-    read_document,
     read_object,
+    read_sealed,
+    sealed,
 )
 from strata.checkpoint.sink import ObjectMissing, Storage
-from strata.documents.parsing import NOTE, file_name, json_object, text, whole
+from strata.documents.parsing import file_name, text, whole
 from strata.errors import CheckpointCorrupt, CheckpointIncomplete, StorageError
 
 NAME: Final = "COMMIT"
@@ -43,7 +44,7 @@ class Marker:
     def to_bytes(self) -> bytes:
         body = {
             "format": "strata-commit",
-            "version": 1,
+            "version": VERSION,
             "step": self.step,
             "generation": self.generation,
             "attempt": self.attempt,
@@ -51,16 +52,11 @@ class Marker:
             "manifest_digest": self.manifest_digest,
             "predecessor": list(self.predecessor) if self.predecessor else None,
         }
-        # nothing else holds a digest of the marker, so it holds its own
-        return json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode()
+        return sealed(body)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str) -> Marker:
-        with as_corrupt(what):
-            body = json_object(data, NOTE)
-            if body.pop("self") != digest(json.dumps(body).encode()):
-                raise ValueError("it differs from its own digest")
-        body = read_document("strata-commit", data, what=what)
+        body = read_sealed("strata-commit", data, what=what)
         with as_corrupt(what):
             return cls(
                 step=whole(body["step"]),

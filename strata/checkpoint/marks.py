@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strata.checkpoint.catalog import CheckpointMetadata
-from strata.checkpoint.digest import digest
-from strata.checkpoint.manifest import as_corrupt, read_object
+from strata.checkpoint.manifest import as_corrupt, read_object, sealed, unsealed
 from strata.checkpoint.sink import NotAnObject, ObjectMissing, Storage
 from strata.core.ids import checked_id
 from strata.core.records import CheckpointState
@@ -56,7 +55,7 @@ def tag(storage: Storage, checkpoint: CheckpointMetadata, name: str) -> None:
     """Give a checkpoint a name, or move the name to it."""
     _check_markable(checkpoint)
     path = f"{_TAGS}/{checked_id('tag', name)}"
-    body = _to_bytes(checkpoint.id)
+    body = sealed({"attempt": checkpoint.id})
     while not storage.create_once(path, body) and storage.read(path) != body:
         storage.delete(path)
 
@@ -86,7 +85,7 @@ def tags(storage: Storage) -> Tags:
     for name in storage.list(_TAGS):
         try:
             checked_id("tag", name)
-            attempt = _attempt_of(storage.read(f"{_TAGS}/{name}"), what=f"{_TAGS}/{name}")
+            attempt = str(unsealed(storage.read(f"{_TAGS}/{name}"), NOTE, what=f"{_TAGS}/{name}")["attempt"])
         except (ObjectMissing, InvalidArgument, NotAnObject):  # taken away just now, or somebody else's
             continue
         except CheckpointCorrupt as error:
@@ -94,20 +93,6 @@ def tags(storage: Storage) -> Tags:
             continue
         found[attempt] = (*found.get(attempt, ()), name)
     return Tags(found, broken)
-
-
-def _to_bytes(attempt: str) -> bytes:
-    body = {"attempt": attempt}
-    return json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode()
-
-
-def _attempt_of(data: bytes, *, what: str) -> str:
-    """Return what a tag names; `CheckpointCorrupt` when it is not as it was written."""
-    with as_corrupt(what):
-        body = json_object(data, NOTE)
-        if body.pop("self", None) != digest(json.dumps(body).encode()):
-            raise ValueError("it differs from its own digest")
-        return str(body["attempt"])
 
 
 def forget(storage: Storage, checkpoint: CheckpointMetadata) -> None:

@@ -19,7 +19,7 @@ import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from strata.checkpoint.digest import CHUNK_BYTES, digest
 from strata.checkpoint.memory import Rooms, copy
@@ -98,13 +98,13 @@ def _join(helpers: Sequence[threading.Thread], errors: list[BaseException]) -> N
 def digests(chunks: Sequence[memoryview], *, threads: int = DEFAULT_THREADS) -> list[str]:
     """Return the digest of each of `chunks`."""
     found = [""] * len(chunks)
-    groups = _groups([len(chunk) for chunk in chunks], CHUNK_BYTES)
+    shares = groups([len(chunk) for chunk in chunks], CHUNK_BYTES)
 
     def work(number: int) -> None:
-        for index in groups[number]:
+        for index in shares[number]:
             found[index] = digest(chunks[index])
 
-    spread(len(groups), work, threads=threads)
+    spread(len(shares), work, threads=threads)
     return found
 
 
@@ -128,16 +128,16 @@ def write_image(
     size = sink.block_bytes
     joined = _Joined(pieces, block_bytes=size)
     blocks = -(-joined.size_bytes // size)
-    groups = _groups([len(chunk) for chunk in chunks], size)
+    shares = groups([len(chunk) for chunk in chunks], size)
     found = list(known) or [""] * len(chunks)
     lead = joined.size_bytes - sum(map(len, chunks))
     ends = list(itertools.accumulate(map(len, chunks), initial=lead))
     telling = threading.Lock()
 
     def work(number: int) -> None:
-        hashed_to = ends[groups[number].stop] if number < len(groups) else 0
+        hashed_to = ends[shares[number].stop] if number < len(shares) else 0
         ready(max(hashed_to, min((number + 1) * size, joined.size_bytes)))
-        for index in groups[number] if number < len(groups) else ():
+        for index in shares[number] if number < len(shares) else ():
             found[index] = found[index] or digest(chunks[index])
         if number < blocks:
             start, end = number * size, min((number + 1) * size, joined.size_bytes)
@@ -146,21 +146,21 @@ def write_image(
             with telling:
                 on_block(end - start)
 
-    spread(max(blocks, len(groups)), work, threads=threads)
+    spread(max(blocks, len(shares)), work, threads=threads)
     return found
 
 
-def _groups(sizes: Sequence[int], limit: int) -> list[range]:
+def groups(sizes: Sequence[int], limit: int) -> list[range]:
     """Return runs of neighbours whose sizes come to about `limit` together."""
-    groups, first, total = [], 0, 0
+    found, first, total = [], 0, 0
     for index, size in enumerate(sizes):
         total += size
         if total >= limit:
-            groups.append(range(first, index + 1))
+            found.append(range(first, index + 1))
             first, total = index + 1, 0
     if first < len(sizes):
-        groups.append(range(first, len(sizes)))
-    return groups
+        found.append(range(first, len(sizes)))
+    return found
 
 
 class _Joined:
@@ -282,19 +282,6 @@ def _proving(name: str) -> Iterator[None]:
         raise CheckpointCorrupt(error.message) from error
 
 
-class Check(Protocol):
-    """A chunk of the memory, the digest it must have, and what is wrong if it has not."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def complaint(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
     """Bytes to read: `size_bytes` from `offset` of the source to `position` of the memory."""
@@ -309,7 +296,7 @@ class Extent:
 def read_image(
     memory: memoryview,
     extents: Sequence[Extent],
-    checks: Sequence[Check],
+    checks: Sequence[Stored],
     *,
     threads: int = DEFAULT_THREADS,
     on_block: OnBlock = silent,

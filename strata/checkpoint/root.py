@@ -14,7 +14,7 @@ import json
 import uuid
 from typing import Final
 
-from strata.checkpoint.manifest import as_corrupt, read_document, read_object
+from strata.checkpoint.manifest import VERSION, as_corrupt, read_document, read_object
 from strata.checkpoint.sink import ObjectMissing, Storage
 from strata.documents.parsing import text
 from strata.errors import ConfigError
@@ -32,7 +32,7 @@ def claim(storage: Storage, owner: str, *, folder: str = "") -> str:
     name = _name(folder)
     document = _document(storage, name)
     if document is None:
-        body = {"format": "strata-root", "version": 1, "owner": owner, "id": uuid.uuid4().hex}
+        body = {"format": "strata-root", "version": VERSION, "owner": owner, "id": uuid.uuid4().hex}
         storage.create_once(name, json.dumps(body).encode())
         document = _document(storage, name)
     found = None if document is None else document["owner"]

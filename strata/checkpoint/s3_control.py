@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -144,27 +145,22 @@ class S3Control:
             with as_storage_error("read", self._what(key)):
                 answer = self._client.get_object(Bucket=self.place.bucket, Key=key)
                 try:
-                    return self._bounded(key, answer, MAX_DOCUMENT_BYTES)
+                    return self._document(key, answer)
                 except botocore.exceptions.BotoCoreError:
                     if attempt == _ATTEMPTS:
                         raise
-                finally:
-                    answer["Body"].close()
         raise AssertionError("the loop returns or raises")
 
-    def _bounded(self, key: str, answer: dict[str, Any], most_bytes: int) -> bytes:
-        """Return the bytes of an answer; `NotAnObject` for more than that, before they are taken."""
-        data = b""
-        if (told := int(answer.get("ContentLength") or 0)) <= most_bytes:
-            data = bytes(answer["Body"].read(most_bytes + 1))
-            if len(data) <= most_bytes:
-                if len(data) < told:
-                    raise botocore.exceptions.IncompleteReadError(actual_bytes=len(data), expected_bytes=told)
-                return data
-        raise NotAnObject(
-            f"cannot read {self._what(key)}: it has {max(told, len(data))} bytes, and at most {most_bytes} are read",
-            hint="somebody else made it; move it away",
-        )
+    def _document(self, key: str, answer: dict[str, Any]) -> bytes:
+        """Return the bytes of an answer; `NotAnObject` for more than any document has."""
+        data = _body(answer, MAX_DOCUMENT_BYTES + 1)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            told = answer.get("ContentLength", len(data))
+            raise NotAnObject(
+                f"cannot read {self._what(key)}: it has {told} bytes, and at most {MAX_DOCUMENT_BYTES} are read",
+                hint="somebody else made it; move it away",
+            )
+        return data
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return bytes `[start, end)`, also from a server that sends a part and calls it the whole."""
@@ -172,14 +168,10 @@ class S3Control:
             answer = self._client.get_object(
                 Bucket=self.place.bucket, Key=key, Range=f"bytes={start}-{end - 1}"
             )
-            with contextlib.closing(answer["Body"]) as body:
-                if not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
-                    raise StorageError(f"the server of {self._what(key)} sends no part of it")
-                data = bytes(body.read(end - start))
-                told = min(int(answer.get("ContentLength") or 0), end - start)
-                if len(data) < told:
-                    raise botocore.exceptions.IncompleteReadError(actual_bytes=len(data), expected_bytes=told)
-                return data
+            if not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
+                answer["Body"].close()
+                raise StorageError(f"the server of {self._what(key)} sends no part of it")
+            return _body(answer, end - start)
 
     def create(self, key: str, data: bytes, mark: str) -> bool:
         """Make an object unless there is one; tell whether it was made here, by `mark`."""
@@ -189,64 +181,54 @@ class S3Control:
                     return False
                 made = self._create(key, data, mark)
                 if made and self._conditions is None:
-                    self._conditions = self._refuses_a_second(key, data, mark)
+                    self._heard(self._put_if_free(key, data, mark) is False)
                 return made
         return self._create(key, data, mark)
 
     def _create(self, key: str, data: bytes, mark: str) -> bool:
-        if self._conditions is False:
+        made = None if self._conditions is False else self._put_if_free(key, data, mark)
+        if made is None:
             return self._create_unguarded(key, data, mark)
-        for attempt in range(1, _ATTEMPTS + 1):
+        # the answer may be to a repetition, whose first answer was lost
+        return made or ((found := self.find(key)) is not None and found.mark == mark)
+
+    def _put_if_free(self, key: str, data: bytes, mark: str) -> bool | None:
+        """Tell whether the name was free; None where the server refuses conditions."""
+        for attempt in itertools.count(1):
             try:
-                self._put(key, data, mark, IfNoneMatch="*")
+                self.put(key, data, mark, IfNoneMatch="*")
             except Taken:
-                found = self.find(key)
-                if found is not None:
-                    return found.mark == mark
-                continue  # it was deleted meanwhile
+                return False
             except S3Error as error:
                 if error.reason in _NO_CONDITIONS:
-                    self._conditions = False
-                    self._warn()
-                    return self._create_unguarded(key, data, mark)
+                    self._heard(honours=False)
+                    return None
                 if error.reason not in _CONFLICTS or attempt == _ATTEMPTS:
                     raise
                 self._pause(0.1 * 2**attempt)
             else:
                 return True
-        raise StorageError(f"{self._what(key)} comes and goes while it is to be made")
+        raise AssertionError("the loop returns or raises")
 
     def _create_unguarded(self, key: str, data: bytes, mark: str) -> bool:
         """As well as it can be done where a server knows no conditions: the last writer is found out."""
         if (found := self.find(key)) is not None:
             return found.mark == mark
-        self._put(key, data, mark)
+        self.put(key, data, mark)
         return self.head(key).mark in {mark, ""}
 
-    def _refuses_a_second(self, key: str, data: bytes, mark: str) -> bool:
-        try:
-            self._put(key, data, mark, IfNoneMatch="*")
-        except Taken:
-            return True
-        except S3Error as error:
-            if error.reason in _CONFLICTS:
-                return True
-            raise
-        self._warn()
-        return False
+    def _heard(self, honours: bool) -> None:
+        """Take note of whether the server honours conditions."""
+        self._conditions = honours
+        if not honours:
+            log.warning(
+                "%s does not honour If-None-Match: two processes that write one root without coordinators"
+                " may not notice each other",
+                self.endpoint_url,
+            )
 
-    def _warn(self) -> None:
-        log.warning(
-            "%s does not honour If-None-Match: two processes that write one root without coordinators"
-            " may not notice each other",
-            self.endpoint_url,
-        )
-
-    def put(self, key: str, data: bytes, mark: str) -> None:
-        """Make or replace an object."""
-        self._put(key, data, mark)
-
-    def _put(self, key: str, data: bytes, mark: str, **condition: str) -> None:
+    def put(self, key: str, data: bytes, mark: str, **condition: str) -> None:
+        """Make or replace an object, if the condition holds."""
         with as_storage_error("write", self._what(key)):
             self._client.put_object(
                 Bucket=self.place.bucket, Key=key, Body=data, Metadata={MARK: mark}, **condition
@@ -307,7 +289,9 @@ class S3Control:
             for page in pages:
                 now = _server_time(page)
                 for upload in page.get("Uploads", ()):
-                    if older_than_s and (now is None or _since(now, upload["Initiated"]) < older_than_s):
+                    if older_than_s and (
+                        now is None or (now - upload["Initiated"]).total_seconds() < older_than_s
+                    ):
                         continue
                     try:
                         self._client.abort_multipart_upload(
@@ -320,6 +304,15 @@ class S3Control:
 
     def _what(self, key: str) -> str:
         return f"s3://{self.place.bucket}/{key}"
+
+
+def _body(answer: dict[str, Any], most_bytes: int) -> bytes:
+    """Return so many bytes of an answer, or all that it has; `IncompleteReadError` where it breaks off."""
+    with contextlib.closing(answer["Body"]) as body:
+        data = bytes(body.read(most_bytes))
+        if len(data) < most_bytes:
+            body.read(1)  # at the end botocore looks whether it is whole
+        return data
 
 
 @functools.cache
@@ -342,10 +335,6 @@ def _server_time(answer: dict[str, Any]) -> datetime | None:
         return None
 
 
-def _since(now: datetime, then: datetime) -> float:
-    return (now - then).total_seconds()
-
-
 def _age_s(answer: dict[str, Any]) -> float:
     now, then = _server_time(answer), answer.get("LastModified")
-    return _since(now, then) if now is not None and then is not None else 0.0
+    return (now - then).total_seconds() if now is not None and then is not None else 0.0

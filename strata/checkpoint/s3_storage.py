@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
@@ -95,8 +96,6 @@ class S3Storage:
         self._now = now
         self._on_step = on_step
         self._control = S3Control(place, options=options or S3Options(), pause=pause)
-        self._reading: Any = None
-        self._writing: Any = None
         self._holds: dict[str, datetime] = {}
         self._failed: dict[str, str] = {}
         """The marks of uploads that failed, by key."""
@@ -115,7 +114,7 @@ class S3Storage:
         self._sweep_once()
         return S3Sink(
             self._control,
-            self._data_to_write,
+            lambda: self._writing,
             key,
             mark=self._nonce(),
             on_step=self._on_step,
@@ -141,18 +140,13 @@ class S3Storage:
             raise StorageError(f"{self.uri}/{folder} is not empty", hint="somebody else writes there")
         self._abort_uploads(prefix, older_than_s=0.0)
 
-    def sweep(self, *, older_than_s: float = SWEEP_S) -> int:
-        """Abort the uploads below this place that were begun so long ago and never completed."""
-        prefix = self._key("x")[:-1]
-        return self._control.abort_uploads(prefix, older_than_s=older_than_s)
-
     # -- reading
 
     def read(self, name: str) -> bytes:
         return self._control.get(self._key(name))
 
     def source(self, name: str) -> S3Source:
-        return S3Source(self._control, self._data(), self._key(name))
+        return S3Source(self._control, self._reading, self._key(name))
 
     def size(self, name: str) -> int:
         return self._control.head(self._key(name)).size_bytes
@@ -214,21 +208,16 @@ class S3Storage:
             if count:
                 log.info("%d incomplete uploads below %s are aborted", count, prefix)
 
-    def _data(self) -> Any:
-        """Return obstore's side, made when it is first needed."""
-        with self._lock:
-            if self._reading is None:
-                self._reading = self._open_data()
-            return self._reading
+    @cached_property
+    def _reading(self) -> Any:
+        """Obstore's side, made when it is first needed."""
+        return self._open_data()
 
-    def _data_to_write(self) -> Any:
+    @cached_property
+    def _writing(self) -> Any:
         """The same for uploads in parts, with checksums where the server takes them."""
-        with self._lock:
-            if self._writing is None:
-                probe = self._key(f".probe-{self._nonce()}")
-                takes = self._control.takes_crc64nvme(probe)
-                self._writing = self._open_data(**({"checksum_algorithm": "CRC64NVME"} if takes else {}))
-            return self._writing
+        takes = self._control.takes_crc64nvme(self._key(f".probe-{self._nonce()}"))
+        return self._open_data(**({"checksum_algorithm": "CRC64NVME"} if takes else {}))
 
     def _open_data(self, **how: Any) -> Any:
         control, options = self._control, self._control.options

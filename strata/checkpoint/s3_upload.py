@@ -2,12 +2,9 @@
 
 The parts go straight from the caller's memory: a read-only chunk is borrowed until `finish` or
 `abort` returns, a writable one is copied. Chunks may come in any order; they are sent in the order
-of the object, as soon as the next one is there; the last one only with `finish`, so that nothing
-appears before.
-
-A thread sends them. Where none can be started, because the process is ending, say, whoever writes sends
-them, a few parts at a time: a far copy reads each chunk into memory of its own, and an image kept until
-`finish` would be all of it.
+of the object, by whoever writes the one that is due; nothing appears before `finish`. obstore has a few
+parts under way at a time; while it has, who writes waits. No thread of ours is in it, so that a process
+that is ending and can start none sends like any other.
 
 A completed upload whose answer was lost looks like one that failed; the object's mark tells.
 """
@@ -16,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import obstore
@@ -25,7 +22,7 @@ from strata.checkpoint.digest import CHUNK_BYTES, Bytes
 from strata.checkpoint.s3_control import MARK, S3Control
 from strata.checkpoint.s3_errors import as_storage_error
 from strata.checkpoint.sink import OnStep
-from strata.errors import StorageError, StrataError
+from strata.errors import StorageError
 
 SINGLE_BYTES: Final = 8 << 20
 """Up to this size an object is one request, and conditional."""
@@ -33,10 +30,6 @@ PARTS_AIMED_AT: Final = 1_000
 """S3 takes 10,000 parts; fewer and larger ones cost fewer requests."""
 MAX_OBJECT_BYTES: Final = 5 << 40
 PARTS_AT_ONCE: Final = 16
-_PARTS_AT_ONCE_HERE: Final = 4
-"""How many parts are under way, and their chunks kept, where no thread sends them."""
-_AHEAD_BYTES: Final = 4 * CHUNK_BYTES
-"""How much may wait to be sent before the writer does."""
 
 
 def part_bytes(size_bytes: int) -> int:
@@ -74,19 +67,14 @@ class S3Sink:
         self._complete = False
         self._size_bytes = -1
         self._large = False
-        self._written_bytes = 0
         self._small = bytearray()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        """Whoever has it sends."""
         self._chunks: dict[int, Bytes] = {}
-        self._sent_to = 0
-        self._ahead_bytes = 0
-        self._aborted = False
-        self._finishing = False
-        self._done = False
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._taken_bytes = 0
+        """Of a large object also where the chunk begins that is due."""
         self._writer: Any = None
-        """What sends the parts where there is no thread."""
+        self._error: StorageError | None = None
 
     @property
     def _what(self) -> str:
@@ -109,13 +97,9 @@ class S3Sink:
         self._size_bytes = size_bytes
         if size_bytes <= SINGLE_BYTES:
             self._small = bytearray(size_bytes)
-            return
-        self._refuse_a_taken_name()
-        self._large = True
-        thread = threading.Thread(target=self._run, name="strata-s3-upload", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread to be had: whoever writes sends it
-            thread.start()
-            self._thread = thread
+        else:
+            self._refuse_a_taken_name()
+            self._large = True
 
     def write_at(self, offset: int, chunk: Bytes) -> None:
         count = memoryview(chunk).nbytes
@@ -123,60 +107,41 @@ class S3Sink:
             raise StorageError(f"{count} bytes at {offset} lie outside of {self._what}")
         self._on_step(f"write {self._leaf}")
         if not self._large:
-            self._small[offset : offset + count] = chunk
-            self._written_bytes += count
-            return
-        borrowed = chunk if memoryview(chunk).readonly else bytes(chunk)
-        with self._changed:
-            self._raise_failure()
-            if count:
-                self._chunks[offset] = borrowed
-                self._ahead_bytes += count
-                self._written_bytes += count
-            self._changed.notify_all()
-            if self._thread is None:
-                self._send_here()
-                return
-            # whoever brings what is sent next is never held up, whatever waits behind it
-            self._changed.wait_for(
-                lambda: self._done or self._ahead_bytes <= _AHEAD_BYTES or not self._is_sending()
-            )
-            self._raise_failure()
+            with self._lock:
+                self._small[offset : offset + count] = chunk
+                self._taken_bytes += count
+        elif count:
+            borrowed = memoryview(chunk).readonly
+            self._chunks[offset] = chunk if borrowed else bytes(chunk)
+            # whoever sends looks again; of copies there are no more than there are threads that write
+            while self._is_due() and self._lock.acquire(blocking=not borrowed):
+                try:
+                    self._send()
+                finally:
+                    self._lock.release()
 
     def finish(self) -> None:
         self._on_step(f"complete {self._leaf}")
-        if self._written_bytes != self._size_bytes:
-            raise StorageError(f"{self._what} got {self._written_bytes} of {self._size_bytes} bytes")
-        if not self._large:
-            self._finish_small()
+        if self._taken_bytes != self._size_bytes:
+            raise StorageError(f"{self._what} got {self._taken_bytes} of {self._size_bytes} bytes")
+        if self._large:
+            self._finish_large()
         else:
-            with self._changed:
-                self._finishing = True
-                self._changed.notify_all()
-            if self._thread is None:
-                self._finish_here()
-            else:
-                self._thread.join()
-                with self._changed:
-                    self._raise_failure()
+            self._finish_small()
         self._complete = True
         self._on_step(f"completed {self._leaf}")
 
     def abort(self) -> None:
-        with self._changed:
-            finished = self._done and self._error is None
-            self._aborted = True
+        with self._lock:
             self._chunks.clear()
             self._writer = None  # and what is under way with it
-            self._changed.notify_all()
-        if self._large and not finished:
-            if self._thread is not None:
-                self._thread.join()
+        if self._complete:
+            return
+        if self._large:
             with contextlib.suppress(StorageError):  # the sweep finds what is left; the first error counts
                 self._control.abort_uploads(self._key)
         self._small = bytearray()
-        if not self._complete:
-            self._failed(self._before or self._mark)
+        self._failed(self._before or self._mark)
 
     def _clear(self, mark: str) -> None:
         """Remove what an earlier try of this process left."""
@@ -185,8 +150,6 @@ class S3Sink:
         found = self._control.find(self._key)
         if found is not None and found.mark == mark:
             self._control.delete(self._key)
-
-    # -- small objects
 
     def _finish_small(self) -> None:
         data = bytes(self._small)
@@ -199,109 +162,45 @@ class S3Sink:
         if self._control.find(self._key) is not None:
             raise StorageError(f"{self._what} exists already", hint="two processes write as the same rank")
 
-    # -- large objects without a thread
+    def _is_due(self) -> bool:
+        return self._error is not None or self._taken_bytes in self._chunks
 
-    def _send_here(self) -> None:
-        """Send what is next as far as it is there, the last chunk only when all is to appear."""
-        with as_storage_error("write", self._what):
-            while self._is_sending():
-                if self._writer is None:
-                    self._writer = obstore.open_writer(
-                        self._open_store(),
-                        self._key,
-                        attributes={MARK: self._mark},
-                        buffer_size=part_bytes(self._size_bytes),
-                        max_concurrency=_PARTS_AT_ONCE_HERE,
-                    )
-                self._writer.write(self._take())
-
-    def _finish_here(self) -> None:
-        with self._changed:
-            try:
-                self._send_here()
-                with as_storage_error("write", self._what):
-                    self._writer.close()
-                self._check_there()
-            except StrataError as error:
-                if self._unless_complete(error) is not None:
-                    raise
-            self._done = True
-
-    # -- large objects: the thread
-
-    def _run(self) -> None:
-        error: BaseException | None = None
+    def _send(self) -> None:
+        """Send what is due as far as it is there; raise what an earlier part failed of."""
+        if self._error is not None:
+            raise self._error
         try:
-            self._upload()
-        except BaseException as caught:  # noqa: BLE001  # raised in the writer's thread
-            error = self._unless_complete(caught)
-        with self._changed:
-            self._done, self._error = True, error
-            self._chunks.clear()
-            self._changed.notify_all()
+            with as_storage_error("write", self._what):
+                while (piece := self._chunks.pop(self._taken_bytes, None)) is not None:
+                    if self._writer is None:
+                        self._writer = obstore.open_writer(
+                            self._open_store(),
+                            self._key,
+                            attributes={MARK: self._mark},
+                            buffer_size=part_bytes(self._size_bytes),
+                            max_concurrency=PARTS_AT_ONCE,
+                        )
+                    self._taken_bytes += memoryview(piece).nbytes
+                    self._writer.write(piece)
+        except StorageError as error:
+            self._error = error
+            raise
 
-    def _upload(self) -> None:
-        store = self._open_store()
-        with as_storage_error("write", self._what):
-            obstore.put(
-                store,
-                self._key,
-                self._pieces(),
-                attributes={MARK: self._mark},
-                use_multipart=True,
-                chunk_size=part_bytes(self._size_bytes),
-                max_concurrency=PARTS_AT_ONCE,
-            )
-        self._check_there()
+    def _finish_large(self) -> None:
+        try:
+            with as_storage_error("write", self._what):
+                self._writer.close()
+            found = self._control.find(self._key)
+            if found is None or found.size_bytes != self._size_bytes:
+                has = "is not there" if found is None else f"has {found.size_bytes} bytes"
+                raise StorageError(f"{self._what} {has} after {self._size_bytes} were sent")
+        except StorageError:
+            if not self._is_there():
+                raise
 
-    def _check_there(self) -> None:
-        found = self._control.find(self._key)
-        if found is None or found.size_bytes != self._size_bytes:
-            has = "is not there" if found is None else f"has {found.size_bytes} bytes"
-            raise StorageError(f"{self._what} {has} after {self._size_bytes} were sent")
-
-    def _pieces(self) -> Iterator[Bytes]:
-        offset = 0
-        while offset < self._size_bytes:
-            piece = self._next(offset)
-            offset += len(piece)
-            yield piece
-
-    def _is_sending(self) -> bool:
-        """Whether the next chunk is there and will be taken; the last one waits for `finish`."""
-        piece = self._chunks.get(self._sent_to)
-        return piece is not None and (self._finishing or self._sent_to + len(piece) < self._size_bytes)
-
-    def _next(self, offset: int) -> Bytes:
-        """Return the chunk at `offset` once it is there, the last one only when all is to appear."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._aborted or self._is_sending())
-            if self._aborted:
-                raise StorageError(f"{self._what} was given up")
-            return self._take()
-
-    def _take(self) -> Bytes:
-        """Return the chunk that is next, which is there."""
-        piece = self._chunks.pop(self._sent_to)
-        self._sent_to += len(piece)
-        self._ahead_bytes -= len(piece)
-        self._changed.notify_all()
-        return piece
-
-    def _unless_complete(self, error: BaseException) -> BaseException | None:
-        """Return the error, or None when the object is there after all and is this writer's."""
-        if self._aborted or not isinstance(error, StrataError):
-            return error
+    def _is_there(self) -> bool:
+        """Whether the object is there after all, and is this writer's."""
         with contextlib.suppress(StorageError):
             found = self._control.find(self._key)
-            if found is not None and found.mark == self._mark and found.size_bytes == self._size_bytes:
-                return None
-        return error
-
-    def _raise_failure(self) -> None:
-        """Raise what the upload failed of."""
-        if self._error is None:
-            return
-        if isinstance(self._error, StrataError):
-            raise self._error
-        raise StorageError(f"cannot write {self._what}: {self._error}") from self._error
+            return found is not None and (found.mark, found.size_bytes) == (self._mark, self._size_bytes)
+        return False

@@ -26,7 +26,7 @@ from strata.checkpoint.digest import CHUNK_BYTES, chunks, digest
 from strata.checkpoint.entries import Shard
 from strata.checkpoint.image import Layout, Place, lay_out
 from strata.checkpoint.memory import PAGE_BYTES, Arena, Held, allocate, copy
-from strata.checkpoint.pipeline import spread
+from strata.checkpoint.pipeline import groups, spread
 from strata.checkpoint.replication import Replica
 from strata.checkpoint.sharding import share
 from strata.checkpoint.staging import Staging
@@ -224,22 +224,12 @@ class _Plain(NamedTuple):
     source: memoryview | None
 
 
-def _runs(plain: Sequence[_Plain]) -> list[range]:
-    """Return runs of neighbours, long enough that threads pay."""
-    ends = [0, *itertools.accumulate(len(one.into) for one in plain)]
-    starts = [0]
-    for number in range(1, len(plain)):
-        if ends[number] - ends[starts[-1]] >= CHUNK_BYTES:
-            starts.append(number)
-    return [range(*pair) for pair in itertools.pairwise([*starts, len(plain)])]
-
-
 def _staging(plain: Sequence[_Plain], *, begin: int, kept: Flat) -> Staging:
     """Return the copy of each chunk that is not there already; `begin` is where the first goes.
 
     The chunks are parts of the tensors of `kept`, and do not keep these alive.
     """
-    runs = _runs(plain)
+    runs = groups([len(one.into) for one in plain], CHUNK_BYTES)
     ends = list(itertools.accumulate((len(one.into) for one in plain), initial=begin))
 
     def work(number: int) -> None:
@@ -255,7 +245,7 @@ def _copy_and_hash(
     plain: Sequence[_Plain], before: Mapping[str, Sequence[str]], threads: int
 ) -> dict[str, tuple[str, ...]]:
     """Copy each chunk that differs from what `before` says is there; return the digests of all."""
-    runs, found = _runs(plain), [""] * len(plain)
+    runs, found = groups([len(one.into) for one in plain], CHUNK_BYTES), [""] * len(plain)
 
     def work(number: int) -> None:
         for index in runs[number]:

@@ -44,11 +44,6 @@ MAX_DEPTH: Final = 128
 CLASSES: Final[dict[str, type]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 """The mappings that there are, by their names in a tree."""
 _CLASSES: Final[dict[type, str]] = {cls: name for name, cls in CLASSES.items()}
-_CONTAINERS: Final[dict[str, Callable[[list[tuple[Any, Any]]], Any]]] = {
-    "dict": dict,
-    "ordered": OrderedDict,
-    "counter": lambda items: Counter(dict(items)),
-}
 
 
 @dataclass(slots=True)
@@ -208,8 +203,7 @@ def unflatten(tree: Json, leaf: Callable[[str], Any]) -> Any:
     if not isinstance(tree, dict):
         return tree
     if "d" in tree:
-        items = [(_key(k), unflatten(v, leaf)) for k, v in tree["d"]]
-        value = _CONTAINERS[tree["c"]](items)
+        value = CLASSES[tree["c"]]({_key(k): unflatten(v, leaf) for k, v in tree["d"]})
         if "m" in tree:
             value._metadata = unflatten(tree["m"], leaf)
         return value

@@ -55,8 +55,6 @@ DTYPES: Final = {
     "float4_e2m1fn_x2": Dtype("U8", 1, (1,)),
     "complex32": Dtype("F16", 4, (2,)),
 }
-NEWER_DTYPES: Final = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2", "complex32"})
-"""Those that a rank's manifest has from version 3 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

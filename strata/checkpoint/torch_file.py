@@ -115,13 +115,6 @@ class _Storage:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A name that is allowed and is no function: a storage's class, a dtype."""
-
-    text: str
-
-
 class _Machine(pickle.Unpickler):
     """The machine that a torch file's pickle runs on."""
 
@@ -144,9 +137,9 @@ class _Machine(pickle.Unpickler):
             case "torch._utils", "_rebuild_parameter":
                 return self._parameter
             case (("torch" | "torch.storage"), _) if name in _STORAGES:
-                return _Word(_STORAGES[name])
+                return _STORAGES[name]
             case "torch", _ if name in DTYPES:
-                return _Word(name)
+                return name
         raise CheckpointError(
             f"{self._path} holds a {module}.{name}, which is neither a tensor nor a plain value",
             hint="save a state_dict() of tensors, mappings, lists and plain values",
@@ -154,12 +147,12 @@ class _Machine(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage_type, key, _location, _count = pid
-        if kind != "storage" or not isinstance(storage_type, _Word):
+        if kind != "storage" or storage_type not in _STORAGES.values():
             raise CheckpointError(f"{self._path} refers to a {kind!r}")
         info = self._members[f"data/{key}"]
         if info.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(f"{self._path} is compressed", hint="torch.save does not compress")
-        return _Storage(key, storage_type.text, self._data_offset(info), info.file_size)
+        return _Storage(key, storage_type, self._data_offset(info), info.file_size)
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
         """Return where a member's bytes begin: after its header, a name and a field that vary."""
@@ -186,14 +179,14 @@ class _Machine(pickle.Unpickler):
         dtype: Any,
         *_: Any,
     ) -> StoredTensor:
-        return self._make(storage, dtype.text, offset, tuple(shape), tuple(strides))
+        return self._make(storage, dtype, offset, tuple(shape), tuple(strides))
 
     def _make(
         self, storage: Any, dtype: str, offset: Any, shape: tuple[Any, ...], strides: tuple[Any, ...]
     ) -> StoredTensor:
         """Return the tensor, the same one for two names of the same memory."""
         numbers = (offset, *shape, *strides)
-        if not isinstance(storage, _Storage) or not dtype or len(shape) != len(strides):
+        if not isinstance(storage, _Storage) or dtype not in DTYPES or len(shape) != len(strides):
             raise CheckpointError(f"{self._path} describes a tensor wrongly")
         if any(type(n) is not int or n < 0 for n in numbers):
             raise CheckpointError(f"{self._path} describes a tensor with {numbers}")

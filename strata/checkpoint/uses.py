@@ -8,15 +8,13 @@ let something go that is needed.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection
 from typing import Final
 
-from strata.checkpoint.digest import digest
-from strata.checkpoint.manifest import as_corrupt, read_document, read_object
+from strata.checkpoint.manifest import VERSION, as_corrupt, read_object, read_sealed, sealed
 from strata.checkpoint.marker import committed, read_manifest, read_marker
 from strata.checkpoint.sink import ObjectMissing, Storage, put
-from strata.documents.parsing import LIST, file_name, json_object
+from strata.documents.parsing import file_name
 from strata.errors import CheckpointCorrupt
 
 NAME: Final = "uses.json"
@@ -24,8 +22,8 @@ NAME: Final = "uses.json"
 
 def write_uses(storage: Storage, folder: str, uses: Collection[str]) -> None:
     """Say that the attempt in `folder` uses images in these folders beside it."""
-    body = {"format": "strata-uses", "version": 1, "folders": sorted(uses)}
-    put(storage, f"{folder}/{NAME}", json.dumps({**body, "self": digest(json.dumps(body).encode())}).encode())
+    body = {"format": "strata-uses", "version": VERSION, "folders": sorted(uses)}
+    put(storage, f"{folder}/{NAME}", sealed(body))
 
 
 def forget_uses(storage: Storage, folder: str) -> None:
@@ -41,7 +39,9 @@ def read_uses(storage: Storage, folder: str) -> frozenset[str]:
     """
     name = f"{folder}/{NAME}"
     try:
-        return _parse(read_object(storage, name), name)
+        body = read_sealed("strata-uses", read_object(storage, name), what=name)
+        with as_corrupt(name):
+            return frozenset(map(file_name, body["folders"]))
     except ObjectMissing:
         return _of_manifest(storage, folder)
     except CheckpointCorrupt:
@@ -58,13 +58,3 @@ def _of_manifest(storage: Storage, folder: str) -> frozenset[str]:
         if marker is not None:
             return frozenset(read_manifest(storage, folder, marker.manifest_digest).uses)
     return frozenset()
-
-
-def _parse(data: bytes, name: str) -> frozenset[str]:
-    with as_corrupt(name):
-        body = json_object(data, LIST)
-        if body.pop("self") != digest(json.dumps(body).encode()):
-            raise ValueError("it differs from its own digest")
-    body = read_document("strata-uses", data, what=name)
-    with as_corrupt(name):
-        return frozenset(map(file_name, body["folders"]))

@@ -12,7 +12,7 @@ import pytest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.reader import load
 from strata.checkpoint.s3_storage import HOLD_S, SWEEP_S, S3Storage
-from strata.checkpoint.s3_upload import PARTS_AIMED_AT, SINGLE_BYTES, S3Sink, part_bytes
+from strata.checkpoint.s3_upload import PARTS_AIMED_AT, PARTS_AT_ONCE, SINGLE_BYTES, S3Sink, part_bytes
 from strata.checkpoint.sink import ObjectMissing, put
 from strata.core.records import CheckpointState
 from strata.errors import CheckpointCorrupt, ConfigError, StorageError
@@ -231,7 +231,6 @@ def test_a_404_while_it_is_written_is_no_missing_object(storage: S3Storage, stub
     sink.begin(len(LARGE))
     assert stub.count("head") == looked + 1
     stub.fail(kind, status=404, code="NoSuchUpload", times=999, key="f/x")
-    sink.write_at(0, LARGE[:CHUNK_BYTES])
     with pytest.raises(StorageError) as error:
         finish(sink)
     assert not isinstance(error.value, ObjectMissing)
@@ -239,7 +238,8 @@ def test_a_404_while_it_is_written_is_no_missing_object(storage: S3Storage, stub
 
 
 def finish(sink: S3Sink) -> None:
-    sink.write_at(CHUNK_BYTES, LARGE[CHUNK_BYTES:])
+    for start in range(0, len(LARGE), CHUNK_BYTES):
+        sink.write_at(start, LARGE[start : start + CHUNK_BYTES])
     sink.finish()
 
 
@@ -292,23 +292,7 @@ def test_a_failed_upload_is_told_at_the_next_write(storage: S3Storage, stub: Stu
     sink.abort()
 
 
-@pytest.fixture
-def threadless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread of ours can be started, as in a process that is ending; the server's can."""
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("strata"):
-            raise RuntimeError("can't create new thread at interpreter shutdown")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-@pytest.mark.usefixtures("threadless")
-def test_an_upload_that_no_thread_can_be_had_for_is_sent_by_who_writes(
-    storage: S3Storage, stub: StubS3
-) -> None:
+def test_what_is_writable_is_the_callers_own_again_at_once(storage: S3Storage, stub: StubS3) -> None:
     sink = storage.sink("f/x")
     sink.begin(len(LARGE))
     mine = bytearray(LARGE[CHUNK_BYTES:])
@@ -326,10 +310,9 @@ class Chunk(bytearray):
     """Memory of which it can be seen when it is let go."""
 
 
-@pytest.mark.usefixtures("threadless")
-def test_such_an_upload_keeps_no_chunk_whose_turn_has_come(storage: S3Storage, stub: StubS3) -> None:
+def test_an_upload_keeps_no_chunk_but_what_is_under_way(storage: S3Storage, stub: StubS3) -> None:
     """A copy to the far storage reads each chunk into memory of its own: kept, they were the whole image."""
-    count = 16
+    count = 2 * PARTS_AT_ONCE
     sink = storage.sink("f/x")
     sink.begin(count * CHUNK_BYTES)
     kept: list[weakref.ref[Chunk]] = []
@@ -340,13 +323,12 @@ def test_such_an_upload_keeps_no_chunk_whose_turn_has_come(storage: S3Storage, s
         sink.write_at(number * CHUNK_BYTES, memoryview(chunk).toreadonly())
         del chunk
         most = max(most, sum(each() is not None for each in kept))
-    assert most <= 8, "a few are under way"
+    assert most <= PARTS_AT_ONCE + 4
     sink.finish()
     assert stored(stub, "f/x") == b"".join(bytes([number]) * CHUNK_BYTES for number in range(count))
 
 
-@pytest.mark.usefixtures("threadless")
-def test_who_interrupts_such_an_upload_is_told_of_no_storage(
+def test_who_interrupts_an_upload_is_told_of_no_storage(
     storage: S3Storage, stub: StubS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = storage.sink("f/x")
@@ -360,20 +342,6 @@ def test_who_interrupts_such_an_upload_is_told_of_no_storage(
     with pytest.raises(KeyboardInterrupt):
         sink.finish()
     sink.abort()
-
-
-@pytest.mark.usefixtures("threadless")
-@pytest.mark.parametrize("kind", ["create", "part", "complete"])
-def test_such_an_upload_that_fails_leaves_nothing(storage: S3Storage, stub: StubS3, kind: str) -> None:
-    stub.fail(kind, status=500, times=999, key="f/x")
-    with pytest.raises(StorageError, match="500"):
-        put(storage, "f/x", LARGE)
-    assert (stub.objects, stub.uploads) == ({}, {})
-    sink = storage.sink("f/y")
-    sink.begin(len(LARGE))
-    sink.write_at(0, LARGE)
-    sink.abort()
-    assert (stub.objects, stub.uploads) == ({}, {})
 
 
 # -- what crashes leave -----------------------------------------------------------------------
@@ -398,7 +366,6 @@ def test_old_incomplete_uploads_are_swept_with_the_first_write(storage: S3Storag
     leave_an_upload(storage, stub, "f/young")
     put(storage, "x", b"")
     assert [u.key for u in stub.uploads.values()] == ["checkpoints/run 1/f/young"]
-    assert storage.sweep(older_than_s=0) == 1
 
 
 def test_a_server_that_does_not_list_uploads_costs_nothing_but_a_line(

@@ -15,11 +15,31 @@ class MemoryStorage:
     """Objects in a dictionary. `fault` is called with (verb, name) and may raise."""
 
     def __init__(self) -> None:
+        self.heal()
         self.objects: dict[str, bytes] = {}
         self.held: set[str] = set()
         """By whomever: a process that ends lets go of what it held."""
-        self.fault: Callable[[str, str], None] = lambda verb, name: None
         self._lock = threading.Lock()
+
+    def heal(self) -> None:
+        """Do from now on what is asked."""
+        self.fault: Callable[[str, str], None] = lambda verb, name: None
+
+    def fail(
+        self, error: BaseException, *verbs: str, name: str | tuple[str, ...] = "", times: int = 1_000_000
+    ) -> None:
+        """Raise `error` from now on, so many times: for these verbs, or any, and names that have one of `name`."""
+        left, parts = iter(range(times)), (name,) if isinstance(name, str) else name
+
+        def fault(verb: str, of: str) -> None:
+            if (
+                (not verbs or verb in verbs)
+                and any(part in of for part in parts)
+                and next(left, None) is not None
+            ):
+                raise error
+
+        self.fault = fault
 
     @property
     def uri(self) -> str:

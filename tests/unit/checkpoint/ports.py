@@ -1,4 +1,4 @@
-"""A control plane that is nothing but the catalog's decisions, and ranks' ports to it.
+"""A control plane that is nothing but the catalog's rows of the table of requests, and ranks' ports to it.
 
 What it answers is what a replica answers: the decisions settle on the in-memory keyspace, the
 commit follows by itself, and every change is pushed to every rank. It can be down, lose answers
@@ -10,32 +10,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf.message import Message
 
+from strata.coordinator.calls.checkpoints import catalog
+from strata.coordinator.calls.retention import retention
 from strata.core import checkpoints as core
 from strata.core.arrivals import payload_limit
-from strata.core.checkpoint_chores import chores, decide_adopt
-from strata.core.checkpoint_copies import decide_report_copy
-from strata.core.checkpoint_damage import decide_report_damage
-from strata.core.checkpoint_pins import decide_close_reader, decide_open
 from strata.core.job import JobView
 from strata.core.records import CheckpointRecord, CheckpointState
-from strata.core.retention_plan import decide_set_retention, next_tombstone, retention
+from strata.core.retention_plan import next_tombstone
 from strata.core.save_hold import SaveHold
 from strata.core.txn import Decision
-from strata.core.view import Entry
-from strata.errors import BarrierTimeout, CheckpointNotFound, Unavailable
+from strata.core.view import View
+from strata.errors import BarrierTimeout, Unavailable
 from strata.v1 import checkpoints_pb2 as pb
-from strata.v1 import retention_pb2 as retention_pb
 from strata.v1.worlds_pb2 import RestorePoint
 from strata.wire import checkpoints as wire
 from tests.unit.core.checkpoint_job import Job
+from tests.unit.core.rig import KEYS, Store
 
 LEASE = 7
-
-Find = Callable[[JobView], Entry[CheckpointRecord] | None]
 
 
 class Rounds:
@@ -87,6 +84,10 @@ class Cluster:
         self.commits = True
         self.lose_answers = 0
         self.on_call: Callable[[Message], None] = lambda request: None
+        rows: Any = _Replica(self.job.store)
+        self._rows = {
+            f"{row.method.partition('.')[2]}Request": row.answer for row in (*catalog(rows), *retention(rows))
+        }
 
     def port(self, rank: int, *, restore: RestorePoint | None = None) -> Port:
         author = self.job.author(rank)
@@ -136,157 +137,67 @@ class Cluster:
                 raise Unavailable("the answer was lost")
             return answer
 
-    def _answer(self, request: Message) -> Any:
-        match request:
-            case pb.BeginCheckpointRequest():
-                begin = wire.begin_request(request)
-                found = self._settle(
-                    lambda job: core.decide_begin(job, begin, now_unix_ms=1),
-                    lambda job: job.checkpoint(begin.step, begin.author.generation),
-                )
-                return pb.BeginCheckpointResponse(checkpoint=found)
-            case pb.AckCheckpointRequest():
-                ack = wire.ack_request(request)
-                found = self._settle(
-                    lambda job: core.decide_ack(job, ack),
-                    lambda job: job.checkpoint(ack.step, ack.author.generation),
-                )
-                return pb.AckCheckpointResponse(checkpoint=found)
-            case pb.SealCheckpointRequest():
-                seal = wire.seal_request(request)
-                found = self._settle(
-                    lambda job: core.decide_seal(job, seal),
-                    lambda job: job.checkpoint(seal.step, seal.author.generation),
-                )
-                return pb.SealCheckpointResponse(checkpoint=found)
-            case pb.AbortCheckpointRequest():
-                author = wire.author(request.author)
-                found = self._settle(
-                    lambda job: core.decide_abort(
-                        job, author=author, step=request.step, attempt=request.attempt, reason=request.reason
-                    ),
-                    lambda job: job.checkpoint(request.step, author.generation),
-                )
-                return pb.AbortCheckpointResponse(checkpoint=found)
-            case pb.DeleteCheckpointRequest():
-                found = self._settle(
-                    lambda job: core.decide_delete(
-                        job,
-                        step=request.step,
-                        attempt=request.attempt,
-                        finished=request.finished,
-                        tier=request.tier,
-                        host=request.host,
-                    ),
-                    lambda job: core.find(job, request.step, request.attempt),
-                )
-                return pb.DeleteCheckpointResponse(checkpoint=found)
-            case pb.ReportCopyRequest():
-                copy = wire.copy_request(request)
-                found = self._settle(
-                    lambda job: decide_report_copy(job, copy),
-                    lambda job: core.find(job, request.step, request.attempt),
-                )
-                return pb.ReportCopyResponse(checkpoint=found)
-            case pb.ListCheckpointsRequest():
-                job = self.view()
-                listed = [wire.checkpoint_message(job, entry) for entry in job.checkpoints()]
-                return pb.ListCheckpointsResponse(checkpoints=listed)
-            case pb.GetCheckpointRequest():
-                return self._get(request)
-            case _:
-                return self._keep(request)
-
-    def _keep(self, request: Message) -> Any:
-        """Answer what concerns a checkpoint after its commit."""
-        match request:
-            case retention_pb.SetRetentionRequest():
-                wanted = wire.retention_record(request.retention)
-                who, seen = wire.retention_author(request), wire.if_revision(request)
-                self._settle(
-                    lambda job: decide_set_retention(job, wanted, author=who, if_revision=seen),
-                    lambda job: None,
-                )
-                return retention_pb.SetRetentionResponse(retention=request.retention)
-            case retention_pb.GetRetentionRequest():
-                held = retention(self.view())
-                return retention_pb.GetRetentionResponse(
-                    retention=None if held is None else wire.retention_message(held.record),
-                    revision=0 if held is None else held.mod_revision,
-                )
-            case pb.ListChoresRequest():
-                self._mark()
-                due = chores(self.view(), request.host)
-                return pb.ListChoresResponse(chores=map(wire.chore_message, due))
-            case pb.ReportDamageRequest():
-                report = wire.damage_report(request)
-                found = self._settle(
-                    lambda job: decide_report_damage(job, report),
-                    lambda job: core.find(job, request.step, request.attempt),
-                )
-                return pb.ReportDamageResponse(checkpoint=found)
-            case pb.AdoptCheckpointRequest():
-                adopt = wire.adopt_request(request)
-                found = self._settle(
-                    lambda job: decide_adopt(job, adopt),
-                    lambda job: core.find(job, request.step, request.attempt),
-                )
-                return pb.AdoptCheckpointResponse(checkpoint=found)
-            case pb.OpenCheckpointRequest():
-                self.job.store.state.leased.setdefault(LEASE, set())
-                found = self._settle(
-                    lambda job: decide_open(
-                        job,
-                        step=request.step,
-                        attempt=request.attempt,
-                        reader=request.reader,
-                        who=request.who,
-                        lease=LEASE,
-                    ),
-                    lambda job: core.find(job, request.step, request.attempt),
-                )
-                return pb.OpenCheckpointResponse(checkpoint=found)
-            case pb.CloseCheckpointRequest():
-                self._settle(
-                    lambda job: decide_close_reader(
-                        job, step=request.step, attempt=request.attempt, reader=request.reader
-                    ),
-                    lambda job: None,
-                )
-                return pb.CloseCheckpointResponse()
-        raise AssertionError(f"nobody answers {type(request).__name__}")
+    def _answer(self, request: Any) -> Any:
+        if isinstance(request, pb.ListChoresRequest):
+            self._mark()
+        before = self.job.store.revision
+        request.job = "job"
+        answer = _done(self._rows[type(request).__name__](request, None))
+        if self.commits:
+            self.job.commit()
+        if self.pushes and self.job.store.revision != before:
+            job, named = self.view(), getattr(request, "attempt", "")
+            for entry in job.checkpoints():
+                if entry.mod_revision > before or entry.record.attempt == named:  # or what hangs on it
+                    for observe in tuple(self.observers):
+                        observe(wire.checkpoint_message(job, entry))
+        return answer
 
     def _mark(self) -> None:
         """Do what the leader does on each change."""
         while (decision := next_tombstone(self.view(), now_unix_ms=1)).txn is not None:
             assert self.job.store.execute(decision.txn).succeeded
 
-    def _get(self, request: pb.GetCheckpointRequest) -> pb.GetCheckpointResponse:
-        job = self.view()
-        entry = core.newest(job) if request.latest else core.find(job, request.step, request.attempt)
-        if request.before and entry is not None:
-            entry = core.newest(job, before=core.counts(job, entry.record))
-        if entry is None:
-            raise CheckpointNotFound("none")
-        return pb.GetCheckpointResponse(checkpoint=wire.checkpoint_with_doubts(job, entry))
 
-    def _settle(self, decide: Callable[[JobView], Decision], find: Find) -> pb.Checkpoint | None:
-        before = self.job.store.revision
-        self.job.store.settle(decide)
-        answer = self._message(find)
-        if self.commits:
-            self.job.commit()
-        if self.pushes and self.job.store.revision != before:
-            news = self._message(find)
-            for observe in tuple(self.observers) if news is not None else ():
-                assert news is not None
-                observe(news)
-        return answer
+class _Replica:
+    """What the rows need of a replica: a view that is never behind, who settles, and leases."""
 
-    def _message(self, find: Find) -> pb.Checkpoint | None:
-        job = self.view()
-        entry = find(job)
-        return wire.checkpoint_message(job, entry) if entry is not None else None
+    keys = KEYS
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.mirror = self.executor = self.store = self
+
+    @property
+    def view(self) -> View:
+        return self._store.live.view
+
+    def unix_now(self) -> float:
+        return 0.001
+
+    async def fresh(self) -> None:
+        """It is."""
+
+    async def settle(self, decide: Callable[[View], Decision], **_: object) -> None:
+        self._store.settle(lambda job: decide(job.view))
+
+    async def grant(self, ttl_s: int) -> Any:
+        self._store.state.leased.setdefault(LEASE, set())
+        return SimpleNamespace(id=LEASE)
+
+    async def keep_alive(self, lease: int) -> None:
+        """Nothing runs out."""
+
+    revoke = keep_alive
+
+
+def _done(answer: Any) -> Any:
+    """Return what an answer comes to that waits for nothing."""
+    try:
+        answer.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("it waits for something")
 
 
 @dataclass

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from strata.checkpoint import rng
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.catalog import Catalog, CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.local_catalog import LocalCatalog
+from strata.checkpoint.reader import load
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import OnStep, Storage, unobserved
@@ -49,3 +50,10 @@ def save(
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5, on_step=on_step)
     request = SaveRequest(step=step, metadata=metadata or {})
     return saver.save(snapshot_of(state, with_rng=with_rng), request, an_info(step))
+
+
+def loaded(storage: Storage, catalog: Catalog, checkpoint: CheckpointMetadata, rank: int = 0) -> Any:
+    """Return the state that `rank` saved."""
+    folder = catalog.folder(checkpoint)
+    saved = load(storage, folder, manifest_digest=checkpoint.manifest_digest, rank=rank).saved
+    return saved.value(saved.tree)

@@ -40,17 +40,23 @@ def place(image: ImageRef, offset: int, number: int) -> ChunkPlace:
     return ChunkPlace(image=image, offset=offset, size_bytes=size_bytes, digest=DIGESTS[number])
 
 
-def test_a_whole_tensor_lies_in_its_ranks_image() -> None:
-    whole = TensorEntry(spec=SPEC, start=64, end=64 + SPEC.size_bytes, chunks=DIGESTS)
-    (places,) = chunk_places("job/step-2", [of_rank(0, whole)], 0).values()
-    assert places == tuple(place(own(0), 64 + n * CHUNK_BYTES, n) for n in range(3))
+WHOLE = TensorEntry(spec=SPEC, start=64, end=64 + SPEC.size_bytes, chunks=DIGESTS)
+RUNS = (Run(first=0, count=2, file=1, offset=8), Run(first=2, count=1, file=0, offset=0))
 
 
-def test_chunks_of_an_incremental_lie_where_its_runs_say() -> None:
-    runs = (Run(first=0, count=2, file=1, offset=8), Run(first=2, count=1, file=0, offset=0))
-    entry = TensorEntry(spec=SPEC, runs=runs, chunks=DIGESTS)
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (WHOLE, [(own(0), 64), (own(0), 64 + CHUNK_BYTES), (own(0), 64 + 2 * CHUNK_BYTES)]),
+        (
+            TensorEntry(spec=SPEC, runs=RUNS, chunks=DIGESTS),
+            [(EARLIER, 8), (EARLIER, 8 + CHUNK_BYTES), (own(0), 0)],
+        ),
+    ],
+)
+def test_chunks_lie_where_their_entry_says(entry: TensorEntry, expected: list[tuple[ImageRef, int]]) -> None:
     (places,) = chunk_places("job/step-2", [of_rank(0, entry, EARLIER)], 0).values()
-    assert places == (place(EARLIER, 8, 0), place(EARLIER, 8 + CHUNK_BYTES, 1), place(own(0), 0, 2))
+    assert places == tuple(place(image, offset, n) for n, (image, offset) in enumerate(expected))
 
 
 def share(*runs: Run) -> TensorEntry:

@@ -11,15 +11,11 @@ import pytest
 import torch
 
 from strata.checkpoint import snapshot
-from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.cuda_copies import Copy, CudaCopies, Pending, optimizers_in, owned_by
 from strata.checkpoint.memory import Arena
-from strata.checkpoint.reader import load
-from strata.checkpoint.saving import Saver
-from strata.checkpoint.writer import MAX_IN_FLIGHT, AsyncCheckpointWriter
+from strata.checkpoint.writer import MAX_IN_FLIGHT
 from tests.conftest import need
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint.writer_rig import Rig
 
 if TYPE_CHECKING:
     from strata.checkpoint.tensors import TensorSpec
@@ -79,20 +75,6 @@ def test_memory_is_pinned_once_and_undone_before_it_goes() -> None:
     arena.release()
     assert told[-1] == "undo"
     assert len(told) == 4
-
-
-class Rig:
-    def __init__(self) -> None:
-        self.storage = MemoryStorage()
-        self.catalog = local_catalog(self.storage)
-        saver = Saver(storage=self.storage, catalog=self.catalog, commit_timeout_s=LIMIT_S)
-        self.writer = AsyncCheckpointWriter(saver)
-
-    def loaded(self, step: int) -> Any:
-        (found,) = (c for c in self.catalog.all() if c.step == step)
-        folder = self.catalog.folder(found)
-        saved = load(self.storage, folder, manifest_digest=found.manifest_digest, rank=0).saved
-        return saved.value(saved.tree)
 
 
 class Devices:
@@ -156,9 +138,9 @@ def test_a_device_that_does_not_start_is_the_saves_error_and_costs_no_arena(
     monkeypatch.setattr(CudaCopies, "start", no_device)
     for _ in range(MAX_IN_FLIGHT + 1):
         with pytest.raises(RuntimeError, match="CUDA error"):
-            rig.writer.write(state, SaveRequest(step=1))
+            rig.write(1, state)
     monkeypatch.undo()
-    rig.writer.write(state, SaveRequest(step=1)).wait(LIMIT_S)
+    rig.write(1, state).wait(LIMIT_S)
     rig.writer.close()
 
 
@@ -174,7 +156,7 @@ def test_a_snapshot_is_of_the_moment_it_was_taken_whatever_is_done_next() -> Non
             key: {name: item.clone() for name, item in own.items()}
             for key, own in state["optim"].state_dict()["state"].items()
         }
-        info = rig.writer.write(state, SaveRequest(step=step))
+        info = rig.write(step, state)
         take_a_step(state, "cuda", width)
         state["model"][1].running_mean.add_(1)
         info.wait(LIMIT_S)
@@ -192,10 +174,10 @@ def test_the_host_does_not_wait_for_the_copy() -> None:
     need("gpu", torch.cuda.is_available(), "run it on a host with a CUDA device")
     rig = Rig()
     state: dict[str, Any] = {"w": torch.ones(1 << 28, device="cuda"), "step": 1}
-    rig.writer.write(state, SaveRequest(step=1)).wait(LIMIT_S)  # memory is pinned now
+    rig.write(1, state).wait(LIMIT_S)  # memory is pinned now
     torch.cuda.synchronize()
     torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]  # torch's own tests use it
-    info = rig.writer.write(state, SaveRequest(step=2))
+    info = rig.write(2, state)
     assert not torch.cuda.current_stream().query(), "the device had not even begun to copy"
     state["w"].zero_()
     info.wait(LIMIT_S)

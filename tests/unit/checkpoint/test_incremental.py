@@ -114,22 +114,23 @@ def located(entry: TensorEntry, files: tuple[ImageRef, ...]) -> list[tuple[str, 
 
 def test_every_chunk_is_in_one_run_and_neighbours_share_theirs() -> None:
     specs = {"t": spec(6), "whole": spec(0, rest=8)}
-    base = {"t": saved("ab") | saved("cd", OLDER, first=2) | saved("ef", first=4)}
-    delta = compare(specs, {"t": "abcXef", "whole": ("w",)}, base)
+    base = {"t": saved("abcdef") | saved("d", OLDER, first=3)}
+    digests = {"t": "aXcdef", "whole": ("w",)}
+    delta = compare(specs, digests, base)
     layout = lay_out(specs, partly=delta.partly)
-    found, files = entries(layout, specs, {"t": "abcXef", "whole": ("w",)}, delta.kept)
+    found, files = entries(layout, specs, digests, delta.kept)
     assert files == (BASE, OLDER)
     (piece,) = layout.pieces
     assert located(found["t"], files) == [
         ("step-1", 4096),
-        ("step-1", 4096 + CHUNK_BYTES),
-        ("step-0", 4096),
         ("", piece.start),
-        ("step-1", 4096),
-        ("step-1", 4096 + CHUNK_BYTES),
+        ("step-1", 4096 + 2 * CHUNK_BYTES),
+        ("step-0", 4096),
+        ("step-1", 4096 + 4 * CHUNK_BYTES),
+        ("step-1", 4096 + 5 * CHUNK_BYTES),
     ]
-    assert len(found["t"].runs or ()) == 4
-    assert found["whole"].plain
+    assert [run.count for run in found["t"].runs or ()] == [1, 1, 1, 1, 2]
+    assert found["whole"].runs is None
     assert found["whole"].end - found["whole"].start == 8
 
 

@@ -15,7 +15,6 @@ from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.manifest import GLOBAL_NAME, Manifest, RankManifest
 from strata.checkpoint.marker import committed
-from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.client.checkpoint_catalog import CoordinatedCatalog
 from strata.client.checkpoint_retention import retain
@@ -24,7 +23,7 @@ from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointAborted, Conflict, StrataError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.ports import Cluster
-from tests.unit.checkpoint.saves import snapshot_of
+from tests.unit.checkpoint.saves import loaded, snapshot_of
 
 LIMIT_S = 20
 INCREMENTAL = CheckpointType.INCREMENTAL
@@ -74,9 +73,7 @@ class World:
         return found
 
     def load(self, record: CheckpointMetadata, rank: int) -> Any:
-        folder = self.catalogs[rank].folder(record)
-        loaded = load(self.storage, folder, manifest_digest=record.manifest_digest, rank=rank)
-        return loaded.saved.value(loaded.saved.tree)
+        return loaded(self.storage, self.catalogs[rank], record, rank)
 
     def manifest(self, record: CheckpointMetadata) -> Manifest:
         name = f"{self.catalogs[0].folder(record)}/{GLOBAL_NAME}"

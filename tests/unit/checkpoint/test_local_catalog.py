@@ -14,7 +14,7 @@ from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.removal import remove_objects
 from strata.checkpoint.root import COORDINATED, STANDALONE, claim, owner_of
 from strata.core.records import CheckpointState
-from strata.errors import CheckpointError, ConfigError, Refused, StorageError
+from strata.errors import ConfigError, Refused, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
 from tests.unit.checkpoint.saves import local_catalog, save
 
@@ -97,15 +97,10 @@ def test_a_second_save_of_a_step_finds_the_first() -> None:
 def test_a_failed_save_may_be_made_again_and_its_rest_is_known() -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
-
-    def full(verb: str, name: str) -> None:
-        if name.endswith(GLOBAL_NAME):
-            raise StorageError("disk full")
-
-    storage.fault = full
+    storage.fail(StorageError("disk full"), name=GLOBAL_NAME)
     with pytest.raises(StorageError, match="disk full"):
         save(storage, catalog, {"a": 1}, 20)
-    storage.fault = lambda verb, name: None
+    storage.heal()
     assert catalog.all() == []
     assert len(catalog.leftovers()) == 1
     save(storage, catalog, {"a": 1}, 20)
@@ -214,14 +209,7 @@ def test_a_jobs_folder_belongs_to_one_cluster() -> None:
         claim(storage, f"{COORDINATED}:uid-2/gpt", folder="gpt")
 
 
-def test_a_root_of_a_newer_release_is_refused() -> None:
-    storage = MemoryStorage()
-    storage.objects["strata.json"] = b'{"format":"strata-root","version":9,"owner":"standalone"}'
-    with pytest.raises(CheckpointError, match="format 9"):
-        claim(storage, STANDALONE)
-
-
-@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b"\xff"])
+@pytest.mark.parametrize("data", [b"{", b"[]", b"{}", b"\xff", b'{"attempt": "a1", "self": "0"}'])
 def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,24 +230,6 @@ def test_a_broken_tag_hides_no_checkpoint_and_lets_none_be_deleted(
     marks.tag(storage, second, "best")
     assert catalog.all()[1].tags == ("best", "good")
     catalog.delete(first)
-
-
-def test_a_tag_whose_bits_were_flipped_is_broken_wherever_it_was() -> None:
-    """Also in the name of the attempt: it would name none, and the checkpoint that somebody named would go."""
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    for step in (20, 40):
-        save(storage, catalog, {"a": step}, step)
-    first, _ = catalog.all()
-    marks.tag(storage, first, "best")
-    whole = storage.objects["tags/best"]
-    for bit in range(8 * len(whole)):
-        flipped = bytearray(whole)
-        flipped[bit // 8] ^= 1 << bit % 8
-        storage.objects["tags/best"] = bytes(flipped)
-        assert marks.tags(storage).broken.keys() == {"best"}, (bit, flipped)
-    with pytest.raises(Refused, match="may be what the tag best names"):
-        catalog.delete(first)
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "best~", "a note.txt"])

@@ -2,137 +2,77 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.manifest import RankManifest
-from strata.checkpoint.reader import load
 from strata.checkpoint.replication import Replication
 from strata.checkpoint.restoring import restore_into
-from strata.checkpoint.saving import Saver
 from strata.checkpoint.state import Flat
-from strata.core.records import CheckpointState, CheckpointType
-from strata.errors import StrataError
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import an_info, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
+from strata.core.records import CheckpointState
+from tests.unit.checkpoint.ranks import Ranks
 
 LARGE = 3 * CHUNK_BYTES + 5
 
 
-class World:
-    """Ranks that save together."""
-
-    def __init__(self, ranks: int) -> None:
-        self.storage = MemoryStorage()
-        self.shared = SharedCatalog(ranks)
-        self.errors: list[StrataError] = []
-
-    def save(
-        self,
-        states: Sequence[Mapping[str, Any]],
-        step: int,
-        *,
-        paths: Sequence[Sequence[str]] = (),
-        kind: CheckpointType = CheckpointType.FULL,
-    ) -> CheckpointMetadata:
-        def one(rank: int) -> None:
-            declared = frozenset(paths[rank]) if paths else frozenset({"same"})
-            replication = Replication(rank=rank, ranks=len(states), paths=declared)
-            saver = Saver(storage=self.storage, catalog=self.shared.of(rank), commit_timeout_s=20)
-            snapshot = snapshot_of(states[rank], replication=replication)
-            try:
-                saver.save(snapshot, SaveRequest(step=step, type=kind), an_info(step))
-            except StrataError as error:
-                self.errors.append(error)
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(states))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return self.shared.records[step]
-
-    def manifests(self, record: CheckpointMetadata) -> list[RankManifest]:
-        folder = self.shared.of(0).folder(record)
-        return [
-            RankManifest.from_bytes(self.storage.read(f"{folder}/rank-{rank:05d}.json"), what="it")
-            for rank in range(self.shared.world_size)
-        ]
-
-    def restored(self, record: CheckpointMetadata, rank: int, state: dict[str, Any]) -> dict[str, Any]:
-        folder = self.shared.of(0).folder(record)
-        loaded = load(self.storage, folder, manifest_digest=record.manifest_digest, rank=rank, state=state)
-        restore_into(loaded.saved, state)
-        return state
-
-
-def a_state(rank: int, *, small: float = 1.0) -> dict[str, Any]:
+def a_state(rank: int, *, small: Any = (1.0,) * 4) -> dict[str, Any]:
     large = np.arange(LARGE, dtype=np.uint8)
-    return {"same": {"large": large, "small": np.full(4, small), "raw": b"xyz"}, "mine": np.full(2, rank)}
+    return {"same": {"large": large, "small": np.array(small), "raw": b"xyz"}, "mine": np.full(2, rank)}
 
 
-def empty() -> dict[str, Any]:
-    return {"same": {"large": np.zeros(LARGE, np.uint8), "small": np.zeros(4), "raw": None}}
+def restored(ranks: Ranks, rank: int, state: dict[str, Any]) -> dict[str, Any]:
+    restore_into(ranks.loaded(rank, state).saved, state)
+    return state
 
 
 def test_replicas_write_once_and_any_rank_restores() -> None:
-    world = World(3)
-    record = world.save([a_state(rank) for rank in range(3)], step=5)
-    assert (record.state, world.errors) == (CheckpointState.COMMITTED, [])
+    ranks = Ranks(3)
+    ranks.save(states=[a_state(rank) for rank in range(3)], paths=[["same"]] * 3)
+    assert ranks.states() == [CheckpointState.COMMITTED] * 3
+    names = [f"{ranks.folder}/rank-{rank:05d}.json" for rank in range(3)]
     written = [
         sum(entry.chunk_bytes(number) for number, _, _ in entry.located())
-        for manifest in world.manifests(record)
+        for manifest in (RankManifest.from_bytes(ranks.near.objects[name], what=name) for name in names)
         for name, entry in manifest.tensors.items()
         if name.startswith("same")
     ]
     assert sum(written) == LARGE + 32 + 3
     assert max(written) <= 2 * CHUNK_BYTES
     for rank in range(4):
-        here = world.restored(record, rank, empty())["same"]
+        empty = {"same": {"large": np.zeros(LARGE, np.uint8), "small": np.zeros(4), "raw": None}}
+        here = restored(ranks, rank, empty)["same"]
         assert here["large"].tolist() == a_state(0)["same"]["large"].tolist()
         assert (here["small"].tolist(), here["raw"]) == ([1.0] * 4, b"xyz")
-    own = world.restored(record, 2, {"mine": np.zeros(2, np.int64)})
-    assert own["mine"].tolist() == [2, 2]
+    assert restored(ranks, 2, {"mine": np.zeros(2, np.int64)})["mine"].tolist() == [2, 2]
 
 
-def test_what_differs_is_an_error_that_names_the_tensor_and_nothing_is_committed() -> None:
-    world = World(2)
-    record = world.save([a_state(0), a_state(1, small=2.0)], step=5)
-    assert record.state is CheckpointState.ABORTED
-    assert any("same.small differs between rank 0 and rank 1" in str(error) for error in world.errors)
-
-
-def test_what_one_rank_did_not_declare_is_an_error() -> None:
-    world = World(2)
-    record = world.save([a_state(0), a_state(1)], step=5, paths=[["same"], []])
-    assert record.state is CheckpointState.ABORTED
-    assert any("every rank must declare the same tensors" in str(error) for error in world.errors)
-
-
-def test_another_shape_is_an_error() -> None:
-    world = World(2)
-    other = a_state(1)
-    other["same"]["small"] = np.ones(5)
-    record = world.save([a_state(0), other], step=5)
-    assert record.state is CheckpointState.ABORTED
-    assert any("float64[4] on rank 0 and float64[5] on rank 1" in str(error) for error in world.errors)
+@pytest.mark.parametrize(
+    ("small", "declared", "said"),
+    [
+        ((2.0,) * 4, "same", "same.small differs between rank 0 and rank 1"),
+        ((1.0,) * 5, "same", "float64[4] on rank 0 and float64[5] on rank 1"),
+        ((1.0,) * 4, "mine", "every rank must declare the same tensors"),
+    ],
+)
+def test_what_is_not_alike_is_an_error_that_names_the_tensor_and_nothing_is_committed(
+    small: tuple[float, ...], declared: str, said: str
+) -> None:
+    ranks = Ranks(2)
+    ranks.save(states=[a_state(0), a_state(1, small=small)], paths=[["same"], [declared]])
+    assert ranks.record.state is CheckpointState.ABORTED
+    assert any(said in str(error) for error in ranks.ends.values())
 
 
 def test_the_fingerprint_of_the_model_does_not_depend_on_the_number_of_replicas() -> None:
     prints = set()
-    for ranks in (1, 2, 3):
-        world = World(ranks)
-        states = [{"model": {"w": np.arange(LARGE, dtype=np.uint8)}} for _ in range(ranks)]
-        record = world.save(states, step=1, paths=[["model"]] * ranks)
-        folder = world.shared.of(0).folder(record)
-        loaded = load(world.storage, folder, manifest_digest=record.manifest_digest, rank=0)
-        prints.add(loaded.manifest.model_hash)
+    for count in (1, 2, 3):
+        ranks = Ranks(count)
+        state = {"model": {"w": np.arange(LARGE, dtype=np.uint8)}}
+        ranks.save(states=[state] * count, paths=[["model"]] * count)
+        prints.add(ranks.loaded(0).manifest.model_hash)
     assert len(prints) == 1
 
 
@@ -152,10 +92,8 @@ def test_a_path_stands_for_what_is_below_it() -> None:
     flat.add("__rng__", {"t": value.copy()})
     assert set(flat.replicas) == {"model.w", "model.deep.0", "optim.state.0"}
     assert {(each.number, each.count) for each in flat.replicas.values()} == {(1, 2)}
-    everything = Flat(replication=Replication(rank=0, ranks=2, paths=frozenset({""})))
-    everything.add("", {"a": value.copy()})
-    everything.add("__rng__", {"t": value.copy()})
-    assert set(everything.replicas) == {"a"}
-    alone = Flat(replication=Replication(rank=0, ranks=1, paths=frozenset({""})))
-    alone.add("", {"a": value.copy()})
-    assert not alone.replicas
+    for ranks, held in ((2, {"a"}), (1, set())):
+        everything = Flat(replication=Replication(rank=0, ranks=ranks, paths=frozenset({""})))
+        everything.add("", {"a": value.copy()})
+        everything.add("__rng__", {"t": value.copy()})
+        assert set(everything.replicas) == held

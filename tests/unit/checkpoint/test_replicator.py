@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,10 +23,11 @@ from strata.checkpoint.tiers import TieredStorage
 from strata.core.records import CheckpointType
 from strata.errors import CheckpointCorrupt, StorageError, StrataError
 from tests.unit.checkpoint.memory_storage import MemorySource, MemoryStorage
+from tests.unit.checkpoint.ranks import STEP, Ranks
 from tests.unit.checkpoint.saves import an_info, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 from tests.unit.checkpoint.test_tiers import LIMIT_S, STATE, Pair, of, replica_of
 
+GONE = OSError("the device is gone")
 FROZEN = {"frozen": bytes(range(256)) * (2 * CHUNK_BYTES // 256)}
 
 
@@ -57,17 +58,15 @@ def until_lost(replicator: Replicator, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("the device is gone"), MemoryError(), KeyError("x")])
-@pytest.mark.parametrize(("side", "verb"), [("near", "read"), ("far", "begin"), ("far", "write")])
+@pytest.mark.parametrize(
+    ("side", "verb", "name"),
+    [("near", "read", ""), ("far", "begin", ""), ("far", "write", ""), ("far", "create", MARKER)],
+)
 def test_it_is_told_and_the_next_one_is_copied(
-    pair: Pair, caplog: pytest.LogCaptureFixture, error: Exception, side: str, verb: str
+    pair: Pair, caplog: pytest.LogCaptureFixture, error: Exception, side: str, verb: str, name: str
 ) -> None:
     first, second = pair.save(1), pair.save(2)
-
-    def fault(did: str, name: str) -> None:
-        if did == verb and name.startswith(first.folder):
-            raise error
-
-    getattr(pair, side).fault = fault
+    getattr(pair, side).fail(error, verb, name=f"{first.folder}/{name}")
     pair.replicator.add(first)
     pair.replicator.add(second)
     with pytest.raises(StorageError, match=f"step 1 is not copied.*{type(error).__name__}") as told:
@@ -78,21 +77,6 @@ def test_it_is_told_and_the_next_one_is_copied(
     assert committed(pair.far, first.folder) is None
     pair.replicator.wait(LIMIT_S)  # it is told once
     assert "step 1 is not copied" in caplog.text
-
-
-def test_a_mark_that_cannot_be_made_is_told_too(pair: Pair) -> None:
-    first, second = pair.save(1), pair.save(2)
-
-    def fault(verb: str, name: str) -> None:
-        if verb == "create" and name == f"{first.folder}/{MARKER}":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
-    pair.replicator.add(first)
-    pair.replicator.add(second)
-    with pytest.raises(StorageError, match="step 1 is not copied"):
-        pair.replicator.wait(LIMIT_S)
-    assert committed(pair.far, second.folder) is not None
 
 
 @pytest.mark.parametrize(
@@ -132,12 +116,7 @@ def test_a_wait_where_no_thread_can_be_started_ends(pair: Pair, monkeypatch: pyt
 
 def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
-
-    def fault(verb: str, name: str) -> None:
-        if verb == "begin":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
+    pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
     with pytest.raises(StorageError, match="step 1"):
         pair.replicator.wait(LIMIT_S)
@@ -150,45 +129,27 @@ def test_it_can_be_asked_for_without_a_wait(pair: Pair) -> None:
     pair.replicator.check()
 
 
-def test_what_nobody_asked_for_is_told_at_the_end(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    def fault(verb: str, name: str) -> None:
-        if verb == "begin":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
+@pytest.mark.parametrize("end", [Replicator.close, Replicator._at_exit])
+def test_what_nobody_asked_for_is_told_at_the_end(
+    pair: Pair,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    end: Callable[[Replicator], None],
+) -> None:
+    pair.far.fail(GONE, "begin")
     pair.replicator.add(pair.save(1))
     until_lost(pair.replicator)
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        pair.replicator.close()
-    assert "nobody was told" in caplog.text
-    assert "step 1 is not copied" in caplog.text
-
-
-def test_at_the_end_of_the_process_it_is_told_on_stderr(
-    pair: Pair, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fault(verb: str, name: str) -> None:
-        if verb == "begin":
-            raise OSError("the device is gone")
-
-    pair.far.fault = fault
-    pair.replicator.add(pair.save(1))
-    until_lost(pair.replicator)
-    pair.replicator._at_exit()
-    assert "strata: step 1 is not copied" in capsys.readouterr().err
+        end(pair.replicator)
+    assert "step 1 is not copied" in caplog.text + capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["begin", "finish", "create"])
 def test_what_is_missing_there_is_not_missing_here(pair: Pair, verb: str) -> None:
     """A server that answers 404 to an upload is in trouble; the checkpoint is not."""
-    replica, failures = pair.save(1), iter(range(3))
-
-    def fault(did: str, name: str) -> None:
-        if did == verb and next(failures, None) is not None:
-            raise ObjectMissing("no such upload")
-
-    pair.far.fault = fault
+    replica = pair.save(1)
+    pair.far.fail(ObjectMissing("no such upload"), verb, times=3)
     pair.replicator.add(replica)
     pair.replicator.wait(LIMIT_S)
     assert of(pair.far, replica) == of(pair.near, replica)
@@ -196,12 +157,7 @@ def test_what_is_missing_there_is_not_missing_here(pair: Pair, verb: str) -> Non
 
 def test_one_that_cannot_be_read_here_keeps_no_other_waiting(pair: Pair) -> None:
     first, second = pair.save(1), pair.save(2)
-
-    def fault(verb: str, name: str) -> None:
-        if verb == "read" and name == image_of(pair.near, first):
-            raise StorageError("a sector is bad")
-
-    pair.near.fault = fault
+    pair.near.fail(StorageError("a sector is bad"), "read", name=image_of(pair.near, first))
     pair.replicator.add(first)
     pair.replicator.add(second)
     with pytest.raises(StorageError, match=r"steps \[1\] .*a sector is bad"):
@@ -253,34 +209,24 @@ def test_what_an_incremental_does_not_use_keeps_it_from_nothing(
     assert committed(pair.far, base.folder) is None, "half of it lies there, unproven"
 
 
+@pytest.mark.parametrize("harm", ["a bit", "cut"])
 @pytest.mark.parametrize("which", ["base", "own"])
-def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str) -> None:
-    base, replica = with_incremental(pair)
-    spoilt = base if which == "base" else replica
-    name = image_of(pair.near, spoilt)
-    put(pair.far, name, pair.near.objects[name])
-    flip(pair.far, name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
-    pair.replicator.add(replica)
-    with pytest.raises(CheckpointCorrupt, match=r"memory.*differs"):
-        pair.replicator.wait(LIMIT_S)
-    assert not pair.far.exists(f"{replica.folder}/{MARKER}")
-    assert not pair.far.exists(f"{replica.folder}/manifest.json")
-
-
-@pytest.mark.parametrize("which", ["base", "own"])
-def test_what_was_cut_there_is_an_error_of_the_copy_and_not_tried_for_ever(pair: Pair, which: str) -> None:
-    """A name that is taken is never replaced, and no upload leaves a part of an object under its name."""
+def test_what_lies_there_already_is_proven_before_it_counts(pair: Pair, which: str, harm: str) -> None:
+    """What is cut is not written anew: no upload leaves a part of an object, and no name that is taken is replaced."""
     base, replica = with_incremental(pair)
     name = image_of(pair.near, base if which == "base" else replica)
-    put(pair.far, name, pair.near.objects[name][:-1])
+    whole = pair.near.objects[name]
+    put(pair.far, name, whole if harm == "a bit" else whole[:-1])
+    said = f"memory.* has {len(whole) - 1} bytes instead of {len(whole)}"
+    if harm == "a bit":
+        flip(pair.far, name, 9 if which == "own" else at_of(pair, base, "frozen") + 5)
+        said = "memory.*differs"
     pair.replicator.add(replica)
-    size_bytes = len(pair.near.objects[name])
-    with pytest.raises(
-        CheckpointCorrupt, match=rf"memory.* has {size_bytes - 1} bytes instead of {size_bytes}"
-    ) as told:
+    with pytest.raises(CheckpointCorrupt, match=said) as told:
         pair.replicator.wait(LIMIT_S)
     assert "remove the damaged object there" in told.value.hint
     assert not pair.far.exists(f"{replica.folder}/{MARKER}")
+    assert not pair.far.exists(f"{replica.folder}/manifest.json")
 
 
 def test_what_this_process_proved_is_not_read_back(pair: Pair) -> None:
@@ -327,20 +273,9 @@ def test_what_has_no_marker_here_for_the_disk_was_full_then_is_copied_and_marked
 
 def of_two(pair: Pair) -> Replica:
     """Return a checkpoint that two ranks saved near."""
-    shared, ends = SharedCatalog(2), []
-
-    def one(rank: int) -> None:
-        saver = Saver(storage=pair.near, catalog=shared.of(rank), commit_timeout_s=10)
-        ends.append(saver.save(snapshot_of({"rank": rank, **STATE}), SaveRequest(step=7), an_info(7)))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    saved = ends[0]
-    folder = shared.of(0).folder(saved)
-    return Replica(folder=folder, attempt=saved.id, manifest_digest=saved.manifest_digest, step=7)
+    ranks = Ranks(2, near=pair.near)
+    ranks.save(states=[{"rank": rank, **STATE} for rank in range(2)])
+    return ranks.replica
 
 
 def ranks_of(pair: Pair, world: str, *, others_s: float = 600.0) -> list[Replicator]:
@@ -385,7 +320,6 @@ def test_a_rank_that_cannot_copy_its_part_tells_the_others(pair: Pair) -> None:
 
 def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     replica, (first, second) = of_two(pair), ranks_of(pair, "1", others_s=0.05)
-    info = an_info(7)
     first.add(replica)
     told: list[StrataError] = []
 
@@ -400,7 +334,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_is_gone(pair: Pair) -> None:
     waiting.join(LIMIT_S)
     assert not waiting.is_alive()
     assert "rank 1" in told[0].message
-    assert f"steps [{info.step}]" in told[0].message
+    assert f"steps [{STEP}]" in told[0].message
     first.check()  # it may only be slow: that is nobody's error yet
     second.add(replica)
     second.wait(LIMIT_S)

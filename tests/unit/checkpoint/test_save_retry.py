@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
+from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.local_file import as_storage_error
 from strata.checkpoint.local_storage import LocalStorage
 from strata.checkpoint.marker import NAME as MARKER
@@ -18,16 +18,15 @@ from strata.checkpoint.marker import committed, read_manifest, write_marker
 from strata.checkpoint.s3_errors import storage_error
 from strata.checkpoint.save_retry import PAUSES_S, HoldOver, SaveRetry
 from strata.checkpoint.saving import DROPPED, Saver
-from strata.checkpoint.sink import Storage, put
-from strata.checkpoint.tiers import FarAway, TieredStorage, from_afar
+from strata.checkpoint.sink import put
+from strata.checkpoint.tiers import FarAway, from_afar
 from strata.core.records import CheckpointState
 from strata.core.save_hold import SaveHold
-from strata.errors import CheckpointAborted, StorageError, StrataError
+from strata.errors import CheckpointAborted, StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ranks import LIMIT_S, Ranks
 from tests.unit.checkpoint.saves import an_info, local_catalog, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
-LIMIT_S = 20.0
 QUICK_S = (0.01,)
 
 
@@ -207,127 +206,63 @@ def test_without_a_grace_nothing_is_held() -> None:
     assert (clock.told, clock.pauses) == ([], [])
 
 
-def test_the_second_tier_takes_what_the_first_one_refuses_and_is_asked_in_each_try() -> None:
-    clock, near, far = Clock(), Refusing(*(full() for _ in range(99))), Refusing(full(), full())
+@pytest.mark.parametrize(
+    ("refusals", "of_far", "calls"),
+    [(99, [full(), full()], (3, 3)), (1, [StorageError("denied")], (2, 1))],
+    ids=["it takes it in the end", "it never will"],
+)
+def test_the_second_tier_is_asked_in_each_try_and_the_first_ones_reason_counts(
+    refusals: int, of_far: list[StorageError], calls: tuple[int, int]
+) -> None:
+    clock, near, far = Clock(), Refusing(*(full() for _ in range(refusals))), Refusing(*of_far)
     assert clock.first(near, far) == 7
-    assert (near.calls, far.calls) == (3, 3)
-
-
-def test_where_the_second_tier_refuses_for_good_the_first_ones_reason_counts() -> None:
-    clock, near, far = Clock(), Refusing(full()), Refusing(StorageError("denied"))
-    assert clock.first(near, far) == 7
-    assert (near.calls, far.calls) == (2, 1)
+    assert (near.calls, far.calls) == calls
 
 
 # -- whole saves ------------------------------------------------------------------------------
-
-
-class Ranks:
-    """Ranks that save together; what `refuses` says is refused as by a full disk."""
-
-    def __init__(self, count: int, *, grace_s: float = LIMIT_S, far: Storage | None = None) -> None:
-        self.near = MemoryStorage()
-        self.storage: Storage = self.near if far is None else TieredStorage(self.near, far)
-        self.shared = SharedCatalog(count)
-        self.infos = [an_info(20) for _ in range(count)]
-        self.retries = [SaveRetry(grace_s=grace_s, pauses_s=QUICK_S) for _ in range(count)]
-        self.ends: dict[int, CheckpointMetadata | StrataError] = {}
-        self.is_full = True
-        self.refused = threading.Event()
-        self.threads: list[threading.Thread] = []
-
-    def refuse(self, *ends: str) -> None:
-        def fault(verb: str, name: str) -> None:
-            if self.is_full and verb in {"finish", "create"} and name.endswith(ends):
-                self.refused.set()
-                raise full()
-
-        self.near.fault = fault
-
-    def begin(self, *, timeout_s: float = LIMIT_S) -> None:
-        self.threads = [
-            threading.Thread(target=self._save, args=(r, timeout_s)) for r in range(len(self.infos))
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    def end(self) -> None:
-        for thread in self.threads:
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
-
-    def _save(self, rank: int, timeout_s: float) -> None:
-        saver = Saver(
-            storage=self.storage,
-            catalog=self.shared.of(rank),
-            commit_timeout_s=timeout_s,
-            retry=self.retries[rank],
-        )
-        try:
-            self.ends[rank] = saver.save(snapshot_of({"rank": rank}), SaveRequest(step=20), self.infos[rank])
-        except StrataError as error:
-            self.ends[rank] = error
-
-    @property
-    def folder(self) -> str:
-        return self.shared.of(0).folder(self.shared.records[20])
-
-    def states(self) -> list[object]:
-        return [getattr(self.ends[rank], "state", self.ends[rank]) for rank in sorted(self.ends)]
 
 
 @pytest.mark.parametrize(
     "file", ["rank-00001.safetensors", "rank-00001.json", "manifest.json", "rank-00000.safetensors"]
 )
 def test_a_part_that_is_refused_for_a_while_is_committed_within_the_same_attempt(file: str) -> None:
-    ranks = Ranks(2)
-    ranks.refuse(file)
+    ranks = Ranks(2, grace_s=LIMIT_S)
+    ranks.near.fail(full(), "finish", "create", name=file)
     ranks.begin(timeout_s=0.2)  # the others wait for longer: a part may be held
-    assert ranks.refused.wait(LIMIT_S)
-    held = threading.Event()
-    while not held.wait(0.05) and not any(retry.hold for retry in ranks.retries):
-        pass
-    held.wait(0.5)
-    ranks.is_full = False
+    assert ranks.held.wait(LIMIT_S)
+    time.sleep(0.5)  # longer than the others would wait
+    ranks.near.heal()
     ranks.end()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
     assert committed(ranks.near, ranks.folder) is not None
     assert all(info.bytes_written == info.bytes_total for info in ranks.infos), "each try begins anew"
 
 
-def test_the_end_of_the_grace_drops_the_save_on_all_ranks_where_somebody_takes_over() -> None:
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_at_the_end_of_the_grace_the_save_is_dropped_if_somebody_takes_over_and_fails_if_not(
+    taken_over: bool,
+) -> None:
     ranks, told = Ranks(2, grace_s=0.1), list[str]()
-    ranks.retries[1].on_over = told.append
-    ranks.refuse("rank-00001.safetensors")
-    ranks.begin()
-    ranks.end()
-    assert isinstance(ranks.ends[1], HoldOver)
+    ranks.retries[1].on_over = told.append if taken_over else None
+    ranks.near.fail(full(), "finish", "create", name="rank-00001.safetensors")
+    ranks.save()
     assert isinstance(ranks.ends[0], CheckpointAborted)
-    assert ranks.infos[0].dropped, "it is no failure of the others' saves either"
-    assert ranks.shared.records[20].reason.startswith(DROPPED)
-    assert "disk full" in told[0]
-
-
-def test_the_end_of_the_grace_is_the_error_of_a_save_where_nobody_does() -> None:
-    ranks = Ranks(2, grace_s=0.1)
-    ranks.refuse("rank-00001.safetensors")
-    ranks.begin()
-    ranks.end()
-    assert "No space left" in str(ranks.ends[1])
-    assert isinstance(ranks.ends[0], CheckpointAborted)
-    assert not ranks.infos[0].dropped
+    assert isinstance(ranks.ends[1], HoldOver) is taken_over
+    assert ranks.infos[0].dropped is taken_over, "then it is no failure of the others' saves either"
+    assert ranks.record.reason.startswith(DROPPED) is taken_over
+    assert ("disk full" in told[0]) if taken_over else ("No space left" in str(ranks.ends[1]))
 
 
 @pytest.mark.parametrize("who", ["this rank cancels", "another rank gives up"])
 def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
-    ranks = Ranks(2)
-    ranks.refuse("rank-00001.safetensors")
+    ranks = Ranks(2, grace_s=LIMIT_S)
+    ranks.near.fail(full(), "finish", "create", name="rank-00001.safetensors")
     ranks.begin()
-    assert ranks.refused.wait(LIMIT_S)
+    assert ranks.held.wait(LIMIT_S)
     if who == "this rank cancels":
         ranks.infos[1].cancel()
     else:
-        ranks.shared.of(0).abort(ranks.shared.records[20], "rank 0: it has no memory left")
+        ranks.shared.of(0).abort(ranks.record, "rank 0: it has no memory left")
     ranks.end()
     assert all(isinstance(end, CheckpointAborted) for end in ranks.ends.values())
     assert ranks.retries[1].hold is None
@@ -336,10 +271,9 @@ def test_a_hold_ends_when_the_save_is_not_wanted_any_more(who: str) -> None:
 
 def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from_there() -> None:
     far = MemoryStorage()
-    ranks = Ranks(2, far=far)
-    ranks.refuse("rank-00001.safetensors", "rank-00000.json")
-    ranks.begin()
-    ranks.end()
+    ranks = Ranks(2, far=far, grace_s=LIMIT_S)
+    ranks.near.fail(full(), "finish", "create", name=("rank-00001.safetensors", "rank-00000.json"))
+    ranks.save()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
     assert sorted(name.rpartition("/")[2] for name in far.objects) == [
         "rank-00000.json",
@@ -351,10 +285,9 @@ def test_parts_that_the_near_storage_refuses_go_to_the_far_one_and_are_read_from
 
 def test_the_far_storage_is_marked_where_all_of_it_lies() -> None:
     far = MemoryStorage()
-    ranks = Ranks(2, far=far)
-    ranks.refuse("")
-    ranks.begin()
-    ranks.end()
+    ranks = Ranks(2, far=far, grace_s=LIMIT_S)
+    ranks.near.fail(full(), "finish", "create")
+    ranks.save()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
     assert committed(far, ranks.folder) is not None
 
@@ -365,10 +298,9 @@ def test_a_marker_that_is_refused_after_the_commit_holds_nothing(
 ) -> None:
     """The record says that it is committed; whoever restores it writes the marker."""
     far = MemoryStorage() if two else None
-    ranks = Ranks(2, far=far)
-    ranks.refuse(MARKER)
-    ranks.begin()
-    ranks.end()
+    ranks = Ranks(2, far=far, grace_s=LIMIT_S)
+    ranks.near.fail(full(), "finish", "create", name=MARKER)
+    ranks.save()
     assert ranks.states() == [CheckpointState.COMMITTED] * 2
     assert "step 20 is committed, and has no marker until it is restored: cannot write" in caplog.text
     assert [retry.hold for retry in ranks.retries] == [None] * 2
@@ -383,12 +315,7 @@ def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_n
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5)
     record = saver.save(snapshot_of({"w": 1}), SaveRequest(step=20), an_info(20))
     folder = catalog.folder(record)
-
-    def fault(verb: str, name: str) -> None:
-        if verb in {"create", "finish"}:
-            raise full()
-
-    storage.fault = fault
+    storage.fail(full(), "create", "finish")
     manifest = read_manifest(storage, folder, record.manifest_digest)
     write_marker(storage, folder, manifest, record.manifest_digest)
     del storage.objects[f"{folder}/{MARKER}"]
@@ -399,13 +326,7 @@ def test_a_marker_that_is_there_is_not_written_again_on_a_disk_that_is_full_by_n
 def test_a_save_without_coordinators_is_held_from_its_first_word_on(tmp_path: Path) -> None:
     """Its catalog lies in the storage itself."""
     storage = MemoryStorage()
-    refusals = [full() for _ in range(12)]
-
-    def fault(verb: str, name: str) -> None:
-        if verb in {"create", "finish"} and refusals:
-            raise refusals.pop()
-
-    storage.fault = fault
+    storage.fail(full(), "create", "finish", times=12)
     catalog = local_catalog(storage)
     retry = SaveRetry(grace_s=LIMIT_S, pauses_s=QUICK_S)
     saver = Saver(storage=storage, catalog=catalog, commit_timeout_s=5, retry=retry)

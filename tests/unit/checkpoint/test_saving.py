@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,61 +13,23 @@ from strata.checkpoint.saving import Saver
 from strata.core.records import CheckpointState
 from strata.errors import (
     CheckpointAborted,
-    CheckpointError,
     Conflict,
     StorageError,
-    StrataError,
     Unavailable,
 )
 from tests.unit.checkpoint.memory_storage import MemoryStorage
+from tests.unit.checkpoint.ranks import Ranks
 from tests.unit.checkpoint.saves import an_info, local_catalog, save, snapshot_of
-from tests.unit.checkpoint.shared_catalog import SharedCatalog
-
-
-class Ranks:
-    """Several ranks that save together."""
-
-    def __init__(self, count: int) -> None:
-        self.storage = MemoryStorage()
-        self.shared = SharedCatalog(count)
-        self.infos = [an_info(20) for _ in range(count)]
-        self.ends: dict[int, CheckpointMetadata | BaseException] = {}
-        self.on_step: Callable[[str], None] = lambda step: None
-
-    def save(self, *ranks: int, timeout_s: float = 20, **request: Any) -> None:
-        threads = [threading.Thread(target=self._save, args=(rank, timeout_s, request)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-
-    def _save(self, rank: int, timeout_s: float, request: dict[str, Any]) -> None:
-        saver = Saver(
-            storage=self.storage,
-            catalog=self.shared.of(rank),
-            commit_timeout_s=timeout_s,
-            on_step=self.on_step,
-        )
-        snapshot = snapshot_of({"rank": rank})
-        try:
-            self.ends[rank] = saver.save(snapshot, SaveRequest(step=20, **request), self.infos[rank])
-        except StrataError as error:
-            self.ends[rank] = error
-
-    @property
-    def folder(self) -> str:
-        return self.shared.of(0).folder(self.shared.records[20])
 
 
 def test_all_ranks_see_the_commit_and_one_marker_is_written() -> None:
     ranks = Ranks(3)
     ranks.save(0, 1, 2)
     assert {getattr(end, "state", end) for end in ranks.ends.values()} == {CheckpointState.COMMITTED}
-    proof = committed(ranks.storage, ranks.folder)
+    proof = committed(ranks.near, ranks.folder)
     assert proof is not None
     assert [part.rank for part in proof[0].parts] == [0, 1, 2]
-    assert sorted(name.rpartition("/")[2] for name in ranks.storage.objects) == sorted(
+    assert sorted(name.rpartition("/")[2] for name in ranks.near.objects) == sorted(
         [MARKER, GLOBAL_NAME, *(f"rank-0000{r}.{end}" for r in range(3) for end in ("json", "safetensors"))]
     )
 
@@ -78,26 +37,21 @@ def test_all_ranks_see_the_commit_and_one_marker_is_written() -> None:
 @pytest.mark.parametrize("file", ["rank-00001.safetensors", "rank-00001.json", GLOBAL_NAME])
 def test_a_rank_that_cannot_write_ends_the_save_for_all(file: str) -> None:
     ranks = Ranks(2)
-
-    def full(verb: str, name: str) -> None:
-        if verb == "finish" and name.endswith(file):
-            raise StorageError("disk full")
-
-    ranks.storage.fault = full
+    ranks.near.fail(StorageError("disk full"), "finish", name=file)
     ranks.save(0, 1)
     failed = 0 if file == GLOBAL_NAME else 1
     assert isinstance(ranks.ends[failed], StorageError)
     other = ranks.ends[1 - failed]
     assert isinstance(other, CheckpointAborted)
     assert f"rank {failed}: disk full" in str(other)
-    assert ranks.shared.records[20].state is CheckpointState.ABORTED
-    assert f"{ranks.folder}/{MARKER}" not in ranks.storage.objects
+    assert ranks.record.state is CheckpointState.ABORTED
+    assert f"{ranks.folder}/{MARKER}" not in ranks.near.objects
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_part_that_reads_otherwise_than_it_was_acked_is_not_sealed(rank: int) -> None:
     ranks = Ranks(2)
-    read = ranks.storage.read
+    read = ranks.near.read
 
     def misread(name: str) -> bytes:
         if not name.endswith(f"{rank}.json"):
@@ -105,12 +59,12 @@ def test_a_part_that_reads_otherwise_than_it_was_acked_is_not_sealed(rank: int) 
         body = json.loads(read(name))
         return json.dumps({**body, "image": {**body["image"], "header_digest": "0" * 32}}).encode()
 
-    ranks.storage.read = misread  # type: ignore[method-assign]  # a storage that changes bytes
+    ranks.near.read = misread  # type: ignore[method-assign]  # a storage that changes bytes
     ranks.save(0, 1)
     assert isinstance(ranks.ends[0], StorageError if rank == 0 else Conflict)
     assert isinstance(ranks.ends[1], CheckpointAborted)
-    assert ranks.shared.records[20].state is CheckpointState.ABORTED
-    assert f"{ranks.folder}/{MARKER}" not in ranks.storage.objects
+    assert ranks.record.state is CheckpointState.ABORTED
+    assert f"{ranks.folder}/{MARKER}" not in ranks.near.objects
 
 
 def test_a_rank_that_comes_late_learns_that_the_save_was_given_up() -> None:
@@ -128,20 +82,15 @@ def test_a_rank_that_never_comes_ends_the_save_after_its_time() -> None:
     ranks = Ranks(2)
     ranks.save(0, timeout_s=0.1)
     assert isinstance(ranks.ends[0], Unavailable)
-    assert ranks.shared.records[20].state is CheckpointState.ABORTED
+    assert ranks.record.state is CheckpointState.ABORTED
 
 
 def test_a_failure_of_the_marker_is_an_error_though_the_catalog_committed() -> None:
     ranks = Ranks(1)
-
-    def unmarkable(verb: str, name: str) -> None:
-        if name.endswith(MARKER):
-            raise StorageError("disk full")
-
-    ranks.storage.fault = unmarkable
+    ranks.near.fail(StorageError("disk full"), name=MARKER)
     ranks.save(0)
     assert isinstance(ranks.ends[0], StorageError)
-    assert ranks.shared.records[20].state is CheckpointState.COMMITTED
+    assert ranks.record.state is CheckpointState.COMMITTED
 
 
 def test_an_error_after_the_commit_happened_does_not_undo_it() -> None:
@@ -158,46 +107,33 @@ def test_an_error_after_the_commit_happened_does_not_undo_it() -> None:
     ranks.save(0)
     end = ranks.ends[0]
     assert isinstance(end, CheckpointMetadata)
-    assert committed(ranks.storage, ranks.folder) is not None
+    assert committed(ranks.near, ranks.folder) is not None
 
 
-def test_a_stranger_in_the_folder_is_not_composed_into_the_checkpoint() -> None:
+@pytest.mark.parametrize(
+    ("stranger", "said"),
+    [(True, "belongs to another save"), (False, "one storage root that they share")],
+)
+def test_a_part_that_is_another_saves_or_lies_elsewhere_is_not_composed(stranger: bool, said: str) -> None:
     ranks, others = Ranks(2), Ranks(2)
     others.save(0, 1)
-    stranger = others.storage.objects[f"{others.folder}/rank-00000.json"]
 
     def exchange(step: str) -> None:
-        if step == "ack":
-            name = next((n for n in ranks.storage.objects if n.endswith("rank-00001.json")), None)
-            if name is not None:
-                ranks.storage.objects[name] = stranger
+        for name in [n for n in ranks.near.objects if step == "ack" and n.endswith("rank-00001.json")]:
+            del ranks.near.objects[name]
+            if stranger:
+                ranks.near.objects[name] = others.near.objects[f"{others.folder}/rank-00000.json"]
 
     ranks.on_step = exchange
     ranks.save(0, 1)
-    assert isinstance(ranks.ends[0], CheckpointError)
-    assert "belongs to another save" in str(ranks.ends[0])
-
-
-def test_ranks_that_do_not_share_their_storage_are_told_so() -> None:
-    ranks = Ranks(2)
-
-    def elsewhere(step: str) -> None:
-        if step == "ack":
-            for name in [n for n in ranks.storage.objects if "rank-00001" in n]:
-                del ranks.storage.objects[name]
-
-    ranks.on_step = elsewhere
-    ranks.save(0, 1)
-    end = ranks.ends[0]
-    assert isinstance(end, StorageError)
-    assert "one storage root that they share" in end.hint
+    assert said in str(ranks.ends[0])
     assert isinstance(ranks.ends[1], CheckpointAborted)
 
 
 def test_steps_come_in_the_order_of_the_protocol() -> None:
     ranks, steps = Ranks(1), list[str]()
     ranks.on_step = steps.append
-    ranks.storage.fault = lambda verb, name: steps.append(f"{verb} {name.rpartition('/')[2]}")
+    ranks.near.fault = lambda verb, name: steps.append(f"{verb} {name.rpartition('/')[2]}")
     ranks.save(0)
     order = [s for s in steps if not s.startswith(("read", "begin ", "write"))]
     assert order == [
@@ -226,7 +162,7 @@ def test_a_handle_counts_what_was_written() -> None:
         metadata={},
         progress=lambda i: seen.append(i.bytes_written),
     )
-    saver = Saver(storage=ranks.storage, catalog=ranks.shared.of(0), commit_timeout_s=5)
+    saver = Saver(storage=ranks.near, catalog=ranks.shared.of(0), commit_timeout_s=5)
     snapshot = snapshot_of(bytes(20 << 20))
     saver.save(snapshot, SaveRequest(step=20), info)
     assert len(seen) == 3, "one for each block of 8 MiB"
@@ -238,16 +174,11 @@ def test_a_save_whose_marker_failed_is_marked_by_the_next_try() -> None:
     """The catalog has it as committed; without the marker a catalog of storage alone has nothing."""
     storage = MemoryStorage()
     catalog = local_catalog(storage)
-
-    def full(verb: str, name: str) -> None:
-        if verb == "create" and name.endswith(MARKER):
-            raise StorageError("disk full")
-
-    storage.fault = full
+    storage.fail(StorageError("disk full"), "create", name=MARKER)
     with pytest.raises(StorageError, match="disk full"):
         save(storage, catalog, {"w": 1}, 20)
     with pytest.raises(StorageError, match="disk full"):  # committed is never said before it is
         save(storage, catalog, {"w": 1}, 20)
-    storage.fault = MemoryStorage().fault
+    storage.heal()
     assert save(storage, catalog, {"w": 1}, 20).state is CheckpointState.COMMITTED
     assert [c.step for c in local_catalog(storage).all()] == [20]

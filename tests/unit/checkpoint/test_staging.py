@@ -15,15 +15,11 @@ from strata.checkpoint.catalog import SaveRequest
 from strata.checkpoint.digest import CHUNK_BYTES
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.memory import copy
-from strata.checkpoint.reader import load
-from strata.checkpoint.saving import Saver
 from strata.checkpoint.snapshot import Arena
 from strata.checkpoint.staging import Staging
 from strata.checkpoint.state import Flat
-from strata.checkpoint.writer import AsyncCheckpointWriter
 from strata.errors import CheckpointAborted
-from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint import writer_rig
 
 LIMIT_S = 20
 
@@ -113,24 +109,20 @@ def test_what_is_never_copied_holds_up_nobody() -> None:
         staging.wait(1)
 
 
-class Rig:
+class Rig(writer_rig.Rig):
     """A writer of whose copies and blocks the test hears."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.storage = MemoryStorage()
-        self.catalog = local_catalog(self.storage)
+        super().__init__()
         self.written = threading.Event()
         self.copied: list[memoryview] = []
         self.fail_after: int | None = None
-        self.storage.fault = self._fault
+        self.storage.fault = self._hear
         monkeypatch.setattr(snapshot, "copy", self._copy)
         monkeypatch.setattr("strata.checkpoint.writer.COPY_THREADS", 1)
         self.state = {"a": np.random.default_rng(1).integers(0, 255, 4 * CHUNK_BYTES, dtype=np.uint8)}
-        self.writer = AsyncCheckpointWriter(
-            Saver(storage=self.storage, catalog=self.catalog, commit_timeout_s=LIMIT_S)
-        )
 
-    def _fault(self, verb: str, name: str) -> None:
+    def _hear(self, verb: str, name: str) -> None:
         if verb == "write" and name.endswith("safetensors"):
             self.written.set()
 
@@ -142,15 +134,8 @@ class Rig:
         copy(into, data)
         self.copied.append(into)
 
-    def write(self, step: int) -> CheckpointInfo:
+    def save(self, step: int) -> CheckpointInfo:
         return self.writer.write(self.state, SaveRequest(step=step), capture_rng=False)
-
-    def load(self) -> Any:
-        newest = self.catalog.latest()
-        assert newest is not None
-        folder = self.catalog.folder(newest)
-        saved = load(self.storage, folder, manifest_digest=newest.manifest_digest, rank=0).saved
-        return newest.step, saved.value(saved.tree)
 
 
 @pytest.fixture
@@ -161,42 +146,25 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def test_it_is_written_while_it_is_copied(rig: Rig) -> None:
-    info = rig.write(1)
+    info = rig.save(1)
     assert info.staged
     before = rig.state["a"].copy()
     rig.state["a"][:] = 0
     info.wait(LIMIT_S)
-    step, back = rig.load()
-    assert step == 1
-    assert np.array_equal(back["a"], before)
+    assert rig.steps() == [1]
+    assert np.array_equal(rig.loaded()["a"], before)
 
 
-def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig) -> None:
-    rig.write(1).wait(LIMIT_S)
+@pytest.mark.parametrize("copied", [0, 2])
+def test_a_copy_that_is_interrupted_saves_nothing_and_is_told_once(rig: Rig, copied: int) -> None:
+    rig.save(1).wait(LIMIT_S)
     rig.copied.clear()
-    rig.fail_after = 2
+    rig.fail_after = copied
     with pytest.raises(KeyboardInterrupt):
-        rig.write(2)
+        rig.save(2)
     rig.writer.wait_until_finished(LIMIT_S)
-    assert rig.load()[0] == 1
+    assert rig.steps() == [1]
     rig.copied.clear()
     rig.fail_after = None
-    rig.write(2).wait(LIMIT_S)
-    step, back = rig.load()
-    assert step == 2
-    assert np.array_equal(back["a"], rig.state["a"])
-
-
-def test_an_interrupt_before_the_first_copy_leaves_no_save_waiting(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Staging, threads: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Staging, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            rig.write(1)
-    rig.writer.wait_until_finished(LIMIT_S)
-    assert rig.catalog.latest() is None
-    rig.write(1).wait(LIMIT_S)
+    rig.save(2).wait(LIMIT_S)
+    assert np.array_equal(rig.loaded(2)["a"], rig.state["a"])

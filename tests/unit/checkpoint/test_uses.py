@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +15,17 @@ from strata.checkpoint.local_catalog import LocalCatalog
 from strata.checkpoint.manifest import GLOBAL_NAME
 from strata.checkpoint.marker import NAME as MARKER
 from strata.checkpoint.marker import committed
-from strata.checkpoint.reader import load
 from strata.checkpoint.saving import Saver
 from strata.checkpoint.sink import Storage, put
 from strata.checkpoint.tiers import TieredStorage
-from strata.checkpoint.uses import NAME, read_uses, write_uses
+from strata.checkpoint.uses import NAME
 from strata.checkpoint.verifying import ignored
 from strata.client.checkpoint_retention import retain
 from strata.core.checkpoint_records import Keep
 from strata.core.records import CheckpointState, CheckpointType
-from strata.errors import CheckpointCorrupt, Refused
+from strata.errors import Refused
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import an_info, local_catalog, snapshot_of
+from tests.unit.checkpoint.saves import an_info, loaded, local_catalog, snapshot_of
 
 FULL, INCREMENTAL = CheckpointType.FULL, CheckpointType.INCREMENTAL
 STAYS = np.arange(100)
@@ -56,9 +55,7 @@ def check_all(storage: Storage) -> dict[int, CheckpointType]:
     found = {}
     for checkpoint in catalog.all():
         assert checkpoint.state is CheckpointState.COMMITTED, checkpoint.reason
-        folder = catalog.folder(checkpoint)
-        loaded = load(storage, folder, manifest_digest=checkpoint.manifest_digest, rank=0).saved
-        back = loaded.value(loaded.tree)
+        back = loaded(storage, catalog, checkpoint)
         assert back["step"].tolist() == [checkpoint.step]
         assert np.array_equal(back["stays"], STAYS)
         found[checkpoint.step] = checkpoint.checkpoint_type
@@ -81,31 +78,43 @@ def two_processes(storage: Stepping) -> dict[str, Act]:
     return {"delete": commit_and_delete, "build": lambda: save(storage, building, 9, INCREMENTAL)}
 
 
-def meetings(one: str, other: str) -> Iterator[Stepping]:
-    """Yield a storage for each step of `one` before which all of `other` happened."""
+def at_each_step(make: Callable[[], tuple[Any, Stepping, Act, Act]], *, least: int) -> Iterator[Any]:
+    """Yield what `make` made, for each step at which one act asks its storage, before which all of another happened.
+
+    `make` returns it, the storage whose steps count, the act with the steps, and the other. They are at `least` so many.
+    """
     for number in itertools.count():
-        storage = Stepping()
-        save(storage, local_catalog(storage), 1, FULL)
-        acts, steps, met = two_processes(storage), itertools.count(), []
-
-        def meet(verb: str, name: str) -> None:
-            if next(steps) == number:  # noqa: B023  # called in this round only
-                met.append(True)  # noqa: B023  # as above
-                acts[other]()  # noqa: B023  # as above
-
-        storage.fault = meet
-        acts[one]()
-        storage.fault = lambda verb, name: None
-        if not met:
-            assert number > 20, "so many steps a save has"
+        made, storage, act, other = make()
+        if not _met(storage, number, act, other):
+            assert number > least
             return
-        yield storage
+        yield made
+
+
+def _met(storage: Stepping, number: int, act: Act, other: Act) -> bool:
+    steps, met = itertools.count(), []
+
+    def meet(verb: str, name: str) -> None:
+        if next(steps) == number:
+            met.append(name)
+            other()
+
+    storage.fault = meet
+    act()
+    storage.heal()
+    return bool(met)
 
 
 @pytest.mark.parametrize(("one", "other"), [("build", "delete"), ("delete", "build")])
 def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
+    def make() -> tuple[Storage, Stepping, Act, Act]:
+        storage = Stepping()
+        save(storage, local_catalog(storage), 1, FULL)
+        acts = two_processes(storage)
+        return storage, storage, acts[one], acts[other]
+
     ends = set()
-    for storage in meetings(one, other):
+    for storage in at_each_step(make, least=20):
         found = check_all(storage)
         assert 9 in found, "the newest, which was told to be committed"
         ends.add((found[9], 1 in found))
@@ -113,59 +122,41 @@ def test_a_begin_and_a_deletion_meet_at_any_step(one: str, other: str) -> None:
     assert any(not stays for _, stays in ends), "and goes when it is not"
 
 
-def one_process() -> Iterator[TieredStorage]:
-    """Yield what is there after a retention pass before each step of a save, as the thread that copies makes it."""
-    for number in itertools.count():
-        near = Stepping()
-        storage = TieredStorage(near, MemoryStorage())
-        catalog, steps, met = local_catalog(storage), itertools.count(), []
-        for step in (1, 2):
-            save(storage, catalog, step, FULL)
-
-        def tidy() -> None:
-            retain(catalog, storage, Keep(latest=1), now_unix_ms=0)  # noqa: B023  # called in this round only
-
-        def meet(verb: str, name: str) -> None:
-            if next(steps) == number:  # noqa: B023  # as above
-                met.append(True)  # noqa: B023  # as above
-                tidy()  # as above
-
-        near.fault = meet
-        save(storage, catalog, 3, INCREMENTAL)
-        near.fault = lambda verb, name: None
-        if not met:
-            assert number > 20, "so many steps a save has"
-            return
-        tidy()
-        yield storage
+def one_process(steps: int) -> tuple[TieredStorage, Stepping, LocalCatalog, Act]:
+    """Return storages with so many saves, the near one, the catalog, and a retention pass of who copies."""
+    near = Stepping()
+    storage = TieredStorage(near, MemoryStorage())
+    catalog = local_catalog(storage)
+    for step in range(1, steps + 1):
+        save(storage, catalog, step, FULL)
+    return storage, near, catalog, lambda: retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
 
 
 def test_a_begin_and_a_deletion_of_one_process_meet_at_any_step() -> None:
-    for storage in one_process():
+    def make() -> tuple[Any, Stepping, Act, Act]:
+        storage, near, catalog, tidy = one_process(2)
+        return (storage, tidy), near, lambda: save(storage, catalog, 3, INCREMENTAL), tidy
+
+    for storage, tidy in at_each_step(make, least=20):
+        tidy()
         assert check_all(storage) in ({2: FULL, 3: INCREMENTAL}, {3: FULL})
 
 
 def test_what_is_being_saved_is_not_left_over_at_any_step() -> None:
-    for number in itertools.count():
-        near = Stepping()
-        storage = TieredStorage(near, MemoryStorage())
-        catalog, steps, written = local_catalog(storage), itertools.count(), []
-        base = save(storage, catalog, 1, FULL)
+    def make() -> tuple[Any, Stepping, Act, Act]:
+        _, near, catalog, tidy = one_process(1)
+        (base,) = catalog.all()
         uses = frozenset({catalog.folder(base)})
         request = SaveRequest(step=3, type=INCREMENTAL, base_step=1, base_attempt=base.id, uses=uses)
+        written: list[str] = []
 
-        def begin(verb: str, name: str) -> None:
-            if next(steps) == number:  # noqa: B023  # called in this round only
-                record = catalog.begin(request)  # noqa: B023  # as above
-                written.append(f"{catalog.folder(record)}/half")  # noqa: B023  # as above
-                put(near, written[0], b"1")  # noqa: B023  # as above
+        def begin() -> None:
+            written.append(f"{catalog.folder(catalog.begin(request))}/half")
+            put(near, written[0], b"1")
 
-        near.fault = begin
-        retain(catalog, storage, Keep(latest=1), now_unix_ms=0)
-        near.fault = lambda verb, name: None
-        if not written:
-            assert number > 3, "so many looks a retention takes"
-            return
+        return (near, written), near, tidy, begin
+
+    for near, written in at_each_step(make, least=3):
         assert near.exists(written[0])
         assert near.exists(written[0].replace("half", NAME))
 
@@ -224,7 +215,7 @@ def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
     storage.fault = die
     with pytest.raises(KeyboardInterrupt):
         save(storage, dying, 9, INCREMENTAL)
-    storage.fault = lambda verb, name: None
+    storage.heal()
     dying.go_back()
     catalog.go_back()
     for step in (2, 3):
@@ -238,37 +229,19 @@ def test_one_that_died_on_the_way_holds_nothing_for_long(died_at: str) -> None:
 
 # -- the document -----------------------------------------------------------------------------
 
-
-def test_no_bit_of_it_may_differ() -> None:
-    storage = MemoryStorage()
-    write_uses(storage, "a", ["b"])
-    name = f"a/{NAME}"
-    whole = storage.objects[name]
-    assert read_uses(storage, "a") == {"b"}
-    for bit in range(8 * len(whole)):
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        storage.objects[name] = bytes(changed)
-        with pytest.raises(CheckpointCorrupt):
-            read_uses(storage, "a")
+UNSEALED = b'{"format": "strata-uses", "version": 1, "folders": [], "self": "another digest"}'
 
 
-def test_a_committed_one_that_is_illegible_is_known_by_its_manifest() -> None:
-    storage = MemoryStorage()
-    catalog = local_catalog(storage)
-    base = save(storage, catalog, 1, FULL)
-    user = save(storage, catalog, 2, INCREMENTAL)
-    storage.objects[f"{catalog.folder(user)}/{NAME}"] = b"{"
-    assert read_uses(storage, catalog.folder(user)) == {catalog.folder(base)}
-
-
-def test_one_that_was_lost_is_known_by_its_manifest() -> None:
+@pytest.mark.parametrize("harm", ["lost", "illegible"])
+def test_one_that_is_lost_or_illegible_is_known_by_its_manifest(harm: str) -> None:
     storage = MemoryStorage()
     catalog = local_catalog(storage)
     base = save(storage, catalog, 1, FULL)
     user = save(storage, catalog, 2, INCREMENTAL)
     save(storage, catalog, 3, FULL)
     del storage.objects[f"{catalog.folder(user)}/{NAME}"]
+    if harm == "illegible":
+        storage.objects[f"{catalog.folder(user)}/{NAME}"] = UNSEALED
     with pytest.raises(Refused, match="is used by"):
         local_catalog(storage, start=50).delete(base)
 
@@ -280,7 +253,7 @@ def test_while_one_is_illegible_nothing_is_deleted() -> None:
     user = save(storage, catalog, 2, INCREMENTAL)
     save(storage, catalog, 3, FULL)
     folder = catalog.folder(user)
-    storage.objects[f"{folder}/{NAME}"] = json.dumps({"folders": []}).encode()
+    storage.objects[f"{folder}/{NAME}"] = UNSEALED
     del storage.objects[f"{folder}/{GLOBAL_NAME}"]
     with pytest.raises(Refused, match="not known"):
         local_catalog(storage, start=50).delete(first)

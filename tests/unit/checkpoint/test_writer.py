@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from strata.checkpoint import writer
 from strata.checkpoint.catalog import CheckpointMetadata, SaveRequest
 from strata.checkpoint.handle import CheckpointInfo
 from strata.checkpoint.memory import address_of
-from strata.checkpoint.reader import load
 from strata.errors import CheckpointAborted, CheckpointError, ConfigError, StorageError, Unavailable
 from tests.unit.checkpoint.writer_rig import LIMIT_S, Rig
 
@@ -38,14 +37,7 @@ def test_write_returns_when_the_state_is_copied(rig: Rig) -> None:
     assert info.committed
     checkpoint = rig.catalog.all()[0]
     assert (info.path, info.id) == (checkpoint.path, checkpoint.id)
-    loaded = load(
-        rig.storage,
-        rig.catalog.folder(checkpoint),
-        manifest_digest=checkpoint.manifest_digest,
-        rank=0,
-    )
-    assert loaded.saved.value(loaded.saved.tree)["a"].tolist() == [1, 1, 1]
-    assert loaded.saved.rng is not None
+    assert rig.loaded()["a"].tolist() == [1, 1, 1]
 
 
 def test_at_most_two_are_in_flight_then_write_blocks(rig: Rig) -> None:
@@ -69,34 +61,28 @@ def test_at_most_two_are_in_flight_then_write_blocks(rig: Rig) -> None:
     assert rig.steps() == [20, 40, 60]
 
 
-def test_an_error_is_raised_by_the_next_write_and_only_once(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda rig, info: rig.write(40),
+        lambda rig, info: rig.writer.wait_until_finished(LIMIT_S),
+        lambda rig, info: rig.writer.check_for_errors(),
+        lambda rig, info: info.wait(LIMIT_S),
+    ],
+    ids=["write", "wait_until_finished", "check_for_errors", "wait"],
+)
+def test_an_error_is_raised_once_by_whatever_is_asked_first(
+    rig: Rig, ask: Callable[[Rig, CheckpointInfo], object]
+) -> None:
     rig.full.add(20)
     info = rig.write(20)
     rig.writer.settle()
     assert isinstance(info.error, StorageError)
     with pytest.raises(StorageError, match="disk full"):
-        rig.write(40)
+        ask(rig, info)
+    rig.writer.check_for_errors()
     rig.write(40).wait(LIMIT_S)
     assert rig.steps() == [40]
-
-
-def test_an_error_is_raised_by_check_for_errors_or_wait_until_finished(rig: Rig) -> None:
-    rig.full |= {20, 40}
-    rig.write(20)
-    with pytest.raises(StorageError):
-        rig.writer.wait_until_finished(LIMIT_S)
-    rig.writer.check_for_errors()
-    rig.write(40)
-    rig.writer.settle()
-    with pytest.raises(StorageError):
-        rig.writer.check_for_errors()
-
-
-def test_an_error_that_wait_raised_is_not_raised_again(rig: Rig) -> None:
-    rig.full.add(20)
-    with pytest.raises(StorageError):
-        rig.write(20).wait(LIMIT_S)
-    rig.writer.check_for_errors()
 
 
 def test_two_errors_are_told_together(rig: Rig) -> None:
@@ -252,10 +238,7 @@ def test_with_little_memory_write_returns_when_the_state_is_written() -> None:
     assert returned.wait(LIMIT_S)
     thread.join(LIMIT_S)
     infos[0].wait(LIMIT_S)
-    (checkpoint,) = rig.catalog.all()
-    folder, proof = rig.catalog.folder(checkpoint), checkpoint.manifest_digest
-    saved = load(rig.storage, folder, manifest_digest=proof, rank=0).saved
-    state = saved.value(saved.tree)
+    state = rig.loaded()
     assert np.array_equal(state["a"], np.arange(100_000.0))
     assert np.array_equal(state["strided"], np.arange(100_000.0)[::2])
     assert (state["raw"], state["none"].shape) == (b"bytes", (0,))

@@ -10,7 +10,7 @@ from strata.checkpoint.writer import AsyncCheckpointWriter, WhenFull
 from strata.core.records import CheckpointState
 from strata.errors import StorageError
 from tests.unit.checkpoint.memory_storage import MemoryStorage
-from tests.unit.checkpoint.saves import local_catalog
+from tests.unit.checkpoint.saves import loaded, local_catalog
 from tests.unit.checkpoint.shared_catalog import SharedCatalog
 
 LIMIT_S = 20
@@ -41,6 +41,13 @@ class Rig:
 
     def write(self, step: int, state: Any = None) -> CheckpointInfo:
         return self.writer.write({"a": step} if state is None else state, SaveRequest(step=step))
+
+    def loaded(self, step: int | None = None) -> Any:
+        """Return the state that was saved at that step, or last."""
+        found = self.catalog.all()[-1]
+        if step is not None:
+            (found,) = (each for each in self.catalog.all() if each.step == step)
+        return loaded(self.storage, self.catalog, found)
 
     def steps(self) -> list[int]:
         return [c.step for c in self.catalog.all()]
