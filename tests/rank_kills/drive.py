@@ -25,7 +25,8 @@ from tests.rank_kills.plan import RANKS, Kill, Moment
 ROOT = Path(__file__).resolve().parent.parent.parent
 SAVE_EVERY = 5
 FULL_EVERY = 3
-KEEP_COUNT = 3
+KEEP_COUNT = 2
+"""Fewer than the saves until the next Full: an Incremental would lose its base if nothing kept that."""
 PACE_S = 0.03
 AHEAD = 40
 """So far ahead the last step is named, once all kills are done: no rank may have passed it."""
