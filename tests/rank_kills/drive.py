@@ -28,7 +28,7 @@ FULL_EVERY = 3
 KEEP_COUNT = 2
 """Fewer than the saves until the next Full: an Incremental would lose its base if nothing kept that."""
 PACE_S = 0.03
-AHEAD = 40
+AHEAD = 80
 """So far ahead the last step is named, once all kills are done: no rank may have passed it."""
 LIMIT_S = 120.0
 """For a recovery, and for whatever else must happen, on a machine however busy."""
@@ -59,22 +59,14 @@ class Training:
         self._talkers: list[Talker] = []
         folder.mkdir(parents=True)
         for name in ("node-1", "node-2"):
-            command = [
-                "run",
-                *self._where(),
-                "--worker-id",
-                name,
-                "--settle-s",
-                "0.5",
-                "--log-format",
-                "json",
-            ]
-            command += ["--min-workers", "2", "--max-workers", "2", "--max-fruitless-generations", "1000"]
+            command = ["run", *self._where(), "--worker-id", name, "--log-format", "json"]
+            command += ["--min-workers", "2", "--max-workers", "2", "--settle-s", "0.5"]
+            command += ["--max-fruitless-generations", "1000"]
             command += ["--", sys.executable, str(ROOT / "tests" / "ranks" / "fine_tuning.py")]
             command += ["--storage", str(self._storage), "--until", str(self.until)]
             command += ["--save-every", str(save_every), "--full-every", str(FULL_EVERY)]
             command += ["--keep-count", str(KEEP_COUNT), "--pace-s", str(pace_s)]
-            self._start(name, command)
+            self._talkers.append(_strata(command, name, self.record))
 
     def wait(self, what: str, found: Callable[[list[Event]], _T]) -> _T:
         """Return the first true answer of `found` over all events; it must come within LIMIT_S."""
@@ -131,9 +123,6 @@ class Training:
 
     def _where(self) -> list[str]:
         return ["--endpoints", self._cluster.endpoints, "--job", self.job]
-
-    def _start(self, name: str, command: list[str]) -> None:
-        self._talkers.append(_strata(command, name, self.record))
 
 
 def _strata(words: list[str], name: str, record: Record) -> Talker:
@@ -209,17 +198,12 @@ class Drive:
             victim = training.wait("a restore", lambda events: self._restoring(events, kill.rank, after))
             self._generation = victim["generation"]
         else:
-            generation = self._generation
-            victim = self._restoring(training.record.events, kill.rank, generation - 1)
-            kind = "saving" if moment is Moment.MID_SAVE else "committed"
-            training.wait(
-                kind, lambda events: self._mine(events, kind, kill.rank, generation)[kill.saves - 1 :]
+            victim = self._restoring(training.record.events, kill.rank, self._generation - 1)
+            self._wait_for(
+                "saving" if moment is Moment.MID_SAVE else "committed", kill.rank, count=kill.saves
             )
             if moment is Moment.MID_STEP:
-                steps = len(self._mine(training.record.events, "step", kill.rank, generation))
-                training.wait(
-                    "a step", lambda events: self._mine(events, "step", kill.rank, generation)[steps:]
-                )
+                self._wait_for("step", kill.rank, count=1)
         time.sleep(kill.part * self._usual_s(moment))
         seen = _newest(training.record.events)
         os.kill(victim["pid"], signal.SIGKILL)
@@ -231,11 +215,11 @@ class Drive:
         mine = [e for e in events if e["event"] == "restoring" and e["rank"] == rank]
         return next((e for e in reversed(mine) if e["generation"] > after), {})
 
-    def _mine(self, events: list[Event], kind: str, rank: int, generation: int) -> list[Event]:
-        """Return what a rank has announced of a kind since it began."""
-        mine = [e for e in events if (e.get("rank"), e.get("generation")) == (rank, generation)]
-        begun = next((number for number, e in enumerate(mine) if e["event"] == "begun"), len(mine))
-        return [e for e in mine[begun:] if e["event"] == kind]
+    def _wait_for(self, kind: str, rank: int, *, count: int) -> None:
+        """Return once a rank has announced so many more of a kind."""
+        place = {"rank": rank, "generation": self._generation}
+        before = len(self.training.record.of(kind, **place))
+        self.training.wait(kind, lambda _: len(self.training.record.of(kind, **place)) >= before + count)
 
     def _usual_s(self, moment: Moment) -> float:
         """Return how long such a moment lasts in this run; generation 1, which restores nothing, does not count."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 RANKS = 2
 MOST_SAVES = 4
-"""Of a generation before a kill: one more than it takes until the next Full."""
+"""One more than it takes until the next Full."""
 
 
 class Moment(StrEnum):
@@ -23,7 +23,7 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Kill `rank` at a moment of the save number `saves` of its generation, or while it restores.
+    """Kill `rank` once it has begun, or seen committed, `saves` more saves; or while it restores.
 
     `part` says when exactly, as a fraction of how long the moment usually lasts.
     """
