@@ -36,7 +36,7 @@ test-all: ready etcd ## run all tests but campaigns and abuse, as CI does
 abuse: ready etcd ## attack a replica while others use it: one attack at a time, for it measures what the others notice
 	@$(PY) -m pytest -n 0 -m abuse tests/integration/abuse $(ARGS)
 
-soak: ready etcd ## seeds, schedules, crashes and chaos until the time is over (ARGS="--hours 2")
+soak: ready etcd ## seeds, schedules, crashes, rank kills and chaos until the time is over (ARGS="--hours 2")
 	@$(PY) -m tests.soak $(ARGS)
 
 check: format lint types floors generated house durations ## format, lint, types, floors, generated code, house rules, slow tests

@@ -92,6 +92,16 @@ def _crashes_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
     return Outcome(said["kills"], said["seconds"], failed)
 
 
+def _rank_kills(turn: Turn) -> list[str]:
+    options = ("--seed", str(turn.first), "--folder", str(turn.folder / "run"))
+    return [sys.executable, "-m", "tests.rank_kills", *options, "--json", str(turn.json)]
+
+
+def _rank_kills_outcome(said: Mapping[str, Any], turn: Turn) -> Outcome:
+    failed = {turn.first: str(said["wrong"][0])} if said["wrong"] else {}
+    return Outcome(said["kills"], said["seconds"], failed)
+
+
 def _chaos(turn: Turn) -> list[str]:
     options = ("--scenario", "mixed", "--seed", str(turn.first), "--duration", f"{CHAOS_S:g}")
     command = [sys.executable, "-m", "strata_chaos", "run", *options, "--backend", chaos_backend()]
@@ -141,6 +151,15 @@ CRASHES = Campaign(
     outcome=_crashes_outcome,
     again="python -m tests.crashes --seed {seed} --rounds 2",
 )
+RANK_KILLS = Campaign(
+    name="rank-kills",
+    first=1,
+    seeds=1,
+    turn_s=150.0,
+    command=_rank_kills,
+    outcome=_rank_kills_outcome,
+    again="python -m tests.rank_kills --seed {seed}",
+)
 CHAOS = Campaign(
     name="chaos",
     first=1,
@@ -150,4 +169,4 @@ CHAOS = Campaign(
     outcome=_chaos_outcome,
     again=f"strata-chaos run --scenario mixed --seed {{seed}} --duration {CHAOS_S:g} --backend {chaos_backend()}",
 )
-ALL = (SIMULATION, SCHEDULES, CRASHES, CHAOS)
+ALL = (SIMULATION, SCHEDULES, CRASHES, RANK_KILLS, CHAOS)

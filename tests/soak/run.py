@@ -1,7 +1,7 @@
 """A long run: campaigns take turns until the time is over, and the ledger keeps what they tried.
 
-Two lanes run at once. In one, schedules, crash rounds and mixed chaos take turns. In the other, the simulation runs on
-the processor time that they leave idle. Each turn is one child process; its span is written to the ledger as soon as
+Two lanes run at once. In one, schedules, crash rounds, rank kills and mixed chaos take turns. In the other, the
+simulation runs on the processor time that they leave idle. Each turn is one child process; its span is written to the ledger as soon as
 it has ended, so a run that is killed loses its last turns only.
 
 A turn that ends without a result has failed, too: its first seed is open, and the next turn goes on behind it.

@@ -185,6 +185,9 @@ def test_what_the_campaigns_write_is_understood(tmp_path: Path) -> None:
     schedules = {"failed": {"5": ["a", "b"]}, "deeds": {"kill_rank": 2}, "took_s": 1800}
     assert campaigns.SCHEDULES.outcome(schedules, turn) == Outcome(2, 1800, {5: "a; b"})
     assert campaigns.CRASHES.outcome({"wrong": [], "kills": 9, "seconds": 3600}, turn) == Outcome(9, 3600, {})
+    assert campaigns.RANK_KILLS.outcome({"wrong": ["kill 3"], "kills": 3, "seconds": 60}, turn) == Outcome(
+        3, 60, {5: "kill 3"}
+    )
     chaos = {"faults": [{"effective": 3}], "verdict": "pass", "duration_s": 360, "cut_short": False}
     assert campaigns.CHAOS.outcome(chaos, turn) == Outcome(3, 360, {})
     for sentence in ("VIOLATION: 1 found", "UNKNOWN: the ground truth has a gap"):
