@@ -24,6 +24,7 @@ from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
 from strata.testing.serving import memory_dial
+from tests.not_none import not_none
 
 KEYS = ClusterKeys("default")
 JOB = KEYS.job("job")
@@ -142,8 +143,7 @@ class Fleet:
         )
 
     async def leave(self, node: Node, worker: str) -> None:
-        held = JobView(node.view, JOB).worker(worker)
-        assert held is not None
+        held = not_none(JobView(node.view, JOB).worker(worker))
         await node.context.executor.settle(
             lambda view: decide_leave(JobView(view, JOB), WorkerId(worker), held.create_revision)
         )
@@ -157,9 +157,7 @@ class Fleet:
 
         await node.context.mirror.wait_until(there)
         view = JobView(node.view, job)
-        head = view.head()
-        assert head is not None
-        assert head.record.generation == number
+        assert not_none(view.head()).record.generation == number
         return view
 
 

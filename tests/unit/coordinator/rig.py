@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
@@ -13,8 +16,42 @@ from strata.core.txn import Delete, Put, Txn
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Network
+from strata.testing.virtual_time import run
 
 KEYS = ClusterKeys("test")
+
+_Rig = TypeVar("_Rig")
+_P = ParamSpec("_P")
+_Made = ParamSpec("_Made")
+
+
+def in_rig(
+    made: Callable[_Made, AbstractAsyncContextManager[_Rig]], *args: _Made.args, **options: _Made.kwargs
+) -> Callable[[Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]], Callable[_P, None]]:
+    """Make an `async def` test one that runs in virtual time, in a rig of its own: its first argument."""
+
+    def decorate(test: Callable[Concatenate[_Rig, _P], Coroutine[Any, Any, None]]) -> Callable[_P, None]:
+        async def within(*given: _P.args, **named: _P.kwargs) -> None:
+            async with made(*args, **options) as rig:
+                await test(rig, *given, **named)
+
+        def wrapper(*given: _P.args, **named: _P.kwargs) -> None:
+            run(within(*given, **named))
+
+        return shown_as(test, wrapper)
+
+    return decorate
+
+
+def shown_as(
+    test: Callable[..., object], wrapper: Callable[_P, None], *, given: int = 1
+) -> Callable[_P, None]:
+    """Give `wrapper` the name of `test`, and for pytest the arguments behind the first `given` ones."""
+    functools.update_wrapper(wrapper, test)
+    signature = inspect.signature(test)
+    parameters = list(signature.parameters.values())[given:]
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect's
+    return wrapper
 
 
 class Rig:

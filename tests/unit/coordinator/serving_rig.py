@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from strata.core.invariants import check
 from strata.core.job import JobView
@@ -19,11 +19,14 @@ from strata.testing.network import Network
 from strata.testing.replicas import MemoryReplica
 from strata.testing.serving import peer_door
 from tests.raw_member import Member
+from tests.unit.coordinator.rig import in_rig, shown_as
 
 __all__ = ["JOB", "KEYS", "LIMIT_S", "Cluster", "Member", "Node", "cluster"]
 
 KEYS = ClusterKeys("default")
 JOB = KEYS.job("job")
+_P = ParamSpec("_P")
+
 LIMIT_S = 120.0
 """Virtual seconds that a test waits for what must happen."""
 
@@ -122,6 +125,25 @@ class Cluster:
         for node in self.nodes.values():
             assert node.task is not None
             node.task.cancel()
+
+
+def in_world(
+    *where: str, **options: Any
+) -> Callable[
+    [Callable[Concatenate[Cluster, list[Member], _P], Coroutine[Any, Any, None]]], Callable[_P, None]
+]:
+    """Make an `async def` test one that is given a `cluster` and a world of members at these, by rank."""
+
+    def decorate(
+        test: Callable[Concatenate[Cluster, list[Member], _P], Coroutine[Any, Any, None]],
+    ) -> Callable[_P, None]:
+        @in_rig(cluster, **options)
+        async def within(c: Cluster, /, *given: _P.args, **named: _P.kwargs) -> None:
+            await test(c, await c.world(*where), *given, **named)
+
+        return shown_as(test, within, given=2)
+
+    return decorate
 
 
 @asynccontextmanager

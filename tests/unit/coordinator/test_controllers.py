@@ -11,7 +11,7 @@ from strata.coordinator.controllers.loop import drive
 from strata.core.txn import WatchBatch
 from strata.errors import NotLeader, Unavailable
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, rig
+from tests.unit.coordinator.rig import KEYS, Rig, in_rig, rig
 
 
 class Counter:
@@ -46,29 +46,27 @@ async def driven(r: Rig, controller: Counter, for_s: float) -> None:
             await drive(controller, r.mirror)
 
 
-@in_virtual_time()
-async def test_it_turns_at_the_start_on_changes_and_at_its_tick() -> None:
-    async with rig() as r:
-        controller = Counter()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(driven(r, controller, 25))
-            await asyncio.sleep(4)
-            r.put("a")
-        assert [round(t - controller.turns[0]) for t in controller.turns] == [0, 4, 14, 24]
+@in_rig(rig)
+async def test_it_turns_at_the_start_on_changes_and_at_its_tick(r: Rig) -> None:
+    controller = Counter()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(driven(r, controller, 25))
+        await asyncio.sleep(4)
+        r.put("a")
+    assert [round(t - controller.turns[0]) for t in controller.turns] == [0, 4, 14, 24]
 
 
-@in_virtual_time()
-async def test_changes_during_a_turn_make_one_further_turn() -> None:
-    async with rig() as r:
-        controller = Counter()
-        controller.gate = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(driven(r, controller, 5))
-            await asyncio.sleep(1)
-            for _ in range(10):
-                await r.mirror.at_least(r.put("a"))
-            controller.gate.set()
-        assert len(controller.turns) == 2
+@in_rig(rig)
+async def test_changes_during_a_turn_make_one_further_turn(r: Rig) -> None:
+    controller = Counter()
+    controller.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(driven(r, controller, 5))
+        await asyncio.sleep(1)
+        for _ in range(10):
+            await r.mirror.at_least(r.put("a"))
+        controller.gate.set()
+    assert len(controller.turns) == 2
 
 
 @in_virtual_time()
@@ -88,34 +86,28 @@ async def test_turns_that_take_long_leave_time_for_others() -> None:
         assert 10 <= len(controller.turns) <= 15, "one in 0.15 s, and one more for the last changes"
 
 
-@in_virtual_time()
-async def test_it_turns_when_the_last_turn_asked_for_it() -> None:
-    async with rig() as r:
-        controller = Counter()
-        controller.delay_s = 2.0
-        await driven(r, controller, 9)
-        assert len(controller.turns) == 5
+@in_rig(rig)
+async def test_it_turns_when_the_last_turn_asked_for_it(r: Rig) -> None:
+    controller = Counter()
+    controller.delay_s = 2.0
+    await driven(r, controller, 9)
+    assert len(controller.turns) == 5
 
 
 @pytest.mark.parametrize("error", [Unavailable("etcd is away"), KeyError("a bug")])
-def test_a_failure_is_tried_again_with_growing_pauses(error: Exception) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        async with rig() as r:
-            controller = Counter(fails=8, error=error)
-            await driven(r, controller, 60)
-            pauses = [b - a for a, b in zip(controller.turns, controller.turns[1:], strict=False)]
-            assert [round(p, 1) for p in pauses[:8]] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-            assert round(pauses[8]) == 10
-
-    scenario()
+@in_rig(rig)
+async def test_a_failure_is_tried_again_with_growing_pauses(r: Rig, error: Exception) -> None:
+    controller = Counter(fails=8, error=error)
+    await driven(r, controller, 60)
+    pauses = [b - a for a, b in zip(controller.turns, controller.turns[1:], strict=False)]
+    assert [round(p, 1) for p in pauses[:8]] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert round(pauses[8]) == 10
 
 
-@in_virtual_time()
-async def test_the_loss_of_the_fence_passes_through() -> None:
-    async with rig() as r:
-        with pytest.raises(NotLeader):
-            await drive(Counter(fails=1, error=NotLeader("over")), r.mirror)
+@in_rig(rig)
+async def test_the_loss_of_the_fence_passes_through(r: Rig) -> None:
+    with pytest.raises(NotLeader):
+        await drive(Counter(fails=1, error=NotLeader("over")), r.mirror)
 
 
 # -- the queue of jobs ------------------------------------------------------------------------

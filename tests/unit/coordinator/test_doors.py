@@ -12,7 +12,9 @@ from strata.errors import StrataError
 from strata.testing import replicas
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.serving_rig import JOB, cluster
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 from tests.unit.coordinator.unary_client import Client
 
 KEY = JOB.worker("w0")
@@ -77,9 +79,7 @@ async def test_a_client_that_was_heard_elsewhere_until_a_late_hand_over_has_time
             await asyncio.sleep(max(0.0, beat_at - now()))
             beat_at += heartbeat_s
             await client.heartbeat("r2")
-            entry = c.worker("w0")
-            assert entry is not None
-            assert entry.create_revision == before
+            assert not_none(c.worker("w0")).create_revision == before
 
 
 @pytest.mark.parametrize("newcomer_at", ["r1", "r3"])
@@ -225,98 +225,92 @@ async def test_a_call_at_the_leader_spares_a_client_for_a_while_only(monkeypatch
         assert asyncio.get_running_loop().time() - began < 10.0
 
 
-@in_virtual_time()
-async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_door() -> None:
-    async with cluster(0, members=1) as c:
-        network = Network()
-        c.add("r1", network=network)
-        await c.ready()
-        c.add("r2")
-        await c.ready()
-        member = await c.member("w0").connect("r2")
-        before = member.incarnation
-        member.drop()
-        c["r2"].kill()
-        network.delete = Fate(delay_s=0.9, lost="request")
-        await network.deleting.wait()
-        network.put = Fate(delay_s=5.0)
-        await asyncio.sleep(0.1)
-        member.dial("r1")
-        await asyncio.sleep(1.0)
-        network.delete = None
-        await asyncio.sleep(8.0)
-        entry = c.worker("w0")
-        assert entry is not None
-        assert entry.create_revision == before
+@in_rig(cluster, 0, members=1)
+async def test_a_deletion_that_was_lost_is_not_repeated_once_its_member_is_at_the_door(c: Cluster) -> None:
+    network = Network()
+    c.add("r1", network=network)
+    await c.ready()
+    c.add("r2")
+    await c.ready()
+    member = await c.member("w0").connect("r2")
+    before = member.incarnation
+    member.drop()
+    c["r2"].kill()
+    network.delete = Fate(delay_s=0.9, lost="request")
+    await network.deleting.wait()
+    network.put = Fate(delay_s=5.0)
+    await asyncio.sleep(0.1)
+    member.dial("r1")
+    await asyncio.sleep(1.0)
+    network.delete = None
+    await asyncio.sleep(8.0)
+    assert not_none(c.worker("w0")).create_revision == before
 
 
 @pytest.mark.parametrize("pause_s", [0.3, 1.8, 4.2])
-@in_virtual_time()
-async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orphan(pause_s: float) -> None:
-    async with cluster(0, members=1) as c:
-        network = Network()
-        c.add("r1", network=network)
-        await c.ready()
-        c.add("r2")
-        await c.ready()
-        member = await c.member("w0").connect("r2")
-        before, began = member.incarnation, asyncio.get_running_loop().time()
-        network.put = Fate(delay_s=60.0)
-        c["r2"].kill()
-        welcomed = False
-        while not welcomed:
-            if asyncio.get_running_loop().time() - began > 15:
-                network.put = None
-            member.dial("r1")
-            await member.until(lambda: member.over.is_set() or member.all("welcome"))
-            welcomed = bool(member.all("welcome"))
-            await asyncio.sleep(pause_s)
-        assert member.incarnation == before
-
-
-@in_virtual_time()
-async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same() -> None:
-    async with cluster(0, members=1) as c:
-        network = Network()
-        c.add("r1", network=network)
-        await c.ready()
-        c.add("r2")
-        await c.ready()
-        member = await c.member("w0").connect("r2")
-        network.put = Fate(delay_s=60.0)
-        c["r2"].kill()
+@in_rig(cluster, 0, members=1)
+async def test_who_comes_back_to_the_door_after_a_round_of_the_others_is_no_orphan(
+    c: Cluster, pause_s: float
+) -> None:
+    network = Network()
+    c.add("r1", network=network)
+    await c.ready()
+    c.add("r2")
+    await c.ready()
+    member = await c.member("w0").connect("r2")
+    before, began = member.incarnation, asyncio.get_running_loop().time()
+    network.put = Fate(delay_s=60.0)
+    c["r2"].kill()
+    welcomed = False
+    while not welcomed:
+        if asyncio.get_running_loop().time() - began > 15:
+            network.put = None
         member.dial("r1")
-        await asyncio.sleep(0.5)
-        member.drop()
-        died_at = asyncio.get_running_loop().time()
-        await c["r1"].see(lambda _view: c.worker("w0") is None)
-        assert 5 <= asyncio.get_running_loop().time() - died_at < 12
+        await member.until(lambda: member.over.is_set() or member.all("welcome"))
+        welcomed = bool(member.all("welcome"))
+        await asyncio.sleep(pause_s)
+    assert member.incarnation == before
 
 
-@in_virtual_time()
-async def test_another_run_at_the_door_does_not_hide_who_was_there_before() -> None:
+@in_rig(cluster, 0, members=1)
+async def test_who_was_at_the_door_once_and_died_is_deleted_all_the_same(c: Cluster) -> None:
+    network = Network()
+    c.add("r1", network=network)
+    await c.ready()
+    c.add("r2")
+    await c.ready()
+    member = await c.member("w0").connect("r2")
+    network.put = Fate(delay_s=60.0)
+    c["r2"].kill()
+    member.dial("r1")
+    await asyncio.sleep(0.5)
+    member.drop()
+    died_at = asyncio.get_running_loop().time()
+    await c["r1"].see(lambda _view: c.worker("w0") is None)
+    assert 5 <= asyncio.get_running_loop().time() - died_at < 12
+
+
+@in_rig(cluster, 0, members=1)
+async def test_another_run_at_the_door_does_not_hide_who_was_there_before(c: Cluster) -> None:
     """Who was there lately may be back before its key is deleted, whoever came under its name meanwhile."""
-    async with cluster(0, members=1) as c:
-        network = Network()
-        c.add("r1", network=network)
-        await c.ready()
-        c.add("r2")
-        await c.ready()
-        member = await c.member("w0", boot="boot-a").connect("r2")
-        before = member.incarnation
-        network.put = Fate(delay_s=60.0)
-        c["r2"].kill()
-        member.drop()
-        await asyncio.sleep(7)  # 5 s until the lease of r2 is over, 5 s until its members are deleted
-        member.dial("r1")
-        await asyncio.sleep(0.5)
-        member.drop()
-        other = c.member("w0", boot="boot-b")
-        other.dial("r1")
-        await asyncio.sleep(0.3)
-        other.drop()
-        await asyncio.sleep(3.2)
-        assert not network.deleting.is_set()
-        entry = c.worker("w0")
-        assert entry is not None
-        assert entry.create_revision == before
+    network = Network()
+    c.add("r1", network=network)
+    await c.ready()
+    c.add("r2")
+    await c.ready()
+    member = await c.member("w0", boot="boot-a").connect("r2")
+    before = member.incarnation
+    network.put = Fate(delay_s=60.0)
+    c["r2"].kill()
+    member.drop()
+    await asyncio.sleep(7)  # 5 s until the lease of r2 is over, 5 s until its members are deleted
+    member.dial("r1")
+    await asyncio.sleep(0.5)
+    member.drop()
+    other = c.member("w0", boot="boot-b")
+    other.dial("r1")
+    await asyncio.sleep(0.3)
+    other.drop()
+    await asyncio.sleep(3.2)
+    assert not network.deleting.is_set()
+    assert not_none(c.worker("w0")).create_revision == before

@@ -251,17 +251,14 @@ class Once(PromptNetwork):
 
 
 @pytest.mark.parametrize("fate", [Fate(lost="answer"), Fate(lost="request"), Fate(delay_s=3.0)])
-def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(fate: Fate) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        store = MemoryStore()
-        async with candidate(store, network=Once(fate)) as only:
-            epoch = await only.election.elected()
-            await asyncio.sleep(20)
-            assert only.election.epoch == epoch
-            assert leader_key(store) == ("r1", epoch)
-
-    scenario()
+@in_virtual_time()
+async def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(fate: Fate) -> None:
+    store = MemoryStore()
+    async with candidate(store, network=Once(fate)) as only:
+        epoch = await only.election.elected()
+        await asyncio.sleep(20)
+        assert only.election.epoch == epoch
+        assert leader_key(store) == ("r1", epoch)
 
 
 @in_virtual_time()
@@ -450,20 +447,17 @@ async def test_what_etcd_refuses_is_retried_until_it_is_mended() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.3, 3.0])
-def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behind(delay_s: float) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        store = MemoryStore()
-        async with candidate(store, "r1", network=Once(Fate(delay_s=delay_s))) as stopping:
-            await asyncio.sleep(0.1)
-            await stopping.retire()
-            await asyncio.sleep(delay_s + 0.1)
-            assert leader_key(store) is None, "the lease that it hangs from is gone"
-            async with candidate(store, "r2") as second:
-                async with asyncio.timeout(1.0):
-                    await second.election.elected()
-
-    scenario()
+@in_virtual_time()
+async def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behind(delay_s: float) -> None:
+    store = MemoryStore()
+    async with candidate(store, "r1", network=Once(Fate(delay_s=delay_s))) as stopping:
+        await asyncio.sleep(0.1)
+        await stopping.retire()
+        await asyncio.sleep(delay_s + 0.1)
+        assert leader_key(store) is None, "the lease that it hangs from is gone"
+        async with candidate(store, "r2") as second:
+            async with asyncio.timeout(1.0):
+                await second.election.elected()
 
 
 class Mute(PromptNetwork):
@@ -477,20 +471,17 @@ class Mute(PromptNetwork):
 
 
 @pytest.mark.parametrize("mute", [{"execute"}, {"revoke"}, {"execute", "revoke"}])
-def test_resigning_does_what_can_be_done_within_its_callers_limit(mute: set[str]) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        store, network = MemoryStore(), Mute()
-        async with candidate(store, "r1", network=network) as only:
-            await only.election.elected()
-            network.mute = mute
-            began = loop.time()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await only.retire()
-            assert loop.time() - began < 0.6
-            assert not only.leads()
-            assert (leader_key(store) is None) is (len(mute) == 1), "by its own end, or by the lease's"
-
-    scenario()
+@in_virtual_time()
+async def test_resigning_does_what_can_be_done_within_its_callers_limit(mute: set[str]) -> None:
+    loop = asyncio.get_running_loop()
+    store, network = MemoryStore(), Mute()
+    async with candidate(store, "r1", network=network) as only:
+        await only.election.elected()
+        network.mute = mute
+        began = loop.time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await only.retire()
+        assert loop.time() - began < 0.6
+        assert not only.leads()
+        assert (leader_key(store) is None) is (len(mute) == 1), "by its own end, or by the lease's"

@@ -25,7 +25,8 @@ from strata.errors import Conflict, QuotaExceeded, Unavailable
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, put, rig
+from tests.not_none import not_none
+from tests.unit.coordinator.rig import KEYS, Rig, in_rig, put, rig
 
 
 def claim(name: str, who: bytes) -> Txn:
@@ -109,14 +110,13 @@ async def test_a_refusal_from_an_old_view_is_checked_first() -> None:
         assert r.mirror.view.revision > revision
 
 
-@in_virtual_time()
-async def test_a_refusal_is_raised_from_a_fresh_view() -> None:
-    async with rig() as r:
-        await r.mirror.at_least(r.put("a", b"other"))
-        decide = Claim("a")
-        with pytest.raises(Conflict, match="other holds it"):
-            await r.executor.settle(decide)
-        assert decide.asked == 2
+@in_rig(rig)
+async def test_a_refusal_is_raised_from_a_fresh_view(r: Rig) -> None:
+    await r.mirror.at_least(r.put("a", b"other"))
+    decide = Claim("a")
+    with pytest.raises(Conflict, match="other holds it"):
+        await r.executor.settle(decide)
+    assert decide.asked == 2
 
 
 @in_virtual_time()
@@ -151,17 +151,14 @@ async def outcome(work: object) -> BaseException | None:
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
 @pytest.mark.parametrize("coalesce", [False, True])
-def test_an_unknown_outcome_is_found_out_by_sending_the_same_again(lost: str, coalesce: bool) -> None:
-    @in_virtual_time()
-    async def scenario() -> None:
-        network = Answers()
-        async with rig(network=network) as r:
-            network.begin(Fate(lost=lost), Fate(lost=lost))  # type: ignore[arg-type]
-            await r.executor.settle(Claim("a"), coalesce=coalesce)
-            assert network.executed == 3
-            assert r.store.read(Range(key=KEYS.root + "a")).kvs[0].version == 1
-
-    scenario()
+@in_virtual_time()
+async def test_an_unknown_outcome_is_found_out_by_sending_the_same_again(lost: str, coalesce: bool) -> None:
+    network = Answers()
+    async with rig(network=network) as r:
+        network.begin(Fate(lost=lost), Fate(lost=lost))  # type: ignore[arg-type]
+        await r.executor.settle(Claim("a"), coalesce=coalesce)
+        assert network.executed == 3
+        assert r.store.read(Range(key=KEYS.root + "a")).kvs[0].version == 1
 
 
 @in_virtual_time()
@@ -198,13 +195,12 @@ async def test_the_deadline_ends_it_as_unavailable() -> None:
         r.client.heal()
 
 
-@in_virtual_time()
-async def test_what_the_store_refuses_is_the_callers() -> None:
-    async with rig() as r:
-        huge = Txn(success=(Put(key=KEYS.root + "a", value=b"x" * (2 << 20)),))
-        for coalesce in (False, True):
-            with pytest.raises(QuotaExceeded):
-                await r.executor.settle(lambda _: Decision(reason="huge", txn=huge), coalesce=coalesce)
+@in_rig(rig)
+async def test_what_the_store_refuses_is_the_callers(r: Rig) -> None:
+    huge = Txn(success=(Put(key=KEYS.root + "a", value=b"x" * (2 << 20)),))
+    for coalesce in (False, True):
+        with pytest.raises(QuotaExceeded):
+            await r.executor.settle(lambda _: Decision(reason="huge", txn=huge), coalesce=coalesce)
 
 
 # -- coalescing -------------------------------------------------------------------------------
@@ -287,41 +283,38 @@ async def test_what_cannot_be_joined_goes_side_by_side() -> None:
 
 @pytest.mark.parametrize("guard", [absent(KEYS.root + "pins/a"), none_in(KEYS.root + "pins/")])
 @pytest.mark.parametrize("first", ["pin", "delete"])
-@in_virtual_time()
-async def test_what_one_writes_and_another_compares_is_never_joined(guard: Compare, first: str) -> None:
+@in_rig(rig)
+async def test_what_one_writes_and_another_compares_is_never_joined(
+    r: Rig, guard: Compare, first: str
+) -> None:
     """Each would hold in one transaction: a pinned checkpoint would be deleted."""
-    async with rig() as r:
-        await r.mirror.at_least(r.put("record", b"committed"))
-        record = KEYS.root + "record"
+    await r.mirror.at_least(r.put("record", b"committed"))
+    record = KEYS.root + "record"
 
-        def delete(view: View) -> Decision:
-            if view.get(KEYS.root + "pins/a") is not None:
-                return Decision(reason="pinned", refusal=Conflict("pinned"))
-            kv = view.get(record)
-            assert kv is not None
-            if kv.value == b"deleting":
-                return Decision(reason="deleting")
-            put = Put(key=record, value=b"deleting")
-            same = unchanged(record, kv.mod_revision)
-            return Decision(reason="delete", txn=Txn(compares=(guard, same), success=(put,)))
+    def delete(view: View) -> Decision:
+        if view.get(KEYS.root + "pins/a") is not None:
+            return Decision(reason="pinned", refusal=Conflict("pinned"))
+        kv = not_none(view.get(record))
+        if kv.value == b"deleting":
+            return Decision(reason="deleting")
+        put = Put(key=record, value=b"deleting")
+        same = unchanged(record, kv.mod_revision)
+        return Decision(reason="delete", txn=Txn(compares=(guard, same), success=(put,)))
 
-        def pin(view: View) -> Decision:
-            kv = view.get(record)
-            assert kv is not None
-            if kv.value == b"deleting":
-                return Decision(reason="deleting", refusal=Conflict("deleting"))
-            if view.get(KEYS.root + "pins/a") is not None:
-                return Decision(reason="pinned")
-            put = Put(key=KEYS.root + "pins/a", value=b"me")
-            return Decision(
-                reason="pin", txn=Txn(compares=(unchanged(record, kv.mod_revision),), success=(put,))
-            )
+    def pin(view: View) -> Decision:
+        kv = not_none(view.get(record))
+        if kv.value == b"deleting":
+            return Decision(reason="deleting", refusal=Conflict("deleting"))
+        if view.get(KEYS.root + "pins/a") is not None:
+            return Decision(reason="pinned")
+        put = Put(key=KEYS.root + "pins/a", value=b"me")
+        return Decision(reason="pin", txn=Txn(compares=(unchanged(record, kv.mod_revision),), success=(put,)))
 
-        decisions = [pin, delete] if first == "pin" else [delete, pin]
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(outcome(r.executor.settle(d, coalesce=True))) for d in decisions]
-        assert [type(task.result()) for task in running] == [type(None), Conflict]
-        assert (r.get("record") == b"deleting") == (r.get("pins/a") is None)
+    decisions = [pin, delete] if first == "pin" else [delete, pin]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(outcome(r.executor.settle(d, coalesce=True))) for d in decisions]
+    assert [type(task.result()) for task in running] == [type(None), Conflict]
+    assert (r.get("record") == b"deleting") == (r.get("pins/a") is None)
 
 
 @in_virtual_time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strata.coordinator.view.history import History
 from strata.core.txn import Event, KeyValue, WatchBatch
+from tests.not_none import not_none
 
 
 def batch(revision: int, events: int = 1) -> WatchBatch:
@@ -32,9 +33,9 @@ def test_a_token_from_within_a_batch_is_answered_with_the_rest_of_it() -> None:
     history.reset(10)
     caught_up = tuple(event for revision in (11, 12, 14) for event in batch(revision, events=2).events)
     history.append(WatchBatch(revision=14, events=caught_up))
-    found = history.since(12)
-    assert found is not None
-    assert [(b.revision, [e.kv.mod_revision for e in b.events]) for b in found] == [(14, [14, 14])]
+    assert [(b.revision, [e.kv.mod_revision for e in b.events]) for b in not_none(history.since(12))] == [
+        (14, [14, 14])
+    ]
 
 
 def test_a_token_from_before_its_floor_means_list_again() -> None:

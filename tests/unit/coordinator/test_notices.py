@@ -7,8 +7,9 @@ import asyncio
 from strata.core.job import JobView
 from strata.core.records import StopAction
 from strata.core.stopping import GONE_S, LATE_S, StopRequest, decide_stop
-from strata.testing.virtual_time import in_virtual_time
+from tests.not_none import not_none
 from tests.unit.coordinator.fleet import JOB, Fleet, Node, fleet
+from tests.unit.coordinator.rig import in_rig
 
 GRACE_S = 5.0
 
@@ -23,34 +24,33 @@ async def preempted(replicas: Fleet, node: Node) -> float:
     return asyncio.get_running_loop().time()
 
 
-@in_virtual_time()
-async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_train_again() -> None:
-    async with fleet() as replicas:
-        node = await replicas.follower()
-        clock = asyncio.get_running_loop().time
-        asked = await preempted(replicas, node)
-        forming = await replicas.generation(node, 2)
-        assert GRACE_S + LATE_S - 0.1 <= clock() - asked <= GRACE_S + LATE_S + 1
-        head = forming.head()
-        assert head is not None
-        assert head.record.forming
-        assert len(head.record.asked) == 1
-        again = (await replicas.generation(node, 3)).head()
-        assert GRACE_S + GONE_S - 0.1 <= clock() - asked <= GRACE_S + GONE_S + 1
-        assert again is not None
-        assert (again.record.members, again.record.asked) == (2, ())
+@in_rig(fleet)
+async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_train_again(
+    replicas: Fleet,
+) -> None:
+    node = await replicas.follower()
+    clock = asyncio.get_running_loop().time
+    asked = await preempted(replicas, node)
+    forming = await replicas.generation(node, 2)
+    assert GRACE_S + LATE_S - 0.1 <= clock() - asked <= GRACE_S + LATE_S + 1
+    head = not_none(forming.head())
+    assert head.record.forming
+    assert len(head.record.asked) == 1
+    again = (await replicas.generation(node, 3)).head()
+    assert GRACE_S + GONE_S - 0.1 <= clock() - asked <= GRACE_S + GONE_S + 1
+    assert again is not None
+    assert (again.record.members, again.record.asked) == (2, ())
 
 
-@in_virtual_time()
-async def test_a_new_leader_counts_anew_and_so_only_later() -> None:
-    async with fleet() as replicas:
-        node = await replicas.follower()
-        clock = asyncio.get_running_loop().time
-        asked = await preempted(replicas, node)
-        await asyncio.sleep(20)
-        leader = await replicas.leader()
-        await leader.stop()
-        successor = await replicas.leader()
-        assert successor is not leader
-        await replicas.generation(node, 2)
-        assert GRACE_S + LATE_S + 19 <= clock() - asked <= GRACE_S + LATE_S + 30
+@in_rig(fleet)
+async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Fleet) -> None:
+    node = await replicas.follower()
+    clock = asyncio.get_running_loop().time
+    asked = await preempted(replicas, node)
+    await asyncio.sleep(20)
+    leader = await replicas.leader()
+    await leader.stop()
+    successor = await replicas.leader()
+    assert successor is not leader
+    await replicas.generation(node, 2)
+    assert GRACE_S + LATE_S + 19 <= clock() - asked <= GRACE_S + LATE_S + 30

@@ -15,7 +15,9 @@ from strata.errors import ClusterReplaced, Conflict
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
+from tests.not_none import not_none
 from tests.unit.coordinator.fleet import JOB, KEYS, Fleet, Node, fleet
+from tests.unit.coordinator.rig import in_rig
 
 
 async def ready(nodes: list[Node]) -> None:
@@ -23,16 +25,13 @@ async def ready(nodes: list[Node]) -> None:
         await asyncio.sleep(0.01)
 
 
-@in_virtual_time()
-async def test_members_become_a_world() -> None:
-    async with fleet() as f:
-        node = await f.follower()
-        await f.register(node, "a", min_workers=2, max_workers=2)
-        await f.register(await f.leader(), "b")
-        job = await f.generation(node, 1)
-        world = job.world()
-        assert world is not None
-        assert [m.worker for m in world.members] == ["a", "b"]
+@in_rig(fleet)
+async def test_members_become_a_world(f: Fleet) -> None:
+    node = await f.follower()
+    await f.register(node, "a", min_workers=2, max_workers=2)
+    await f.register(await f.leader(), "b")
+    job = await f.generation(node, 1)
+    assert [m.worker for m in not_none(job.world()).members] == ["a", "b"]
 
 
 @in_virtual_time()
@@ -47,9 +46,7 @@ async def test_a_world_waits_for_more_members_only_while_they_settle() -> None:
         await f.register(node, "b")
         job = await f.generation(node, 1)
         assert loop.time() - before == pytest.approx(2.0, abs=0.1)
-        world = job.world()
-        assert world is not None
-        assert len(world.members) == 2
+        assert len(not_none(job.world()).members) == 2
 
 
 @in_virtual_time()
@@ -74,15 +71,12 @@ async def test_a_crashed_leader_is_replaced_within_its_lease_and_the_next_one_go
         for worker in "ab":
             await f.register(node, worker, min_workers=1, max_workers=2)
         job = await f.generation(node, 1)
-        old = job.head()
-        assert old is not None
+        old = not_none(job.head())
         crashed_at = loop.time()
         await leader.crash()
         await f.leave(node, "b")
         job = await f.generation(node, 2)
-        head = job.head()
-        assert head is not None
-        assert head.record.epoch > old.record.epoch
+        assert not_none(job.head()).record.epoch > old.record.epoch
         assert loop.time() - crashed_at <= 6.1
 
 
@@ -126,21 +120,20 @@ async def test_it_stops_while_etcd_is_away() -> None:
         node.client.heal()
 
 
-@in_virtual_time()
-async def test_readiness_follows_etcd() -> None:
-    async with fleet(1) as f:
-        (node,) = f.nodes
-        await ready(f.nodes)
-        await asyncio.sleep(30)
-        assert node.replica.is_ready() == (True, "")
-        node.client.partition()
-        await asyncio.sleep(3)
-        ok, reason = node.replica.is_ready()
-        assert (ok, "etcd has answered nothing" in reason) == (False, True)
-        node.client.heal()
-        await ready(f.nodes)
-        node.replica.stop()
-        assert node.replica.is_ready() == (False, "it is stopping")
+@in_rig(fleet, 1)
+async def test_readiness_follows_etcd(f: Fleet) -> None:
+    (node,) = f.nodes
+    await ready(f.nodes)
+    await asyncio.sleep(30)
+    assert node.replica.is_ready() == (True, "")
+    node.client.partition()
+    await asyncio.sleep(3)
+    ok, reason = node.replica.is_ready()
+    assert (ok, "etcd has answered nothing" in reason) == (False, True)
+    node.client.heal()
+    await ready(f.nodes)
+    node.replica.stop()
+    assert node.replica.is_ready() == (False, "it is stopping")
 
 
 # -- registration -----------------------------------------------------------------------------
@@ -151,49 +144,42 @@ def registered(store: MemoryStore, name: str) -> Replica | None:
     return decode(Replica, kvs[0].value) if kvs else None
 
 
-@in_virtual_time()
-async def test_a_lost_registration_is_made_again() -> None:
-    async with fleet(1) as f:
-        (node,) = f.nodes
-        await ready(f.nodes)
-        f.store.execute(Txn(success=(Delete(key=KEYS.replica("r1")),)))
-        await asyncio.sleep(0.5)
-        record = registered(f.store, "r1")
-        assert record is not None
-        assert record.instance == node.context.instance
-        node.client.partition()
-        await asyncio.sleep(20)
-        assert registered(f.store, "r1") is None, "its lease is over"
-        node.client.heal()
-        await ready(f.nodes)
-        assert registered(f.store, "r1") is not None
+@in_rig(fleet, 1)
+async def test_a_lost_registration_is_made_again(f: Fleet) -> None:
+    (node,) = f.nodes
+    await ready(f.nodes)
+    f.store.execute(Txn(success=(Delete(key=KEYS.replica("r1")),)))
+    await asyncio.sleep(0.5)
+    assert not_none(registered(f.store, "r1")).instance == node.context.instance
+    node.client.partition()
+    await asyncio.sleep(20)
+    assert registered(f.store, "r1") is None, "its lease is over"
+    node.client.heal()
+    await ready(f.nodes)
+    assert registered(f.store, "r1") is not None
 
 
-@in_virtual_time()
-async def test_a_replica_restarted_at_its_address_takes_its_name_at_once() -> None:
-    async with fleet(1) as f:
-        await ready(f.nodes)
-        await f.nodes[0].crash()
-        began = asyncio.get_running_loop().time()
-        again = f.add("r1")
+@in_rig(fleet, 1)
+async def test_a_replica_restarted_at_its_address_takes_its_name_at_once(f: Fleet) -> None:
+    await ready(f.nodes)
+    await f.nodes[0].crash()
+    began = asyncio.get_running_loop().time()
+    again = f.add("r1")
+    await ready([again])
+    assert asyncio.get_running_loop().time() - began < 0.1
+    assert not_none(registered(f.store, "r1")).instance == again.context.instance
+
+
+@in_rig(fleet, 1)
+async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go(f: Fleet) -> None:
+    await ready(f.nodes)
+    await f.nodes[0].crash()
+    again = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(again.replica.run())
         await ready([again])
-        assert asyncio.get_running_loop().time() - began < 0.1
-        record = registered(f.store, "r1")
-        assert record is not None
-        assert record.instance == again.context.instance
-
-
-@in_virtual_time()
-async def test_a_replica_restarted_elsewhere_waits_for_its_remnant_to_go() -> None:
-    async with fleet(1) as f:
-        await ready(f.nodes)
-        await f.nodes[0].crash()
-        again = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(again.replica.run())
-            await ready([again])
-            again.replica.stop()
-            await running
+        again.replica.stop()
+        await running
 
 
 @in_virtual_time()
@@ -209,15 +195,14 @@ async def test_whoever_lost_its_name_does_not_take_it_back() -> None:
     assert registered(store, "r1") == twin
 
 
-@in_virtual_time()
-async def test_a_name_that_another_replica_holds_is_an_error() -> None:
-    async with fleet(1) as f:
-        await ready(f.nodes)
-        twin = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
-        with pytest.raises(Conflict, match="another replica named r1 runs at r1:50051"):
-            await twin.replica.run()
-        assert twin.serving[0].calls[-1] == "stop"
-        assert f.nodes[0].replica.is_ready()[0]
+@in_rig(fleet, 1)
+async def test_a_name_that_another_replica_holds_is_an_error(f: Fleet) -> None:
+    await ready(f.nodes)
+    twin = Node(f.store, "r1", None, run=2, address="elsewhere:50051")
+    with pytest.raises(Conflict, match="another replica named r1 runs at r1:50051"):
+        await twin.replica.run()
+    assert twin.serving[0].calls[-1] == "stop"
+    assert f.nodes[0].replica.is_ready()[0]
 
 
 # -- what ends or does not end a replica ------------------------------------------------------
@@ -243,36 +228,34 @@ async def outcome(node: Node) -> BaseException | None:
     return None
 
 
-@in_virtual_time()
-async def test_records_written_by_hand_depose_nobody_and_stop_no_other_job() -> None:
-    async with fleet() as f:
-        await ready(f.nodes)
-        leader = await f.leader()
-        epoch = leader.context.election.epoch
-        broken = KEYS.job("broken")
-        for key in (broken.spec, broken.worker("w"), broken.head, broken.checkpoint(1, 1)):
-            f.store.execute(Txn(success=(Put(key=key, value=b"by hand"),)))
-        await f.register(leader, "a")
-        await f.generation(leader, 1)
-        await asyncio.sleep(60)
-        assert leader.context.election.epoch == epoch
-        assert all(n.replica.is_ready()[0] for n in f.nodes)
-        f.store.execute(Txn(success=(Delete(key=broken.root, range_end=broken.root[:-1] + "0"),)))
+@in_rig(fleet)
+async def test_records_written_by_hand_depose_nobody_and_stop_no_other_job(f: Fleet) -> None:
+    await ready(f.nodes)
+    leader = await f.leader()
+    epoch = leader.context.election.epoch
+    broken = KEYS.job("broken")
+    for key in (broken.spec, broken.worker("w"), broken.head, broken.checkpoint(1, 1)):
+        f.store.execute(Txn(success=(Put(key=key, value=b"by hand"),)))
+    await f.register(leader, "a")
+    await f.generation(leader, 1)
+    await asyncio.sleep(60)
+    assert leader.context.election.epoch == epoch
+    assert all(n.replica.is_ready()[0] for n in f.nodes)
+    f.store.execute(Txn(success=(Delete(key=broken.root, range_end=broken.root[:-1] + "0"),)))
 
 
-@in_virtual_time()
-async def test_a_leader_key_written_by_hand_is_waited_out() -> None:
-    async with fleet() as f:
-        leader = await f.leader()
-        f.store.execute(
-            Txn(success=(Delete(key=KEYS.leader),)),
-        )
-        f.store.execute(Txn(success=(Put(key=KEYS.leader, value=b"by hand"),)))
-        await asyncio.sleep(10)
-        assert not any(n.leads() for n in f.nodes)
-        assert not leader.leads()
-        f.store.execute(Txn(success=(Delete(key=KEYS.leader),)))
-        await f.leader()
+@in_rig(fleet)
+async def test_a_leader_key_written_by_hand_is_waited_out(f: Fleet) -> None:
+    leader = await f.leader()
+    f.store.execute(
+        Txn(success=(Delete(key=KEYS.leader),)),
+    )
+    f.store.execute(Txn(success=(Put(key=KEYS.leader, value=b"by hand"),)))
+    await asyncio.sleep(10)
+    assert not any(n.leads() for n in f.nodes)
+    assert not leader.leads()
+    f.store.execute(Txn(success=(Delete(key=KEYS.leader),)))
+    await f.leader()
 
 
 # -- one leader an epoch, fenced --------------------------------------------------------------
@@ -335,19 +318,18 @@ async def test_somebody_elses_leader_key_is_respected() -> None:
 # -- housekeeping, compaction -----------------------------------------------------------------
 
 
-@in_virtual_time()
-async def test_the_keys_of_an_ended_generation_go_after_a_minute() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        for worker in "ab":
-            await f.register(node, worker, min_workers=1, max_workers=2)
-        await f.generation(node, 1)
-        await f.leave(node, "b")
-        job = await f.generation(node, 2)
-        await asyncio.sleep(55)
-        assert len(job.view.names(JOB.worlds)) == 2
-        await asyncio.sleep(10)
-        assert len(job.view.names(JOB.worlds)) == 1
+@in_rig(fleet)
+async def test_the_keys_of_an_ended_generation_go_after_a_minute(f: Fleet) -> None:
+    node = await f.leader()
+    for worker in "ab":
+        await f.register(node, worker, min_workers=1, max_workers=2)
+    await f.generation(node, 1)
+    await f.leave(node, "b")
+    job = await f.generation(node, 2)
+    await asyncio.sleep(55)
+    assert len(job.view.names(JOB.worlds)) == 2
+    await asyncio.sleep(10)
+    assert len(job.view.names(JOB.worlds)) == 1
 
 
 @in_virtual_time()
@@ -371,32 +353,30 @@ async def test_members_of_a_dead_replica_go_five_seconds_later() -> None:
         assert names == ["moves", "stays"]
 
 
-@in_virtual_time()
-async def test_history_older_than_five_minutes_goes() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        await f.register(node, "a")
-        old = f.store.state.head
-        await asyncio.sleep(200)
+@in_rig(fleet)
+async def test_history_older_than_five_minutes_goes(f: Fleet) -> None:
+    node = await f.leader()
+    await f.register(node, "a")
+    old = f.store.state.head
+    await asyncio.sleep(200)
+    f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
+    await f.register(node, "b")
+    await asyncio.sleep(320)
+    with pytest.raises(Compacted):
         f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
-        await f.register(node, "b")
-        await asyncio.sleep(320)
-        with pytest.raises(Compacted):
-            f.store.read(Range(key=KEYS.root, range_end=KEYS.root[:-1] + "0", revision=old))
-        await asyncio.sleep(600)
+    await asyncio.sleep(600)
 
 
-@in_virtual_time()
-async def test_at_rest_almost_nothing_is_written() -> None:
-    async with fleet() as f:
-        node = await f.leader()
-        for number in range(10):
-            await f.register(node, f"w{number}", min_workers=10, max_workers=10)
-        await f.generation(node, 1)
-        await asyncio.sleep(100)
-        before = f.store.state.head
-        await asyncio.sleep(600)
-        assert f.store.state.head == before
+@in_rig(fleet)
+async def test_at_rest_almost_nothing_is_written(f: Fleet) -> None:
+    node = await f.leader()
+    for number in range(10):
+        await f.register(node, f"w{number}", min_workers=10, max_workers=10)
+    await f.generation(node, 1)
+    await asyncio.sleep(100)
+    before = f.store.state.head
+    await asyncio.sleep(600)
+    assert f.store.state.head == before
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -417,8 +397,6 @@ def test_leaders_that_come_and_go_leave_one_world(seed: int) -> None:
                 f.add(f"s{round_}")
             node = await f.leader()
             await asyncio.sleep(10)
-            world = JobView(node.view, JOB).world()
-            assert world is not None
-            assert [m.worker for m in world.members] == ["d"]
+            assert [m.worker for m in not_none(JobView(node.view, JOB).world()).members] == ["d"]
 
     scenario()

@@ -9,11 +9,11 @@ from strata.core.records import CheckpointState
 from strata.core.txn import Put, Txn
 from strata.core.view import View
 from strata.testing.network import Call, PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1 import session_pb2
 from strata.v1.common_pb2 import Author
-from tests.unit.coordinator.serving_rig import JOB, Member, Node, cluster
+from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster
 
 STEP = 5
 
@@ -47,34 +47,33 @@ async def author(member: Member) -> Author:
     )
 
 
-@in_virtual_time()
-async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it() -> None:
-    async with cluster(2, members=2) as c:
-        network = DiesOfTheSeal()
-        network.node = c.add("r9", network=network)
-        await c.ready()
-        members = await c.world("r1", "r9")
-        sealing = next(m for m in members if m.worker == "w1")
-        attempt = ""
-        for member in members:
-            request = pb.BeginCheckpointRequest(
-                author=await author(member),
-                step=STEP,
-                type=pb.CHECKPOINT_TYPE_FULL,
-                root="file:///saves",
-                attempt=f"of-{member.worker}",
-            )
-            reply = await member.call(begin_checkpoint=request)
-            attempt = reply.begin_checkpoint.checkpoint.attempt
-        for member in members:
-            ack = pb.AckCheckpointRequest(
-                author=await author(member), step=STEP, attempt=attempt, digest=member.worker, size_bytes=1
-            )
-            assert not (await member.call(ack_checkpoint=ack)).HasField("error")
-        seal = pb.SealCheckpointRequest(
-            author=await author(sealing), step=STEP, attempt=attempt, manifest_digest="d", size_bytes=2
+@in_rig(cluster, 2, members=2)
+async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it(c: Cluster) -> None:
+    network = DiesOfTheSeal()
+    network.node = c.add("r9", network=network)
+    await c.ready()
+    members = await c.world("r1", "r9")
+    sealing = next(m for m in members if m.worker == "w1")
+    attempt = ""
+    for member in members:
+        request = pb.BeginCheckpointRequest(
+            author=await author(member),
+            step=STEP,
+            type=pb.CHECKPOINT_TYPE_FULL,
+            root="file:///saves",
+            attempt=f"of-{member.worker}",
         )
-        sealing.send(call=session_pb2.Call(id=1, seal_checkpoint=seal))
-        await network.died.wait()
-        async with asyncio.timeout(1.0):
-            await c["r1"].context.mirror.wait_until(committed)
+        reply = await member.call(begin_checkpoint=request)
+        attempt = reply.begin_checkpoint.checkpoint.attempt
+    for member in members:
+        ack = pb.AckCheckpointRequest(
+            author=await author(member), step=STEP, attempt=attempt, digest=member.worker, size_bytes=1
+        )
+        assert not (await member.call(ack_checkpoint=ack)).HasField("error")
+    seal = pb.SealCheckpointRequest(
+        author=await author(sealing), step=STEP, attempt=attempt, manifest_digest="d", size_bytes=2
+    )
+    sealing.send(call=session_pb2.Call(id=1, seal_checkpoint=seal))
+    await network.died.wait()
+    async with asyncio.timeout(1.0):
+        await c["r1"].context.mirror.wait_until(committed)

@@ -40,6 +40,7 @@ from strata.testing.memory_store import MemoryStore
 from strata.testing.mvcc import Revision
 from strata.testing.network import PROMPT, Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
+from tests.not_none import not_none
 from tests.unit.coordinator.fleet import JOB, KEYS, Fleet, Node, fleet
 
 MODES = ("unsent", "unanswered", "late")
@@ -138,8 +139,7 @@ class Play:
         await self.survivor.context.executor.settle(lambda view: decide(JobView(view, JOB)))
 
     async def ends(self, rank: int, code: int) -> None:
-        world = self.job.world()
-        assert world is not None
+        world = not_none(self.job.world())
         member = world.member_of(rank)
         await self.settle(
             lambda job: decide_rank_exit(

@@ -13,6 +13,7 @@ from strata.core.members import decide_rank_exit, decide_register
 from strata.core.records import Command, JobPhase, JobRun, Phase
 from strata.core.registration import MAX_COMMAND_CHARS, MAX_RUN_ID_CHARS
 from strata.errors import Conflict, InvalidArgument, JobDone, JobFailed, Refused
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, lead, leave, registration
 from tests.unit.core.test_worlds import commit, ends, head
 
@@ -42,8 +43,7 @@ def done(store: Store, *, step: int = 2500) -> None:
     ends(store, 0, 0)
     carry_out(store, epoch)
     leave(store, "w0")
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert phase.phase is Phase.DONE
     assert phase.ended_unix_ms > 0
     store.put(JOB.phase, dataclasses.replace(phase, ended_unix_ms=ENDED_MS))
@@ -101,14 +101,11 @@ def test_an_unfinished_job_without_members_goes_on_with_other_arguments() -> Non
     carry_out(store, epoch)
     come(store, "w0", LONGER, run_id="r2")
     assert store.live.run() == JobRun(run_id="r2", command=LONGER)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert phase.phase is Phase.RUNNING
     assert all(one.text in phase.reason for one in (LONGER, TRAIN))
     carry_out(store, epoch)
-    restore = head(store).restore
-    assert restore is not None
-    assert (restore.step, head(store).fruitless) == (20, 0)
+    assert (not_none(head(store).restore).step, head(store).fruitless) == (20, 0)
     assert store.problems() == []
 
 
@@ -356,8 +353,7 @@ def test_a_job_that_goes_on_in_another_run_belongs_to_that_one() -> None:
 
 def fail(store: Store, epoch: int, *, early: bool = True, code: int = 1) -> str:
     """Let rank 0 fail, and return what the leader does then."""
-    world = store.live.world()
-    assert world is not None
+    world = not_none(store.live.world())
     member = world.member_of(0)
     why = "exited with 1: ModuleNotFoundError: No module named 'trch'"
     store.settle(
@@ -376,17 +372,14 @@ def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_t
     fail(store, epoch)
     assert head(store).generation == 2, "one retry"
     fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
     assert "No module named 'trch'" in phase.reason
     with pytest.raises(JobFailed):
         come(store, "w1", run_id="r1")  # a late node of that run
     leave(store, "w0")
     come(store, "w0", LONGER, run_id="r2", min_workers=1, max_workers=3)
-    spec = store.live.spec()
-    assert spec is not None
-    assert (store.live.phase(), spec.record.max_workers) == (Phase.RUNNING, 3)
+    assert (store.live.phase(), not_none(store.live.spec()).record.max_workers) == (Phase.RUNNING, 3)
     carry_out(store, epoch, settled=True)
     assert (head(store).generation, head(store).failures, head(store).began) == (3, 0, False)
     assert store.problems() == []
@@ -402,8 +395,7 @@ def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
         assert head(store).generation == generation
     assert head(store).began
     fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True), (
         "the last one failed early, and nothing is saved"
     )
@@ -434,8 +426,7 @@ def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() ->
     assert (head(store).generation, head(store).began) == (2, True)
     for _ in range(3):
         fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
     for worker in ("w0", "w1"):
         leave(store, worker)
@@ -453,8 +444,7 @@ def test_a_limit_that_was_raised_holds_for_early_failures_too(limit: int, tries:
         assert store.live.phase() is Phase.RUNNING
         assert head(store).generation == tried
         fail(store, epoch)
-    phase = store.live.view.record(JOB.phase, JobPhase)
-    assert phase is not None
+    phase = not_none(store.live.view.record(JOB.phase, JobPhase))
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
 
 

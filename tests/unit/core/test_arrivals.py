@@ -19,6 +19,7 @@ from strata.core.arrivals import (
     ranks_text,
 )
 from strata.errors import InvalidArgument, QuotaExceeded
+from tests.not_none import not_none
 
 
 def arrival(*ranks: int, **changes: object) -> Arrival:
@@ -44,8 +45,7 @@ def test_a_round_is_complete_when_every_rank_has_arrived() -> None:
     book = BarrierBook()
     assert add(book, arrival(0)) == (0,)
     assert add(book, arrival(2, 3)) == (2, 3)
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     assert (entry.complete, entry.missing()) == (False, [1])
     added = book.add(arrival(1), size=4, now_ms=0)
     assert added.round is entry
@@ -57,9 +57,7 @@ def test_a_duplicate_changes_nothing_and_the_first_payload_stands() -> None:
     add(book, arrival(0, payloads=(b"first",)))
     assert add(book, arrival(0, payloads=(b"second",))) == ()
     assert add(book, arrival(0, 1, payloads=(b"third", b"new"))) == (1,)
-    entry = book.get(KEY)
-    assert entry is not None
-    assert entry.arrived == {0: b"first", 1: b"new"}
+    assert not_none(book.get(KEY)).arrived == {0: b"first", 1: b"new"}
 
 
 def test_of_a_long_phase_only_the_beginning_is_kept_and_forwarded() -> None:
@@ -73,16 +71,14 @@ def test_the_oldest_age_and_the_earliest_deadline_stand() -> None:
     add(book, arrival(1, age_ms=700, timeout_ms=5000), now_ms=1000)
     add(book, arrival(2, timeout_ms=1000), now_ms=9000)
     add(book, arrival(3), now_ms=1000)
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     assert (entry.since_ms, entry.deadline_ms) == (300, 5300)
 
 
 def test_without_a_timeout_there_is_no_deadline() -> None:
     book = BarrierBook()
     add(book, arrival(0))
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     assert entry.deadline_ms is None
     assert entry.arrival(50).timeout_ms == 0
 
@@ -129,11 +125,9 @@ def test_what_is_forwarded_makes_the_same_round_elsewhere(
             phases=(f"phase {rank}",),
         )
         here.add(one, size=8, now_ms=100)
-    mine = here.get(KEY)
-    assert mine is not None
+    mine = not_none(here.get(KEY))
     there.add(mine.arrival(100 + later_ms), size=8, now_ms=5000 + later_ms)
-    theirs = there.get(KEY)
-    assert theirs is not None
+    theirs = not_none(there.get(KEY))
     assert theirs.arrived == mine.arrived
     assert theirs.phases == mine.phases
     assert theirs.digest == mine.digest
@@ -148,8 +142,7 @@ def test_what_is_forwarded_makes_the_same_round_elsewhere(
 def test_only_some_ranks_can_be_forwarded() -> None:
     book = BarrierBook()
     add(book, arrival(0, 1, 2, payloads=(b"a", b"", b"c")))
-    entry = book.get(KEY)
-    assert entry is not None
+    entry = not_none(book.get(KEY))
     part = entry.arrival(0, ranks=(2, 1, 3))
     assert (part.ranks, part.payloads) == ((1, 2), (b"", b"c"))
     assert entry.arrival(0, ranks=(1,)).payloads == ()
@@ -170,9 +163,7 @@ def test_all_ranks_by_name_are_all_ranks() -> None:
     book = BarrierBook()
     add(book, arrival(0))
     add(book, arrival(1, participants=(3, 2, 1, 0)))
-    entry = book.get(KEY)
-    assert entry is not None
-    assert entry.digest == participants_digest(range(4))
+    assert not_none(book.get(KEY)).digest == participants_digest(range(4))
 
 
 def test_a_mismatch_names_the_difference() -> None:
@@ -182,9 +173,7 @@ def test_a_mismatch_names_the_difference() -> None:
         add(book, arrival(3, participants=(0, 3)))
     with pytest.raises(InvalidArgument, match=r"only these name 3; only those name none"):
         add(book, arrival(3))
-    entry = book.get(KEY)
-    assert entry is not None
-    assert set(entry.arrived) == {0}
+    assert set(not_none(book.get(KEY)).arrived) == {0}
 
 
 def test_the_digest_is_the_sha256_of_the_ranks_as_runs() -> None:
@@ -233,9 +222,7 @@ def test_a_malformed_arrival_is_refused_and_leaves_no_trace(wrong: Arrival) -> N
         add(book, arrival(2))
         with pytest.raises(InvalidArgument):
             add(book, wrong)
-        entry = book.get(KEY)
-        assert entry is not None
-        assert set(entry.arrived) == {2}
+        assert set(not_none(book.get(KEY)).arrived) == {2}
 
 
 def test_payloads_have_a_limit_that_the_round_shares() -> None:

@@ -27,6 +27,7 @@ from strata.core.records import (
 )
 from strata.core.txn import MAX_TXN_BYTES, Put
 from strata.errors import Refused, StaleGeneration
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Observer, Store, carry_out, crowd, lead, leave, register
 
 
@@ -98,13 +99,11 @@ def test_the_full_set_releases_with_its_payloads() -> None:
     meeting.arrive(1)
     entry = meeting.arrive(2, payload=b"\xff\x00")
     assert "released" in meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
+    outcome = not_none(meeting.outcome())
     assert outcome.result is BarrierResult.RELEASED
     assert outcome.digest == participants_digest(range(3))
     assert (outcome.generation, outcome.round, outcome.missing) == (1, 1, ())
-    found = ended(meeting.store.job(), entry.key)
-    assert found is not None
+    found = not_none(ended(meeting.store.job(), entry.key))
     assert found.outcome is not None
     assert outcome_payloads(meeting.store.job(), found.outcome) == {0: b"zero", 2: b"\xff\x00"}
     assert meeting.floor() == 1
@@ -115,9 +114,7 @@ def test_a_subset_releases_alone() -> None:
     meeting = Meeting()
     entry = meeting.arrive(2, 0, participants=(0, 2))
     assert "released" in meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
-    assert outcome.digest == participants_digest([0, 2])
+    assert not_none(meeting.outcome()).digest == participants_digest([0, 2])
 
 
 def test_a_release_is_one_commit_and_deletes_the_older_rounds() -> None:
@@ -156,8 +153,7 @@ def test_large_payloads_are_chunked_beside_the_outcome_in_its_transaction(
     assert all(len(put.value) <= MAX_VALUE_BYTES for put in puts)
     assert sum(len(put.key) + len(put.value) for put in puts) < MAX_TXN_BYTES
     meeting.settle(entry)
-    found = ended(meeting.store.job(), entry.key)
-    assert found is not None
+    found = not_none(ended(meeting.store.job(), entry.key))
     assert found.outcome is not None
     assert (found.outcome.record.payload_chunks > 0) == (size * payload_bytes > 48 * 1024)
     expected = dict.fromkeys(range(size), b"\xab" * payload_bytes)
@@ -176,8 +172,7 @@ def test_a_timeout_names_the_missing_and_what_they_did() -> None:
     decision = decide_outcome(meeting.store.job(), entry, now_ms=2000, phases={2: "compile"})
     assert "missing 0, 2 (compile)" in decision.reason
     meeting.settle(entry, now_ms=2000)
-    outcome = meeting.outcome()
-    assert outcome is not None
+    outcome = not_none(meeting.outcome())
     assert (outcome.result, outcome.missing) == (BarrierResult.TIMED_OUT, (0, 2))
     assert "timed out after 2.0 s: 1 of 3 arrived" in outcome.reason
     assert meeting.floor() == 0, "only a release moves the floor"
@@ -209,8 +204,7 @@ def test_the_end_of_a_missing_participant_breaks(end: object, why: str) -> None:
     assert callable(end)
     end(meeting)
     meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
+    outcome = not_none(meeting.outcome())
     assert (outcome.result, outcome.missing) == (BarrierResult.BROKEN, (1, 2))
     assert re.search(why, outcome.reason)
 
@@ -221,9 +215,7 @@ def test_a_replaced_participant_is_dead() -> None:
     leave(meeting.store, "w1")
     register(meeting.store, "w1")
     meeting.settle(entry)
-    outcome = meeting.outcome()
-    assert outcome is not None
-    assert outcome.result is BarrierResult.BROKEN
+    assert not_none(meeting.outcome()).result is BarrierResult.BROKEN
 
 
 def test_who_has_arrived_may_go() -> None:
@@ -258,9 +250,7 @@ def test_a_break_of_many_ranks_fits_into_a_value() -> None:
     decision = decide_outcome(meeting.store.job(), entry, now_ms=10)
     assert decision.txn is not None
     assert meeting.store.execute(decision.txn).succeeded
-    outcome = meeting.outcome()
-    assert outcome is not None
-    assert "and 99991 more" in outcome.reason
+    assert "and 99991 more" in not_none(meeting.outcome()).reason
 
 
 def test_release_and_break_exclude_each_other_at_the_store() -> None:

@@ -8,6 +8,7 @@ from strata.core.checkpoints import decide_delete
 from strata.core.job import JobView
 from strata.core.records import CheckpointState, CheckpointType
 from strata.errors import CheckpointNotFound, InvalidArgument, Refused
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, KEYS
 
@@ -115,9 +116,7 @@ def test_a_commit_that_the_catalog_has_forgotten_is_taken_back_and_moves_no_late
         adopt(job)
     record = job.record(40)
     assert (record.state, record.manifest_digest) == (CheckpointState.COMMITTED, "m")
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.step == 60
+    assert not_none(job.store.job().latest()).record.step == 60
     assert due(job) == []
 
 

@@ -13,6 +13,7 @@ from strata.core.checkpoint_tiers import PRIMARY, hosts_of, survives_a_host, tie
 from strata.core.checkpoints import decide_delete, find
 from strata.core.records import TierState
 from strata.errors import CheckpointError, CheckpointNotFound, Conflict, InvalidArgument, Refused
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, carry_out, leave, register
 
@@ -43,13 +44,9 @@ def test_parts_that_come_before_the_commit_count_after_it() -> None:
     report(job)
     job.seal(20, "x20")
     report(job, rank=None, digest="m")
-    entry = find(job.store.job(), 20, "x20")
-    assert entry is not None
-    assert decide_tier(job.store.job(), entry, "s3").txn is None
+    assert decide_tier(job.store.job(), not_none(find(job.store.job(), 20, "x20")), "s3").txn is None
     job.commit()
-    entry = find(job.store.job(), 20, "x20")
-    assert entry is not None
-    decision = decide_tier(job.store.job(), entry, "s3")
+    decision = decide_tier(job.store.job(), not_none(find(job.store.job(), 20, "x20")), "s3")
     assert decision.txn is not None
     assert job.store.execute(decision.txn).succeeded
     assert "s3" in job.record(20).tiers
@@ -63,9 +60,7 @@ def test_the_last_two_parts_through_two_replicas_make_the_tier() -> None:
     old = job.store.job()
     for rank in (0, 1):
         request = CopyRequest(step=20, attempt="x20", tier="s3", root="s3://b", rank=rank, digest=f"d{rank}")
-        txn = decide_report_copy(old, request).txn
-        assert txn is not None
-        assert job.store.execute(txn).succeeded
+        assert job.store.execute(not_none(decide_report_copy(old, request).txn)).succeeded
     job.copy(20)
     assert "s3" in job.record(20).tiers
 
@@ -232,8 +227,7 @@ def test_a_world_goes_back_to_what_survived_the_loss_of_a_host() -> None:
     register(job.store, "b")
     job.close()
     carry_out(job.store, job.epoch, settled=True)
-    head = job.store.job().head()
-    assert head is not None
+    head = not_none(job.store.job().head())
     assert head.record.restore is not None
     assert head.record.restore.step == 20
     job.sound()
@@ -247,15 +241,11 @@ def test_no_world_begins_from_nothing_while_a_host_that_is_away_has_the_state() 
     job.close()
     reason = carry_out(job.store, job.epoch, settled=True)
     assert "lies on the disks of other hosts" in reason
-    head = job.store.job().head()
-    assert head is not None
-    assert head.record.forming
+    assert not_none(job.store.job().head()).record.forming
     leave(job.store, "b")
     register(job.store, "a")
     carry_out(job.store, job.epoch, settled=True)
-    head = job.store.job().head()
-    assert head is not None
-    assert head.record.restore is not None
+    assert not_none(job.store.job().head()).record.restore is not None
     assert newest(job.store.job()) is not None
     job.sound()
 

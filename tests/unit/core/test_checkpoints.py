@@ -31,6 +31,7 @@ from strata.errors import (
     StaleGeneration,
     StaleIncarnation,
 )
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import ROOT, Job
 from tests.unit.core.rig import JOB, Store, leave, plan, register
 
@@ -198,8 +199,7 @@ def test_an_incremental_refers_to_all_that_its_base_uses() -> None:
     job = Job()
     full = job.save(20)
     job.save(40, type=CheckpointType.INCREMENTAL, base_step=20, base_attempt="x20")
-    second = find(job.store.job(), 40)
-    assert second is not None
+    second = not_none(find(job.store.job(), 40))
     third = incremental(job, 60, second.record)
     assert references(job, full) == ["x40", "x60"]
     assert references(job, second.record) == ["x60"]
@@ -316,11 +316,9 @@ def test_the_seal_comes_after_every_rank() -> None:
         job.seal()
     job.ack(1)
     job.seal()
-    record = job.store.job().checkpoint(20, job.author(0).generation)
-    assert record is not None
+    record = not_none(job.store.job().checkpoint(20, job.author(0).generation))
     assert complete(job.store.job(), record.record)
-    seal = sealed(job.store.job(), record.record)
-    assert seal is not None
+    seal = not_none(sealed(job.store.job(), record.record))
     assert (seal.digest, seal.model_hash, seal.size_bytes) == ("m", "h", 15)
 
 
@@ -349,8 +347,7 @@ def test_a_commit_needs_every_ack_and_the_seal() -> None:
     job.seal()
     (record,) = job.commit()
     assert (record.manifest_digest, record.size_bytes, record.model_hash) == ("m", 15, "h")
-    latest = job.store.job().latest()
-    assert latest is not None
+    latest = not_none(job.store.job().latest())
     assert (latest.record.generation, latest.record.step) == (record.generation, 20)
     assert job.commit() == [record]
 
@@ -364,8 +361,7 @@ def test_a_thousand_ranks_commit_in_one_small_transaction() -> None:
         job.store.put(JOB.ack(20, generation, "x", rank), ack)
     job.seal()
     (entry,) = job.store.job().checkpoints()
-    txn = decide_commit(job.store.job(), entry).txn
-    assert txn is not None
+    txn = not_none(decide_commit(job.store.job(), entry).txn)
     assert len(txn.compares) + len(txn.success) < 10 < MAX_OPS
 
 
@@ -377,9 +373,7 @@ def test_an_older_step_that_commits_later_does_not_move_latest_back() -> None:
         job.ack(0, step, attempt)
         job.seal(step, attempt)
         job.commit()
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.step == 40
+    assert not_none(job.store.job().latest()).record.step == 40
 
 
 @pytest.mark.parametrize("kind", [CheckpointType.MODEL_ONLY, CheckpointType.OPTIMIZER_ONLY])
@@ -387,9 +381,7 @@ def test_a_part_of_the_state_is_never_latest(kind: CheckpointType) -> None:
     job = Job()
     job.save(20)
     job.save(40, type=kind)
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.step == 20
+    assert not_none(job.store.job().latest()).record.step == 20
 
 
 def test_nothing_of_an_ended_generation_commits() -> None:

@@ -7,6 +7,7 @@ from strata.core.chunks import MAX_CHUNK_MEMBERS, chunks_of
 from strata.core.ids import WorkerId
 from strata.core.records import MAX_VALUE_BYTES, JobSpec, Member, MembersChunk, decode
 from strata.core.txn import Delete, Put, Txn
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, Store, carry_out, crowd, lead, plan, world_of
 
 
@@ -56,8 +57,7 @@ def first_world(store: Store, epoch: int, *, settled: bool = False) -> int:
     """Let the leader finish; return the size of the world if it is the first, as it should be."""
     carry_out(store, epoch, settled=settled)
     assert store.problems() == []
-    head = store.job().head()
-    assert head is not None
+    head = not_none(store.job().head())
     assert head.record.generation == 1, head.record.reason
     return len(world_of(store))
 

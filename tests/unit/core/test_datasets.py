@@ -15,6 +15,7 @@ from strata.core.ids import WorkerId
 from strata.core.records import Assignment, DatasetSpec, JobPhase, Phase
 from strata.core.ring import owners
 from strata.errors import Conflict, InvalidArgument
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, crowd, lead, leave, register
 
 
@@ -42,9 +43,7 @@ class Divided:
         return plan.reason
 
     def assignment(self, name: str = "d") -> Assignment:
-        found = self.store.job().view.record(JOB.assignment(name), Assignment)
-        assert found is not None
-        return found
+        return not_none(self.store.job().view.record(JOB.assignment(name), Assignment))
 
 
 # -- registration -----------------------------------------------------------------------------
@@ -216,9 +215,7 @@ def test_what_changes_in_between_makes_the_assignment_fail() -> None:
 
     def world_moves_on(store: Store) -> None:
         leave(store, "w0")
-        held = store.job().view.get(KEYS.leader)
-        assert held is not None
-        carry_out(store, held.create_revision)
+        carry_out(store, not_none(store.job().view.get(KEYS.leader)).create_revision)
 
     assert succeeds(lambda store: None)
     assert not succeeds(lambda store: lead(store, "r2"))

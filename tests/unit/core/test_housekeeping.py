@@ -25,6 +25,7 @@ from strata.core.records import (
     StopNotice,
     WorldHead,
 )
+from tests.not_none import not_none
 from tests.unit.core.rig import (
     JOB,
     KEYS,
@@ -62,8 +63,7 @@ class Aged:
         carry_out(self.store, self.epoch)
 
     def meet(self, name: str = "b") -> None:
-        head = self.store.job().head()
-        assert head is not None
+        head = not_none(self.store.job().head())
         sent = Arrival(
             job="job",
             name=name,

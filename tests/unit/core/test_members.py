@@ -24,6 +24,7 @@ from strata.errors import (
     StaleIncarnation,
     StrataError,
 )
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Observer, Store, registration
 
 R1, R2 = InstanceId("i-r1"), InstanceId("i-r2")
@@ -34,9 +35,7 @@ def enter(store: Store, who: Registration, *, served_by: InstanceId = R1, failed
 
 
 def incarnation(store: Store, worker: str = "w1") -> int:
-    held = store.job().worker(worker)
-    assert held is not None
-    return held.create_revision
+    return not_none(store.job().worker(worker)).create_revision
 
 
 def test_the_first_member_creates_the_job_with_its_spec() -> None:
@@ -44,11 +43,9 @@ def test_the_first_member_creates_the_job_with_its_spec() -> None:
     decision = decide_register(store.job(), registration("w1", max_workers=3), served_by=R1)
     assert "creates job job" in decision.reason
     enter(store, registration("w1", max_workers=3))
-    spec = store.job().spec()
-    assert spec is not None
+    spec = not_none(store.job().spec())
     assert spec.record == JobSpec(max_workers=3)
-    held = store.job().worker("w1")
-    assert held is not None
+    held = not_none(store.job().worker("w1"))
     assert (held.record.boot, held.record.served_by) == ("boot-w1", R1)
     assert held.create_revision == spec.create_revision, "one transaction"
 
@@ -59,9 +56,7 @@ def test_a_later_members_spec_is_ignored_and_the_reason_says_so() -> None:
     other = registration("w2", max_workers=4)
     assert "ignored" in decide_register(store.job(), other, served_by=R1).reason
     enter(store, other)
-    spec = store.job().spec()
-    assert spec is not None
-    assert spec.record.max_workers == 3
+    assert not_none(store.job().spec()).record.max_workers == 3
 
 
 def test_a_job_beyond_the_limit_is_refused_and_nothing_else_is() -> None:
@@ -91,9 +86,7 @@ def test_two_first_members_create_one_job() -> None:
     assert store.execute(first.txn).succeeded
     assert not store.execute(second.txn).succeeded
     enter(store, registration("w2", max_workers=5))
-    spec = store.job().spec()
-    assert spec is not None
-    assert spec.record.max_workers == 3
+    assert not_none(store.job().spec()).record.max_workers == 3
 
 
 @pytest.mark.parametrize(
@@ -135,8 +128,7 @@ def test_a_hand_over_keeps_the_incarnation() -> None:
     enter(store, registration("w1"))
     born = incarnation(store)
     enter(store, registration("w1", incarnation=born), served_by=R2)
-    held = store.job().worker("w1")
-    assert held is not None
+    held = not_none(store.job().worker("w1"))
     assert held.create_revision == born
     assert held.record.served_by == R2
     assert held.mod_revision > born
@@ -154,9 +146,7 @@ def test_a_hand_over_of_a_finished_job_is_taken_a_newcomer_is_not() -> None:
 
 
 def phase_of(store: Store) -> JobPhase:
-    phase = store.job().view.record(JOB.phase, JobPhase)
-    assert phase is not None
-    return phase
+    return not_none(store.job().view.record(JOB.phase, JobPhase))
 
 
 @pytest.mark.parametrize("ended", [Phase.DONE, Phase.FAILED])
@@ -179,9 +169,7 @@ def test_the_first_member_of_an_attempt_brings_the_job_s_limits() -> None:
     enter(store, registration("w1", max_workers=3))
 
     def most() -> int:
-        spec = store.job().spec()
-        assert spec is not None
-        return spec.record.max_workers
+        return not_none(store.job().spec()).record.max_workers
 
     enter(store, registration("w2", max_workers=4))
     assert most() == 3
@@ -209,9 +197,7 @@ def test_an_attempt_that_began_in_a_pause_does_not_take_up_the_job_that_it_finis
     enter(store, registration("w1", attempt=1))
     store.put(JOB.phase, JobPhase(phase=Phase.PAUSED, reason="by hand", attempt=1))
     enter(store, registration("w2", max_workers=5, attempt=2))
-    spec = store.job().spec()
-    assert spec is not None
-    assert spec.record.max_workers == 5
+    assert not_none(store.job().spec()).record.max_workers == 5
     store.settle(decide_resume)
     assert phase_of(store).attempt == 2
     store.put(JOB.phase, JobPhase(phase=Phase.DONE, reason="over", attempt=phase_of(store).attempt))
@@ -317,8 +303,7 @@ def test_leaving_deletes_ones_own_incarnation_only() -> None:
 def test_removing_the_dead_spares_one_that_came_back_elsewhere() -> None:
     store = Store()
     enter(store, registration("w1"))
-    held = store.job().worker("w1")
-    assert held is not None
+    held = not_none(store.job().worker("w1"))
 
     def remove(store: Store, mod_revision: int) -> Decision:
         return store.settle(

@@ -11,6 +11,7 @@ from strata.core.job_requests import decide_resume
 from strata.core.records import Phase
 from strata.core.stopping import LATE_S, MAX_NAMED, StopRequest, decide_stop, next_deadline_s
 from strata.errors import Refused
+from tests.not_none import not_none
 from tests.unit.core.rig import Observer, plan, world_of
 from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
 
@@ -43,8 +44,7 @@ def test_one_notice_says_what_all_who_asked_want(held: Any, asked: Any, holds: A
     assert written[0] <= written[1] <= written[0] + 1
     assert written[1] == written[2] == written[3], "what is said already is not written again"
     action, names, grace_ms = holds
-    found = job.notice
-    assert found is not None
+    found = not_none(job.notice)
     assert (found.action, " ".join(found.workers), found.grace_ms) == (action, names, grace_ms)
     assert job.store.problems() == []
 

@@ -17,6 +17,7 @@ from strata.core.reshaping import (
 from strata.core.stopping import DEFAULT_GRACE_MS, StopRequest, decide_stop, next_deadline_s, revisions
 from strata.core.stopping import LATE_S as NOTICE_LATE_S
 from strata.core.worlds import needs_settling, plan_world
+from tests.not_none import not_none
 from tests.unit.core.rig import KEYS, Observer, leave, plan, register, released, world_of
 from tests.unit.core.test_worlds import Job, ends, head
 
@@ -50,8 +51,7 @@ def test_a_world_grows_once_its_ranks_have_saved() -> None:
     job = growing()
     assert needs_settling(job.store.live, {})
     assert go(job) == "generation 1 goes on with 2 members, which save first: 1 more members have settled"
-    asked = job.store.live.reshape(1)
-    assert asked is not None
+    asked = not_none(job.store.live.reshape(1))
     assert (asked.record.reason, asked.record.grace_ms) == ("1 more members have settled", GRACE_MS)
     before = job.store.revision
     go(job, asked_s=OVER_S - 1)

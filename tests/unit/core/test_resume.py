@@ -13,6 +13,7 @@ from strata.core.members import decide_register
 from strata.core.records import CheckpointState, JobPhase, Phase
 from strata.core.stopping import waits_for
 from strata.errors import JobFailed, Refused
+from tests.not_none import not_none
 from tests.unit.core.checkpoint_job import Job as SavingJob
 from tests.unit.core.rig import JOB, Store, carry_out, lead, leave, register, registration
 from tests.unit.core.test_worlds import commit, ends, head
@@ -94,19 +95,16 @@ def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing() -> None:
     anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same start: it only joins
     assert "all 2 members are here" in carry_out(store, epoch)
     assert (head(store).generation, head(store).restore, store.live.anew()) == (2, None, 1)
-    spec = store.live.spec()
-    assert spec is not None
+    spec = not_none(store.live.spec())
     assert (spec.record.min_workers, spec.record.max_workers) == (1, 2)
-    kept = store.live.checkpoint(20, 1)
-    assert kept is not None
+    kept = not_none(store.live.checkpoint(20, 1))
     assert kept.record.state is CheckpointState.COMMITTED
     assert superseded(store.live, kept.record)
     assert store.problems() == []
     commit(store, 5)
     ends(store, 0, 1)
     carry_out(store, epoch)
-    restore = head(store).restore
-    assert restore is not None
+    restore = not_none(head(store).restore)
     assert (restore.step, restore.record_generation) == (5, 2), "what it has saved since counts"
     assert store.problems() == []
 

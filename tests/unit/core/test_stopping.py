@@ -20,6 +20,7 @@ from strata.core.stopping import (
 from strata.core.txn import Decision
 from strata.core.worlds import needs_settling
 from strata.errors import InvalidArgument, NotFound, Refused, StaleGeneration
+from tests.not_none import not_none
 from tests.unit.core.keeping_job import KeptJob
 from tests.unit.core.rig import JOB, Observer, carry_out, plan, register, world_of
 from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
@@ -154,9 +155,7 @@ def test_an_exit_races_the_notice() -> None:
     job = Job()
     lagging = Observer(job.store)
     job.stop(PREEMPT)
-    world = job.store.live.world()
-    assert world is not None
-    member = world.member_of(0)
+    member = not_none(job.store.live.world()).member_of(0)
     late = decide_rank_exit(lagging.job, member.worker, member.incarnation, 1, 0, 75)
     assert late.txn is not None
     assert not job.store.execute(late.txn).succeeded
@@ -306,9 +305,7 @@ def test_drains_one_after_the_other_are_all_remembered() -> None:
     job = Job(5, least=1, most=5)
     for name, first in (("w1", 2), ("w3", None)):
         job.stop(DRAIN, name)
-        world = job.store.live.world()
-        assert world is not None
-        member = next(m for m in world.members if m.worker == name)
+        member = next(m for m in not_none(job.store.live.world()).members if m.worker == name)
         assert first in {None, member.first_rank}
         job.ends(member.first_rank, member.first_rank + 1)
         job.go(settled=True)
@@ -387,8 +384,7 @@ def test_they_do_so_as_well_when_only_they_have_the_checkpoint_that_a_world_woul
     job.store.settle(lambda view: decide_stop(view, StopRequest(action=PAUSE, now=True)))
     job.store.settle(decide_resume)
     assert "lies on the disks of other hosts" in carry_out(job.store, job.epoch, settled=True)
-    head = job.store.live.head()
-    assert head is not None
+    head = not_none(job.store.live.head())
     assert (head.record.generation, head.record.forming) == (2, True)
     assert "no world begins" in carry_out(job.store, job.epoch, settled=True)
 
@@ -468,8 +464,7 @@ def test_the_deadlines_of_all_requests_are_waited_for() -> None:
     job = Job()
     assert next_deadline_s(job.store.live, {}) is None
     job.stop(PREEMPT, grace_ms=1000)
-    held = job.store.live.notice(1)
-    assert held is not None
+    held = not_none(job.store.live.notice(1))
     known = {held.create_revision: 0.0}
     assert next_deadline_s(job.store.live, known) == 1 + LATE_S
     known[held.create_revision] = 1 + LATE_S

@@ -14,13 +14,12 @@ from strata.core.records import (
     WorldHead,
 )
 from strata.core.worlds import MAX_REASON_CHARS, needs_settling
+from tests.not_none import not_none
 from tests.unit.core.rig import JOB, KEYS, Store, carry_out, lead, leave, plan, register, world_of
 
 
 def head(store: Store) -> WorldHead:
-    found = store.job().head()
-    assert found is not None
-    return found.record
+    return not_none(store.job().head()).record
 
 
 def phase(store: Store) -> JobPhase | None:
@@ -33,8 +32,7 @@ def standbys(store: Store) -> tuple[str, ...]:
 
 
 def ends(store: Store, rank: int, code: int) -> None:
-    world = store.job().world()
-    assert world is not None
+    world = not_none(store.job().world())
     member = world.member_of(rank)
     store.settle(
         lambda job: decide_rank_exit(
@@ -272,8 +270,7 @@ def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in() -> None:
     for rank in (0, 1):
         ends(job.store, rank, 0)
     job.go()
-    done = phase(job.store)
-    assert done is not None
+    done = not_none(phase(job.store))
     assert (done.phase, done.attempt) == (Phase.DONE, 2)
 
 
@@ -285,8 +282,7 @@ def test_all_ranks_done_is_done_for_good() -> None:
     assert "goes on" in job.go(settled=True), "a finished member's leave ends nothing"
     ends(job.store, 1, 0)
     assert "is done: all 2 ranks are done" in job.go()
-    done = phase(job.store)
-    assert done is not None
+    done = not_none(phase(job.store))
     assert (done.phase, done.epoch) == (Phase.DONE, job.epoch)
     leave(job.store, "w1")
     assert "is done" in job.go(settled=True)
@@ -313,8 +309,7 @@ def test_the_last_fruitless_generation_fails_the_job_and_names_why() -> None:
     ends(job.store, 2, -11)
     reason = job.go()
     assert "2 generations in a row" in reason
-    failed = phase(job.store)
-    assert failed is not None
+    failed = not_none(phase(job.store))
     assert failed.phase is Phase.FAILED
     assert "rank 2 of w2 failed (killed by signal 11)" in failed.reason
     assert head(job.store).generation == 2, "no new world"
@@ -359,8 +354,7 @@ def test_a_world_restores_latest_and_takes_it_over() -> None:
     job.go()
     assert head(job.store).restore == RestorePoint(step=20, attempt=AttemptId("a20"), record_generation=1)
     assert job.store.job().restored(2) == 20
-    latest = job.store.job().latest()
-    assert latest is not None
+    latest = not_none(job.store.job().latest())
     assert (latest.record.generation, latest.record.record_generation) == (2, 1)
 
 
@@ -371,9 +365,7 @@ def test_a_forming_world_restores_nothing_and_the_next_one_does() -> None:
     leave(job.store, "w0")
     job.go()
     assert job.store.job().restored(2) is None
-    latest = job.store.job().latest()
-    assert latest is not None
-    assert latest.record.generation == 1
+    assert not_none(job.store.job().latest()).record.generation == 1
     job.join("w0")
     job.go(settled=True)
     assert job.store.job().restored(3) == 20
