@@ -54,6 +54,10 @@ def shown_as(
     return wrapper
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Rig:
     """A store, a client of it, a mirror and an executor, running inside `rig()`."""
 

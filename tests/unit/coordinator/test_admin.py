@@ -20,8 +20,8 @@ from strata.errors import QuotaExceeded, Unavailable
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest
 from strata.v1.common_pb2 import Token
-from tests.unit.coordinator.fleet import Fleet, Node, fleet
 from tests.unit.coordinator.rig import in_rig, rig
+from tests.unit.coordinator.serving_rig import Cluster, Node, cluster
 
 
 def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
@@ -30,8 +30,8 @@ def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = 
     return Calls(node.context.mirror, calls.rows(), cluster="default")
 
 
-@in_rig(fleet)
-async def test_the_status_names_replicas_leader_and_who_answers(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> None:
     leader, node = await f.leader(), await f.follower()
     await f.register(node, "w")
     await asyncio.sleep(2)
@@ -52,8 +52,10 @@ async def test_the_status_names_replicas_leader_and_who_answers(f: Fleet) -> Non
     assert replicas[node.name].address == f"{node.name}:50051"
 
 
-@in_rig(fleet)
-async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere(
+    f: Cluster,
+) -> None:
     node = await f.leader()
     limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
     ahead = Token(uid=node.context.mirror.uid, revision=10**9)
@@ -72,7 +74,7 @@ async def test_a_resource_of_the_http_api_is_told_over_grpc_too_if_it_fits() -> 
         json: bytes = answer.json
         return json
 
-    async with fleet() as f:
+    async with cluster(idle=True) as f:
         node = await f.leader()
         with pytest.raises(Unavailable, match="this replica shows nothing"):
             await get(asked(node), "/jobs")

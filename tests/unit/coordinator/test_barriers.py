@@ -19,7 +19,7 @@ from strata.v1.barriers_pb2 import (
 )
 from strata.v1.session_pb2 import Leave
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
@@ -45,14 +45,13 @@ async def test_a_barrier_completes_through_three_replicas(c: Cluster, members: l
 
 @in_world(*THREE)
 async def test_a_hundred_rounds_each_begun_by_another_rank(c: Cluster, members: list[Member]) -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    began = now()
     for round_ in range(1, 101):
         for offset in range(3):
             rank = (round_ + offset) % 3
             members[rank].arrive([rank], round_)
         await released(members, round_)
-    assert loop.time() - began < 100 * 0.06, "no round waited for the next repetition"
+    assert now() - began < 100 * 0.06, "no round waited for the next repetition"
 
 
 @in_rig(cluster, members=2)
@@ -167,9 +166,9 @@ async def test_arrivals_are_forwarded_again_when_a_partition_heals(c: Cluster, m
     assert all(m.all("outcomes") == [] for m in members), "nobody can know of all three"
     c.heal("r1", "r2")
     c.heal("r2", "r3")
-    began = asyncio.get_running_loop().time()
+    began = now()
     await released(members)
-    assert asyncio.get_running_loop().time() - began < 3.0
+    assert now() - began < 3.0
 
 
 @in_world("r1", "r2", "r2")
@@ -196,9 +195,9 @@ async def test_a_lost_forward_is_repeated_within_about_a_second(c: Cluster, memb
     assert all(m.all("outcomes") == [] for m in members)
     for name in THREE:
         c[name].service.barriers.forwarding.send = c[name].service.peers.forward
-    began = asyncio.get_running_loop().time()
+    began = now()
     await released(members)
-    assert asyncio.get_running_loop().time() - began < 1.1
+    assert now() - began < 1.1
 
 
 # -- refusals ----------------------------------------------------------------------------------------
@@ -275,14 +274,14 @@ async def test_a_timeout_breaks_for_all_and_names_the_missing_with_their_phase(
 ) -> None:
     members[2].send(progress={"generation": 1, "ranks": [{"rank": 2, "step": 41, "phase": "validating"}]})
     await asyncio.sleep(2)
-    began = asyncio.get_running_loop().time()
+    began = now()
     members[0].arrive([0], timeout_ms=3000)
     members[1].arrive([1], timeout_ms=8000)
     outcomes = [await m.outcome() for m in members[:2]]
     assert {o.result for o in outcomes} == {BARRIER_RESULT_TIMED_OUT}
     assert list(outcomes[0].missing) == [2]
     assert "validating" in outcomes[0].reason
-    assert 2.9 < asyncio.get_running_loop().time() - began < 3.3
+    assert 2.9 < now() - began < 3.3
     members[2].arrive([2])
     assert (await members[2].outcome()).result == BARRIER_RESULT_TIMED_OUT
     for rank, member in enumerate(members):
@@ -297,9 +296,9 @@ async def test_an_arrival_keeps_its_age_over_a_reconnect(c: Cluster, members: li
     await c["r1"].crash()
     await members[0].connect("r2")
     members[0].arrive([0], timeout_ms=5000, age_ms=2000)
-    began = asyncio.get_running_loop().time()
+    began = now()
     assert (await members[0].outcome()).result == BARRIER_RESULT_TIMED_OUT
-    assert 2.9 < asyncio.get_running_loop().time() - began < 3.3
+    assert 2.9 < now() - began < 3.3
 
 
 @in_world(*THREE)
@@ -315,11 +314,11 @@ async def test_a_dead_participant_breaks_a_barrier_though_nobody_leads(
     members[1].arrive([1])
     await asyncio.sleep(0.1)
     members[2].drop()
-    began = asyncio.get_running_loop().time()
+    began = now()
     outcome = await members[0].outcome()
     assert outcome.result == BARRIER_RESULT_BROKEN
     assert "w2" in outcome.reason or "rank 2" in outcome.reason
-    assert asyncio.get_running_loop().time() - began < 2.0, "the grace, and no lease"
+    assert now() - began < 2.0, "the grace, and no lease"
 
 
 async def leading(c: Cluster) -> str:

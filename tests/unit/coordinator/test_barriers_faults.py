@@ -20,14 +20,10 @@ from strata.v1.barriers_pb2 import (
 )
 from strata.v1.session_pb2 import Arrivals, RankExit
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def meet(members: list[Member], *, generation: int = 1, round_: int = 1, name: str = "b") -> float:

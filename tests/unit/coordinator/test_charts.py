@@ -19,6 +19,7 @@ from strata.v1.members_pb2 import RankProgress, TrainingReport
 from strata.v1.peers_pb2 import PeerHistory
 from strata.v1.session_pb2 import Progress
 from tests.not_none import not_none
+from tests.unit.coordinator.rig import now
 from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
 
@@ -48,7 +49,7 @@ def series(c: Cluster, replica: str, name: str, interval_s: int = 1) -> list[flo
     charts = c[replica].context.charts.job("job")
     if charts is None:
         return []
-    now_s = int(asyncio.get_running_loop().time()) + 1
+    now_s = int(now()) + 1
     found = charts.history.excerpt(interval_s, 0, now_s).series.get(name, ())
     return [value for value in found if not math.isnan(value)]
 
@@ -72,7 +73,7 @@ async def test_every_replica_records_what_ranks_at_any_of_them_report(
         charts = not_none(c[name].context.charts.job("job"))
         assert charts.training is not None
         assert charts.training.target_step == 100
-        account = not_none(charts.goodput(asyncio.get_running_loop().time()))
+        account = not_none(charts.goodput(now()))
         assert abs(account.total_s - sum(account.spent_s.values())) < 1e-6
 
 
@@ -96,7 +97,7 @@ async def test_a_replica_that_starts_knows_what_the_others_recorded_before_it(
 async def test_time_without_a_rank_0_is_down(c: Cluster, members: list[Member]) -> None:
     await train(members, 1, 10)
     charts = not_none(c["r1"].context.charts.job("job"))
-    now_s = asyncio.get_running_loop().time()
+    now_s = now()
     lively, later = charts.goodput(now_s), charts.goodput(now_s + 100)
     assert lively is not None
     assert later is not None

@@ -11,7 +11,7 @@ from strata.coordinator.controllers.loop import drive
 from strata.core.txn import WatchBatch
 from strata.errors import NotLeader, Unavailable
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, in_rig, rig
+from tests.unit.coordinator.rig import KEYS, Rig, in_rig, now, rig
 
 
 class Counter:
@@ -31,7 +31,7 @@ class Counter:
         return bool(batch.events)
 
     async def turn(self) -> float | None:
-        self.turns.append(asyncio.get_running_loop().time())
+        self.turns.append(now())
         if self.gate is not None:
             await self.gate.wait()
         if self.fails:

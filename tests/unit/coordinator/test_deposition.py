@@ -12,14 +12,10 @@ from strata.core.txn import Range
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.serving import peer_door
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, Node, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def epoch(c: Cluster) -> int:

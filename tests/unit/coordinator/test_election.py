@@ -19,7 +19,7 @@ from strata.errors import NotLeader, Refused
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, now, put, rig
 
 
 class Candidate:
@@ -31,8 +31,7 @@ class Candidate:
         self.skew_s = 0.0
         """Added to its clock: a suspend that the loop's clock did not see."""
         self.stuck = False
-        loop = asyncio.get_running_loop()
-        self.heartbeat = Heartbeat(lambda: loop.time() + self.skew_s)
+        self.heartbeat = Heartbeat(lambda: now() + self.skew_s)
         self.election = Election(
             renewals=r.client,
             mirror=r.mirror,
@@ -41,7 +40,7 @@ class Candidate:
             instance=InstanceId(f"instance-{name}"),
             replica=ReplicaId(name),
             heartbeat=self.heartbeat,
-            clock=lambda: loop.time() + self.skew_s,
+            clock=lambda: now() + self.skew_s,
         )
         self.campaigning: asyncio.Task[None] | None = None
         self.heard: list[Epoch | None] = []
@@ -105,36 +104,34 @@ async def test_one_of_three_leads() -> None:
 
 @in_virtual_time()
 async def test_a_resigned_leader_is_followed_at_once() -> None:
-    loop = asyncio.get_running_loop()
     store = MemoryStore()
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         async with candidate(store, "r2") as second:
             await asyncio.sleep(10)
             assert not second.leads()
-            before = loop.time()
+            before = now()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(first.retire())
                 assert await second.election.elected() > epoch
-            assert loop.time() - before < 0.01
+            assert now() - before < 0.01
             assert not first.leads()
 
 
 @in_virtual_time()
 async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins() -> None:
-    loop = asyncio.get_running_loop()
     store = MemoryStore()
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         async with candidate(store, "r2") as second:
             await asyncio.sleep(10)
             first.rig.client.partition()
-            cut_at = loop.time()
+            cut_at = now()
             await first.election.ended(epoch)
-            assert loop.time() - cut_at <= 4.01, "two thirds of the lease"
+            assert now() - cut_at <= 4.01, "two thirds of the lease"
             assert not second.leads()
             await second.election.elected()
-            assert loop.time() - cut_at <= 6.1, "the lease, anchored at its last renewal"
+            assert now() - cut_at <= 6.1, "the lease, anchored at its last renewal"
             first.rig.client.heal()
             await asyncio.sleep(30)
             assert second.leads()
@@ -169,16 +166,15 @@ async def test_time_that_only_the_clock_saw_ends_the_office() -> None:
 
 @in_virtual_time()
 async def test_a_stuck_world_controller_lets_the_lease_run_out() -> None:
-    loop = asyncio.get_running_loop()
     store = MemoryStore()
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         async with candidate(store, "r2") as second:
             await asyncio.sleep(10)
             first.stuck = True
-            stuck_at = loop.time()
+            stuck_at = now()
             await first.election.ended(epoch)
-            assert 4 <= loop.time() - stuck_at <= 7
+            assert 4 <= now() - stuck_at <= 7
             await asyncio.sleep(1)
             assert first.leads() or second.leads()
 
@@ -473,15 +469,14 @@ class Mute(PromptNetwork):
 @pytest.mark.parametrize("mute", [{"execute"}, {"revoke"}, {"execute", "revoke"}])
 @in_virtual_time()
 async def test_resigning_does_what_can_be_done_within_its_callers_limit(mute: set[str]) -> None:
-    loop = asyncio.get_running_loop()
     store, network = MemoryStore(), Mute()
     async with candidate(store, "r1", network=network) as only:
         await only.election.elected()
         network.mute = mute
-        began = loop.time()
+        began = now()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await only.retire()
-        assert loop.time() - began < 0.6
+        assert now() - began < 0.6
         assert not only.leads()
         assert (leader_key(store) is None) is (len(mute) == 1), "by its own end, or by the lease's"

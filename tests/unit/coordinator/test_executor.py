@@ -26,7 +26,7 @@ from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import KEYS, Rig, in_rig, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, in_rig, now, put, rig
 
 
 def claim(name: str, who: bytes) -> Txn:
@@ -183,16 +183,14 @@ async def test_a_request_that_arrives_late_does_not_count_twice() -> None:
         assert r.store.read(Range(key=key)).kvs[0].version == 1
 
 
-@in_virtual_time()
-async def test_the_deadline_ends_it_as_unavailable() -> None:
-    loop = asyncio.get_running_loop()
-    async with rig() as r:
-        r.client.partition()
-        before = loop.time()
-        with pytest.raises(Unavailable, match="within 3 s"):
-            await r.executor.settle(Claim("a"), deadline_s=3)
-        assert loop.time() - before == pytest.approx(3)
-        r.client.heal()
+@in_rig(rig)
+async def test_the_deadline_ends_it_as_unavailable(r: Rig) -> None:
+    r.client.partition()
+    before = now()
+    with pytest.raises(Unavailable, match="within 3 s"):
+        await r.executor.settle(Claim("a"), deadline_s=3)
+    assert now() - before == pytest.approx(3)
+    r.client.heal()
 
 
 @in_rig(rig)
@@ -275,10 +273,10 @@ async def test_what_cannot_be_joined_goes_side_by_side() -> None:
     network = Answers()
     async with rig(network=network) as r:
         network.begin(*[Fate(delay_s=0.1)] * 50)
-        began = asyncio.get_running_loop().time()
+        began = now()
         results = await settle_all(r, [Claim("a", str(i).encode()) for i in range(50)])
         assert sorted(type(e).__name__ for e in results) == ["Conflict"] * 49 + ["NoneType"]
-        assert asyncio.get_running_loop().time() - began < 0.3, "nobody waits in line for the others"
+        assert now() - began < 0.3, "nobody waits in line for the others"
 
 
 @pytest.mark.parametrize("guard", [absent(KEYS.root + "pins/a"), none_in(KEYS.root + "pins/")])

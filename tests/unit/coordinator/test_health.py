@@ -13,14 +13,10 @@ from strata.errors import Unavailable
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from strata.v1.members_pb2 import HeartbeatRequest, RegisterRequest, Registration
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def same_generation(c: Cluster, members: Sequence[Member], incarnations: dict[str, int]) -> None:

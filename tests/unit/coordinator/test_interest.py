@@ -9,6 +9,7 @@ from strata.coordinator.reports.interest import LOOK_S
 from strata.v1.members_pb2 import RankEvidence
 from strata.v1.session_pb2 import Progress, Tick
 from tests.not_none import not_none
+from tests.unit.coordinator.rig import now
 from tests.unit.coordinator.serving_rig import Cluster, Member, in_world
 
 
@@ -48,8 +49,11 @@ async def test_a_look_at_any_replica_brings_evidence_and_the_ages_of_heartbeats(
     assert service.evidence("job", 1, 1) is None, "nobody looks at rank 1"
     assert members[1].all("inspect") == []
     for name in ("w0", "w1"):
-        at = not_none(service.heard("job", name, next(m.incarnation for m in members if m.worker == name)))
-        assert asyncio.get_running_loop().time() - at < 4
+        assert (
+            now()
+            - not_none(service.heard("job", name, next(m.incarnation for m in members if m.worker == name)))
+            < 4
+        )
     await asyncio.sleep(2 * LOOK_S + 12)
     count = len(members[0].all("inspect"))
     assert service.evidence("job", 1, 0) is None

@@ -18,7 +18,7 @@ from strata.errors import Unavailable
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, put, rig
+from tests.unit.coordinator.rig import KEYS, now, put, rig
 from tests.unit.coordinator.serving_rig import cluster
 
 
@@ -61,10 +61,6 @@ class Lost:
 
     async def __anext__(self) -> WatchBatch:
         raise Unavailable("no watch today")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def followed(

@@ -16,7 +16,7 @@ from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, in_rig, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, in_rig, now, put, rig
 
 
 def same(view: View, store: MemoryStore) -> bool:
@@ -151,18 +151,16 @@ async def test_fresh_brings_the_view_to_the_newest_revision() -> None:
         assert r.get("a") is not None
 
 
-@in_virtual_time()
-async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told() -> None:
-    loop = asyncio.get_running_loop()
-    async with rig() as r:
-        foreign = put(r.store, "/elsewhere/key")
-        before = loop.time()
-        assert await r.mirror.fresh() == foreign
-        assert loop.time() - before < 1, "a progress notice comes only after seconds"
-        # and what is proved once is known
-        before = loop.time()
-        await r.mirror.at_least(foreign)
-        assert loop.time() == before
+@in_rig(rig)
+async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told(r: Rig) -> None:
+    foreign = put(r.store, "/elsewhere/key")
+    before = now()
+    assert await r.mirror.fresh() == foreign
+    assert now() - before < 1, "a progress notice comes only after seconds"
+    # and what is proved once is known
+    before = now()
+    await r.mirror.at_least(foreign)
+    assert now() == before
 
 
 @in_virtual_time()
@@ -171,14 +169,13 @@ async def test_an_untold_write_or_delete_is_no_foreign_revision() -> None:
         def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
             return 1.0
 
-    loop = asyncio.get_running_loop()
     async with rig(network=Untold()) as r:
         for change in (r.put, r.delete):
-            before, revision = loop.time(), change("a")
+            before, revision = now(), change("a")
             foreign = put(r.store, "/elsewhere/key")
             assert await r.mirror.fresh() == foreign
             assert r.mirror.view.revision >= revision
-            assert loop.time() - before >= 1
+            assert now() - before >= 1
 
 
 class Counting(PromptNetwork):
@@ -327,8 +324,7 @@ def test_another_uid_ends_it_whether_the_watch_or_a_read_tells(replacement: byte
 @in_virtual_time()
 async def test_silence_counts_a_suspend_that_only_the_clock_saw() -> None:
     skew_s = 0.0
-    loop = asyncio.get_running_loop()
-    mirror = Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=lambda: loop.time() + skew_s)
+    mirror = Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=lambda: now() + skew_s)
     mirror.note_contact()
     skew_s = 30.0
     assert mirror.silence_s() == 30.0

@@ -8,25 +8,25 @@ from strata.core.job import JobView
 from strata.core.records import StopAction
 from strata.core.stopping import GONE_S, LATE_S, StopRequest, decide_stop
 from tests.not_none import not_none
-from tests.unit.coordinator.fleet import JOB, Fleet, Node, fleet
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, cluster
 
 GRACE_S = 5.0
 
 
-async def preempted(replicas: Fleet, node: Node) -> float:
+async def preempted(replicas: Cluster, node: Node) -> float:
     """Let two members train and be asked to leave, which they never do; return when they were asked."""
     for worker in ("w0", "w1"):
         await replicas.register(node, worker, min_workers=2, max_workers=2)
     await replicas.generation(node, 1)
     request = StopRequest(action=StopAction.PREEMPT, grace_ms=int(1000 * GRACE_S))
     await node.context.executor.settle(lambda view: decide_stop(JobView(view, JOB), request))
-    return asyncio.get_running_loop().time()
+    return now()
 
 
-@in_rig(fleet)
+@in_rig(cluster, idle=True)
 async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_train_again(
-    replicas: Fleet,
+    replicas: Cluster,
 ) -> None:
     node = await replicas.follower()
     clock = asyncio.get_running_loop().time
@@ -42,8 +42,8 @@ async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_tr
     assert (again.record.members, again.record.asked) == (2, ())
 
 
-@in_rig(fleet)
-async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Cluster) -> None:
     node = await replicas.follower()
     clock = asyncio.get_running_loop().time
     asked = await preempted(replicas, node)

@@ -14,7 +14,7 @@ from strata.testing.serving import peer_door
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.members_pb2 import ListMembersRequest
 from strata.v1.peers_pb2 import PeerDown, PeerHello, PeerUp
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster, in_world
 
 
@@ -22,14 +22,14 @@ async def ready(c: Cluster, name: str, peers: set[str]) -> float:
     """Return when `name` counts exactly these replicas as ready."""
     while set(c[name].service.peers.ready_addresses()) != peers:  # noqa: ASYNC110  # the time is virtual
         await asyncio.sleep(0.01)
-    return asyncio.get_running_loop().time()
+    return now()
 
 
 @in_rig(cluster)
 async def test_a_silent_peer_is_not_ready_after_a_second_and_a_returning_one_soon_is(c: Cluster) -> None:
     for link in c.board.links("r1", peer_door("r2")):
         link.stall()
-    began = asyncio.get_running_loop().time()
+    began = now()
     assert 0.4 < await ready(c, "r1", {"r3"}) - began <= 1.1
     assert await ready(c, "r1", {"r2", "r3"}) - began < 6.0, "the silent link is opened anew"
 
@@ -50,9 +50,9 @@ async def test_after_a_partition_links_return_within_about_a_second(c: Cluster) 
     await ready(c, "r1", {"r3"})
     await asyncio.sleep(60)
     c.heal("r1", "r2")
-    began = asyncio.get_running_loop().time()
+    began = now()
     await c.ready()
-    assert asyncio.get_running_loop().time() - began < 1.2
+    assert now() - began < 1.2
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from strata.core.view import View
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
-from tests.unit.coordinator.fleet import JOB, Fleet, Node, fleet
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, cluster
 
 STEP = 20
 
@@ -106,7 +106,7 @@ class Save:
         await self.seal(node)
 
 
-async def world_of_two(f: Fleet, node: Node) -> None:
+async def world_of_two(f: Cluster, node: Node) -> None:
     for worker in "ab":
         await f.register(node, worker, min_workers=1, max_workers=2)
     for each in f.alive:
@@ -120,9 +120,9 @@ async def committed(node: Node, generation: int, step: int = STEP) -> None:
         )
 
 
-@in_rig(fleet)
-async def test_a_save_whose_parts_came_through_all_replicas_is_committed(f: Fleet) -> None:
-    a, b, c = f.nodes
+@in_rig(cluster, idle=True)
+async def test_a_save_whose_parts_came_through_all_replicas_is_committed(f: Cluster) -> None:
+    a, b, c = f.all
     await world_of_two(f, a)
     save = Save(a)
     await save.begin(a)
@@ -135,19 +135,19 @@ async def test_a_save_whose_parts_came_through_all_replicas_is_committed(f: Flee
     assert not_none(JobView(a.view, JOB).latest()).record.step == STEP
 
 
-@in_rig(fleet)
-async def test_a_save_is_committed_without_any_leader(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_a_save_is_committed_without_any_leader(f: Cluster) -> None:
     leader, node = await f.leader(), await f.follower()
     await world_of_two(f, node)
     await leader.crash()
     await Save(node).all(node)
     await committed(node, 1)
-    assert not any(n.leads() for n in f.alive)
+    assert not any(n.leads for n in f.alive)
 
 
-@in_rig(fleet, 1)
-async def test_a_save_that_was_complete_before_any_replica_ran_is_committed_at_the_start(f: Fleet) -> None:
-    (node,) = f.nodes
+@in_rig(cluster, 1, idle=True)
+async def test_a_save_that_was_complete_before_any_replica_ran_is_committed_at_the_start(f: Cluster) -> None:
+    (node,) = f.all
     await f.leader()
     await world_of_two(f, node)
     save = Save(node)
@@ -174,8 +174,8 @@ def encode_seal(save: Save) -> bytes:
     )
 
 
-@in_rig(fleet)
-async def test_an_open_save_is_given_up_before_the_next_world(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_an_open_save_is_given_up_before_the_next_world(f: Cluster) -> None:
     node = await f.follower()
     await world_of_two(f, node)
     save = Save(node)
@@ -192,8 +192,8 @@ async def test_an_open_save_is_given_up_before_the_next_world(f: Fleet) -> None:
     assert head.record.restore is None
 
 
-@in_rig(fleet)
-async def test_the_next_world_begins_from_what_was_committed(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_the_next_world_begins_from_what_was_committed(f: Cluster) -> None:
     node = await f.follower()
     await world_of_two(f, node)
     await Save(node).all(node)
@@ -232,7 +232,7 @@ async def test_a_save_begun_just_before_the_head_is_given_up_after_it() -> None:
                 f.store.execute(Txn(success=(put,)))
             return Fate()
 
-    async with fleet(0) as f:
+    async with cluster(0, idle=True) as f:
         node = f.add("r1", network=BeginsLate())
         await f.leader()
         await world_of_two(f, node)
@@ -250,8 +250,8 @@ def owners(view: View) -> tuple[str, ...] | None:
     return record.workers if record is not None else None
 
 
-@in_rig(fleet)
-async def test_shards_follow_the_members_of_the_world(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_shards_follow_the_members_of_the_world(f: Cluster) -> None:
     node = await f.follower()
     await world_of_two(f, node)
     await node.context.executor.settle(
@@ -267,14 +267,14 @@ async def test_shards_follow_the_members_of_the_world(f: Fleet) -> None:
 
 async def gone(node: Node, worker: str) -> float:
     await node.context.mirror.wait_until(lambda view: view.get(JOB.worker(worker)) is None)
-    return asyncio.get_running_loop().time()
+    return now()
 
 
-@in_rig(fleet)
-async def test_a_new_leader_gives_members_their_whole_grace_again(f: Fleet) -> None:
+@in_rig(cluster, idle=True)
+async def test_a_new_leader_gives_members_their_whole_grace_again(f: Cluster) -> None:
     await asyncio.sleep(10)
     leader = await f.leader()
-    dies, stays = [n for n in f.nodes if n is not leader]
+    dies, stays = [n for n in f.all if n is not leader]
     await f.register(dies, "w")
     await f.generation(stays, 1)
     await dies.crash()
@@ -284,12 +284,12 @@ async def test_a_new_leader_gives_members_their_whole_grace_again(f: Fleet) -> N
     await asyncio.sleep(4)
     await leader.stop()
     await f.leader()
-    elected_at = asyncio.get_running_loop().time()
+    elected_at = now()
     assert await gone(stays, "w") - elected_at == pytest.approx(5, abs=0.2)
 
 
-@in_rig(fleet, 2)
-async def test_a_replica_that_becomes_ready_gives_members_time_to_come_to_it(f: Fleet) -> None:
+@in_rig(cluster, 2, idle=True)
+async def test_a_replica_that_becomes_ready_gives_members_time_to_come_to_it(f: Cluster) -> None:
     await asyncio.sleep(10)
     leader, dies = await f.leader(), await f.follower()
     await f.register(dies, "w")
@@ -300,5 +300,5 @@ async def test_a_replica_that_becomes_ready_gives_members_time_to_come_to_it(f: 
     )
     await asyncio.sleep(4)
     f.add("r3")
-    ready_at = asyncio.get_running_loop().time()
+    ready_at = now()
     assert await gone(leader, "w") - ready_at == pytest.approx(5, abs=0.2)

@@ -14,16 +14,12 @@ from strata.v1 import session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Leave
 from strata.wire import status
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_world
 
 GRACE_S = 1.0
 DETECT_S = 5.0
 ORPHAN_S = 5.0
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def gone(c: Cluster, member: Member) -> float:

@@ -17,7 +17,7 @@ from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import members_pb2, session_pb2
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_world
 
 KEY = JOB.worker("w0")
@@ -109,7 +109,7 @@ async def test_who_was_never_served_where_a_late_hand_over_put_it_has_more_than_
     c.put(KEY, encode(late))
     await member.over.wait()
     assert isinstance(member.error, Unavailable)
-    began_s = asyncio.get_running_loop().time()
+    began_s = now()
     if back_s is not None:
         await asyncio.sleep(back_s)
         await member.connect("r2")
@@ -118,7 +118,7 @@ async def test_who_was_never_served_where_a_late_hand_over_put_it_has_more_than_
         assert c.worker("w0") is not None
     else:
         await c["r1"].see(lambda view: view.get(KEY) is None)
-        away_s = asyncio.get_running_loop().time() - began_s
+        away_s = now() - began_s
         timing = c["r1"].context.timing
         assert away_s == pytest.approx(timing.detect_s - timing.reconnect_grace_s, abs=0.1)
 
@@ -158,9 +158,9 @@ async def test_who_dies_in_a_second_session_where_it_was_served_has_the_grace_an
     await asyncio.sleep(0.05)
     member.drop()
     keeper.lose(second, broke=False)
-    died_s = asyncio.get_running_loop().time()
+    died_s = now()
     await c["r1"].see(lambda view: view.get(KEY) is None)
-    away_s = asyncio.get_running_loop().time() - died_s
+    away_s = now() - died_s
     assert away_s == pytest.approx(c["r1"].context.timing.reconnect_grace_s, abs=0.1)
 
 
@@ -174,9 +174,9 @@ async def test_a_client_without_a_session_that_was_silent_for_detect_s_has_the_g
     keeper.attend(unheard)
     unheard.touch()  # as for a registration whose outcome nobody learned
     member.drop()
-    began_s = asyncio.get_running_loop().time()
+    began_s = now()
     await c["r1"].see(lambda view: view.get(KEY) is None)
-    away_s = asyncio.get_running_loop().time() - began_s
+    away_s = now() - began_s
     assert away_s == pytest.approx(timing.detect_s + timing.reconnect_grace_s, abs=0.1)
 
 
@@ -195,10 +195,10 @@ async def test_a_newcomer_for_one_that_died_in_the_middle_of_registering_is_let_
         await asyncio.sleep(0.1)
         dead.drop()
         await c["r1"].see(lambda view: view.get(KEY) is not None)
-        began_s = asyncio.get_running_loop().time()
+        began_s = now()
         newcomer = await c.member("w0", boot="another").connect(replica)
         assert newcomer.incarnation
-        assert asyncio.get_running_loop().time() - began_s < c["r1"].context.timing.detect_s + 1
+        assert now() - began_s < c["r1"].context.timing.detect_s + 1
 
 
 @in_virtual_time()

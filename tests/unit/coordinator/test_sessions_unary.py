@@ -27,7 +27,7 @@ from strata.testing.mvcc import Revision
 from strata.testing.serving import peer_door
 from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import in_rig, now
 from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
 from tests.unit.coordinator.unary_client import Client
 
@@ -50,7 +50,7 @@ async def refused(call: Awaitable[object]) -> StrataError:
 
 async def until_gone(c: Cluster, worker: str) -> float:
     await c.alive[0].see(lambda view: view.get(JOB.worker(worker)) is None)
-    return asyncio.get_running_loop().time()
+    return now()
 
 
 @in_rig(cluster, members=1)
@@ -61,7 +61,7 @@ async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death(c: Cluste
     for _ in range(10):
         await asyncio.sleep(DETECT_S * 0.9)
         assert (await client.heartbeat("r1")).world.generation <= 1
-    silent = asyncio.get_running_loop().time()
+    silent = now()
     assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
     with pytest.raises(NotFound, match="not registered"):
         await client.heartbeat("r1")
@@ -83,7 +83,7 @@ async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serve
     entry = not_none(c.worker("w0"))
     assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r1-1")
     assert entry.mod_revision <= before, "no heartbeat costs a write"
-    silent = asyncio.get_running_loop().time()
+    silent = now()
     assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
     with pytest.raises(NotFound):
         await client.heartbeat("r3")
@@ -107,9 +107,9 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster) -
     await c.ready()
     for link in c.board.links("r3", peer_door("r2")):
         link.stall()  # it may be frozen: nothing is heard of it, and it still counts as ready
-    began = asyncio.get_running_loop().time()
+    began = now()
     await client.heartbeat("r3")
-    assert asyncio.get_running_loop().time() - began < 1.2
+    assert now() - began < 1.2
     assert served_by() == "instance-r3-3"
     c["r3"].kill()
     await asyncio.sleep(1)
@@ -142,7 +142,7 @@ async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_th
     for _ in range(4):
         await asyncio.sleep(DETECT_S * 0.8)
         await client.heartbeat("r2")
-    silent = asyncio.get_running_loop().time()
+    silent = now()
     assert DETECT_S <= await until_gone(c, "w0") - silent < DETECT_S + 1.5
 
 
@@ -459,9 +459,9 @@ async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_s
     for _ in range(6):
         looker.look("job")
         await asyncio.sleep(1)
-    assert asyncio.get_running_loop().time() - not_none(looker.heard("job", "w0", client.incarnation)) < 2.5
+    assert now() - not_none(looker.heard("job", "w0", client.incarnation)) < 2.5
     beats.cancel()
-    silent = asyncio.get_running_loop().time()
+    silent = now()
     for _ in range(4):
         looker.look("job")
         await asyncio.sleep(1)
