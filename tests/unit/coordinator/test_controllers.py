@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.coordinator.controllers.jobs import EVERY_S, JobQueue
+from strata.coordinator.controllers.jobs import EVERY_S, JobController
 from strata.coordinator.controllers.loop import drive
 from strata.core.txn import WatchBatch
 from strata.errors import NotLeader, Unavailable
@@ -113,30 +113,24 @@ async def test_the_loss_of_the_fence_passes_through(r: Rig) -> None:
 # -- the queue of jobs ------------------------------------------------------------------------
 
 
-class Desk:
-    """Works on the jobs of a queue, as a controller would, and notes which."""
+class Desk(JobController):
+    """Notes which jobs it works on."""
 
     name = "desk"
     tick_s = 1000.0
+    folders = frozenset({"workers"})
 
     def __init__(self, r: Rig) -> None:
-        self.mirror = r.mirror
-        self.queue = JobQueue("desk", KEYS, frozenset({"workers"}))
+        super().__init__(keys=KEYS, mirror=r.mirror)
         self.worked: list[str] = []
         self.bad: set[str] = set()
         self.delay_s: dict[str, float] = {}
 
-    def wants(self, batch: WatchBatch) -> bool:
-        return self.queue.note(batch)
-
-    async def turn(self) -> float | None:
-        return await self.queue.each(self.mirror.view, self.work)
-
-    async def work(self, job: str) -> float | None:
-        self.worked.append(job)
-        if job in self.bad:
-            raise KeyError(job)
-        return self.delay_s.get(job)
+    async def work(self, name: str) -> float | None:
+        self.worked.append(name)
+        if name in self.bad:
+            raise KeyError(name)
+        return self.delay_s.get(name)
 
     def take(self) -> list[str]:
         worked, self.worked = self.worked, []

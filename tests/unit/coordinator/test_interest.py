@@ -41,7 +41,7 @@ async def test_a_look_at_any_replica_brings_evidence_and_the_ages_of_heartbeats(
     assert service.heard("job", "w0", members[0].incarnation) is None
     for _ in range(6):
         service.look("job", 0)
-        service.look("job")
+        service.look("job", None)
         await asyncio.sleep(1)
     found = not_none(service.evidence("job", 1, 0))
     assert found.stack.startswith("stack ")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from strata.coordinator.controllers.jobs import JobQueue
+from strata.coordinator.controllers.jobs import JobController
+from strata.coordinator.view.mirror import Mirror
 from strata.core.keys import ClusterKeys
 from strata.core.reshaping import BEGIN_BARRIER, SAVED_BARRIER
 from strata.core.txn import Event, KeyValue, WatchBatch
+from strata.testing.memory_store import MemoryStore
 
 KEYS = ClusterKeys("test")
 JOB = KEYS.job("j")
+
+
+class Queue(JobController):
+    name = "queue"
+    folders = frozenset({"world"})
+    barriers = frozenset({SAVED_BARRIER})
+    attempts = frozenset({"suspects"})
 
 
 @pytest.mark.parametrize(
@@ -28,12 +37,6 @@ JOB = KEYS.job("j")
 )
 def test_only_what_it_named_makes_a_job_due(key: str, due: bool) -> None:
     """A world of another size waits for one barrier; a world that cannot begin, for damage: not for acks."""
-    queue = JobQueue(
-        "worlds",
-        KEYS,
-        frozenset({"world"}),
-        barriers=frozenset({SAVED_BARRIER}),
-        attempts=frozenset({"suspects"}),
-    )
+    queue = Queue(keys=KEYS, mirror=Mirror(MemoryStore().client("r1"), KEYS, new_uid="uid", clock=float))
     kv = KeyValue(key=key, value=b"{}", create_revision=5, mod_revision=5, version=1)
-    assert queue.note(WatchBatch(revision=5, events=(Event(kv=kv),))) is due
+    assert queue.wants(WatchBatch(revision=5, events=(Event(kv=kv),))) is due

@@ -457,13 +457,13 @@ async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_s
     beats = c.tasks.create_task(beat(client, "r1", "r2"))
     looker: Any = c["r3"].service.live
     for _ in range(6):
-        looker.look("job")
+        looker.look("job", None)
         await asyncio.sleep(1)
     assert now() - not_none(looker.heard("job", "w0", client.incarnation)) < 2.5
     beats.cancel()
     silent = now()
     for _ in range(4):
-        looker.look("job")
+        looker.look("job", None)
         await asyncio.sleep(1)
     heard = not_none(looker.heard("job", "w0", client.incarnation))
     assert silent - 1.5 < heard < silent + 0.5, "it grows while the client is silent"
