@@ -52,8 +52,7 @@ def done(store: Store, *, step: int = 2500) -> None:
 # -- commands
 
 
-def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same() -> None:
-    store = Store()
+def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same(store: Store) -> None:
     come(store, "w0")
     come(store, "w1", run_id="by hand")
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
@@ -62,8 +61,9 @@ def test_the_first_member_says_what_the_job_runs_and_the_others_run_the_same() -
 
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
 @pytest.mark.parametrize("flag", [{}, {"anew": True}, {"resume": True}])
-def test_another_command_is_refused_while_members_are_there(other: Command, flag: dict[str, Any]) -> None:
-    store = Store()
+def test_another_command_is_refused_while_members_are_there(
+    store: Store, other: Command, flag: dict[str, Any]
+) -> None:
     come(store, "w0")
     with pytest.raises(Conflict) as refused:
         come(store, "w1", other, **flag)
@@ -73,16 +73,14 @@ def test_another_command_is_refused_while_members_are_there(other: Command, flag
     assert store.live.run().command == TRAIN
 
 
-def test_the_same_name_with_another_command_names_both_too() -> None:
-    store = Store()
+def test_the_same_name_with_another_command_names_both_too(store: Store) -> None:
     come(store, "w0")
     with pytest.raises(Conflict, match=re.escape(OTHER.text)) as refused:
         come(store, "w0", OTHER)
     assert TRAIN.text in refused.value.message
 
 
-def test_members_that_say_no_command_are_not_compared() -> None:
-    store = Store()
+def test_members_that_say_no_command_are_not_compared(store: Store) -> None:
     come(store, "w0")
     come(store, "w1", None, run_id="")
     leave(store, "w0")
@@ -91,8 +89,7 @@ def test_members_that_say_no_command_are_not_compared() -> None:
     assert store.live.run().command == TRAIN, "what it ran is remembered"
 
 
-def test_an_unfinished_job_without_members_goes_on_with_other_arguments() -> None:
-    store = Store()
+def test_an_unfinished_job_without_members_goes_on_with_other_arguments(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -109,8 +106,7 @@ def test_an_unfinished_job_without_members_goes_on_with_other_arguments() -> Non
     assert store.problems() == []
 
 
-def test_another_program_does_not_take_an_unfinished_job_unasked() -> None:
-    store = Store()
+def test_another_program_does_not_take_an_unfinished_job_unasked(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -127,8 +123,7 @@ def test_another_program_does_not_take_an_unfinished_job_unasked() -> None:
 
 
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
-def test_new_begins_an_unfinished_job_anew_with_another_command(other: Command) -> None:
-    store = Store()
+def test_new_begins_an_unfinished_job_anew_with_another_command(store: Store, other: Command) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -143,8 +138,7 @@ def test_new_begins_an_unfinished_job_anew_with_another_command(other: Command) 
     assert store.problems() == []
 
 
-def test_new_goes_on_with_an_unfinished_job_of_the_same_command() -> None:
-    store = Store()
+def test_new_goes_on_with_an_unfinished_job_of_the_same_command(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -156,8 +150,7 @@ def test_new_goes_on_with_an_unfinished_job_of_the_same_command() -> None:
     assert head(store).restore is not None, "a scheduler that requeues `--new` loses nothing"
 
 
-def test_resume_takes_an_unfinished_job_with_another_program() -> None:
-    store = Store()
+def test_resume_takes_an_unfinished_job_with_another_program(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -171,9 +164,10 @@ def test_resume_takes_an_unfinished_job_with_another_program() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(LONGER, TRAIN), (TRAIN, LONGER), (LONGER, OTHER)])
-def test_of_two_commands_that_come_at_once_one_has_the_job(first: Command, second: Command) -> None:
+def test_of_two_commands_that_come_at_once_one_has_the_job(
+    store: Store, first: Command, second: Command
+) -> None:
     """Both saw the job without members; the one that is later decides again, and is refused."""
-    store = Store()
     come(store)
     leave(store, "w0")
     late = Observer(store)
@@ -186,8 +180,7 @@ def test_of_two_commands_that_come_at_once_one_has_the_job(first: Command, secon
     assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 
 
-def test_a_job_that_was_named_from_its_script_has_one_member() -> None:
-    store = Store()
+def test_a_job_that_was_named_from_its_script_has_one_member(store: Store) -> None:
     come(store, "w0", sole=True)
     for worker in ("w0", "w1"):
         with pytest.raises(Conflict) as refused:
@@ -201,8 +194,7 @@ def test_a_job_that_was_named_from_its_script_has_one_member() -> None:
     assert store.live.view.names(JOB.workers) == ["w1", "w2"]
 
 
-def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job() -> None:
-    store = Store()
+def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job(store: Store) -> None:
     late = Observer(store)
     other = dataclasses.replace(registration("w2"), command=TRAIN, run_id="r2", sole=True)
     txn = decide_register(late.job, other, served_by=InstanceId("i-r1")).txn
@@ -214,8 +206,7 @@ def test_of_two_that_must_be_alone_and_come_at_once_one_has_the_job() -> None:
     assert isinstance(decide_register(late.job, other, served_by=InstanceId("i-r1")).refusal, Conflict)
 
 
-def test_a_reconnect_changes_no_command() -> None:
-    store = Store()
+def test_a_reconnect_changes_no_command(store: Store) -> None:
     come(store)
     leave(store, "w0")
     with pytest.raises(Conflict):
@@ -225,8 +216,7 @@ def test_a_reconnect_changes_no_command() -> None:
 # -- runs, and a job that is done
 
 
-def test_who_names_no_run_takes_none_away() -> None:
-    store = Store()
+def test_who_names_no_run_takes_none_away(store: Store) -> None:
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN), "the first one said neither"
@@ -237,8 +227,7 @@ def test_who_names_no_run_takes_none_away() -> None:
     assert store.live.run() == JobRun(run_id="r1", command=TRAIN)
 
 
-def test_a_member_of_the_run_is_late_though_the_first_one_named_none() -> None:
-    store = Store()
+def test_a_member_of_the_run_is_late_though_the_first_one_named_none(store: Store) -> None:
     epoch = lead(store)
     come(store, "w0", None, run_id="")
     come(store, "w1", run_id="r1")
@@ -251,22 +240,19 @@ def test_a_member_of_the_run_is_late_though_the_first_one_named_none() -> None:
         come(store, "w2", run_id="r1")
 
 
-def test_a_late_member_of_the_same_run_finds_nothing_left_to_do() -> None:
-    store = Store()
+def test_a_late_member_of_the_same_run_finds_nothing_left_to_do(store: Store) -> None:
     done(store)
     with pytest.raises(JobDone):
         come(store, "w1", run_id="r1")
 
 
-def test_who_has_no_identity_is_taken_for_a_late_member() -> None:
-    store = Store()
+def test_who_has_no_identity_is_taken_for_a_late_member(store: Store) -> None:
     done(store)
     with pytest.raises(JobDone):
         come(store, "w1", None, run_id="")
 
 
-def test_another_run_is_told_when_the_job_finished_and_what_to_do() -> None:
-    store = Store()
+def test_another_run_is_told_when_the_job_finished_and_what_to_do(store: Store) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", run_id="r2")
@@ -276,8 +262,7 @@ def test_another_run_is_told_when_the_job_finished_and_what_to_do() -> None:
     assert "--job" in refused.value.hint
 
 
-def test_who_has_no_command_line_is_told_of_no_flags() -> None:
-    store = Store()
+def test_who_has_no_command_line_is_told_of_no_flags(store: Store) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", None, run_id="r2")
@@ -290,8 +275,7 @@ def test_who_has_no_command_line_is_told_of_no_flags() -> None:
         assert "strata jobs delete job" in hint
 
 
-def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved() -> None:
-    store = Store()
+def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved(store: Store) -> None:
     done(store, step=2500)
     store.put(JOB.phase, JobPhase(phase=Phase.FAILED, reason="it broke", epoch=1))
     with pytest.raises(JobFailed, match="it broke") as refused:
@@ -302,8 +286,7 @@ def test_who_has_no_command_line_is_told_of_what_a_failed_job_has_saved() -> Non
 
 @pytest.mark.parametrize("run_id", ["r1", "r2"])
 @pytest.mark.parametrize("other", [LONGER, OTHER], ids=["arguments", "program"])
-def test_another_command_for_a_job_that_is_done_names_both(run_id: str, other: Command) -> None:
-    store = Store()
+def test_another_command_for_a_job_that_is_done_names_both(store: Store, run_id: str, other: Command) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", other, run_id=run_id)
@@ -313,8 +296,7 @@ def test_another_command_for_a_job_that_is_done_names_both(run_id: str, other: C
     )
 
 
-def test_another_command_of_the_same_run_is_not_told_that_all_is_well() -> None:
-    store = Store()
+def test_another_command_of_the_same_run_is_not_told_that_all_is_well(store: Store) -> None:
     done(store)
     with pytest.raises(Refused) as refused:
         come(store, "w1", OTHER, run_id="r1")
@@ -324,16 +306,14 @@ def test_another_command_of_the_same_run_is_not_told_that_all_is_well() -> None:
 
 
 @pytest.mark.parametrize("flag", [{"anew": True}, {"resume": True}, {"attempt": 1}])
-def test_who_takes_a_finished_job_up_brings_run_and_command(flag: dict[str, Any]) -> None:
-    store = Store()
+def test_who_takes_a_finished_job_up_brings_run_and_command(store: Store, flag: dict[str, Any]) -> None:
     done(store)
     come(store, "w1", OTHER, run_id="r2", **flag)
     assert store.live.run() == JobRun(run_id="r2", command=OTHER)
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_that_goes_on_in_another_run_belongs_to_that_one() -> None:
-    store = Store()
+def test_a_job_that_goes_on_in_another_run_belongs_to_that_one(store: Store) -> None:
     epoch = lead(store)
     come(store, "w0", run_id="r1")
     leave(store, "w0")
@@ -364,8 +344,9 @@ def fail(store: Store, epoch: int, *, early: bool = True, code: int = 1) -> str:
     return carry_out(store, epoch)
 
 
-def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_the_next_run() -> None:
-    store = Store()
+def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_the_next_run(
+    store: Store,
+) -> None:
     epoch = lead(store)
     come(store, run_id="r1")
     carry_out(store, epoch)
@@ -385,8 +366,7 @@ def test_a_program_that_fails_at_once_is_tried_twice_and_then_started_again_by_t
     assert store.problems() == []
 
 
-def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
-    store = Store()
+def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -404,8 +384,7 @@ def test_a_job_that_may_have_made_a_step_is_tried_as_often_as_ever() -> None:
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked() -> None:
-    store = Store()
+def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -416,8 +395,7 @@ def test_a_job_that_failed_later_than_at_once_is_not_started_again_unasked() -> 
         come(store, "w0", run_id="r2")
 
 
-def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() -> None:
-    store = Store()
+def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair(store: Store) -> None:
     epoch = lead(store)
     come(store, min_workers=1, max_workers=2)
     carry_out(store, epoch, settled=True)
@@ -435,8 +413,7 @@ def test_a_job_that_grew_before_its_first_step_needs_no_flag_after_a_repair() ->
 
 
 @pytest.mark.parametrize(("limit", "tries"), [(1, 1), (2, 2), (3, 2), (5, 5)])
-def test_a_limit_that_was_raised_holds_for_early_failures_too(limit: int, tries: int) -> None:
-    store = Store()
+def test_a_limit_that_was_raised_holds_for_early_failures_too(store: Store, limit: int, tries: int) -> None:
     epoch = lead(store)
     come(store, max_fruitless_generations=limit)
     carry_out(store, epoch)
@@ -448,8 +425,7 @@ def test_a_limit_that_was_raised_holds_for_early_failures_too(limit: int, tries:
     assert (phase.phase, phase.early) == (Phase.FAILED, True)
 
 
-def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever() -> None:
-    store = Store()
+def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever(store: Store) -> None:
     epoch = lead(store)
     come(store)
     carry_out(store, epoch)
@@ -463,9 +439,8 @@ def test_a_job_with_a_checkpoint_is_tried_as_often_as_ever() -> None:
     assert store.live.phase() is Phase.RUNNING
 
 
-def test_the_loss_of_a_member_is_no_failure_of_the_program() -> None:
+def test_the_loss_of_a_member_is_no_failure_of_the_program(store: Store) -> None:
     """The ranks that lose their peer fail as well, in their first seconds."""
-    store = Store()
     epoch = lead(store)
     for worker in ("w0", "w1"):
         come(store, worker, min_workers=2, max_workers=2)
@@ -482,8 +457,7 @@ def test_the_loss_of_a_member_is_no_failure_of_the_program() -> None:
 # -- what cannot be
 
 
-def test_a_command_or_an_identity_without_an_end_is_no_registration() -> None:
-    store = Store()
+def test_a_command_or_an_identity_without_an_end_is_no_registration(store: Store) -> None:
     with pytest.raises(InvalidArgument):
         come(store, command=Command(program="x" * (MAX_COMMAND_CHARS + 1)))
     with pytest.raises(InvalidArgument):

@@ -35,8 +35,7 @@ def test_chunks_hold_all_members_in_order_and_fit(name: str, count: int) -> None
     assert [member for part in parts for member in part] == given
 
 
-def test_a_thousand_members_are_one_transaction() -> None:
-    store = Store()
+def test_a_thousand_members_are_one_transaction(store: Store) -> None:
     epoch = lead(store)
     crowd(store, 1000)
     planned = plan(store, epoch)
@@ -63,8 +62,7 @@ def first_world(store: Store, epoch: int, *, settled: bool = False) -> int:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_does_not_fit_is_written_before_the_head() -> None:
-    store = Store()
+def test_what_does_not_fit_is_written_before_the_head(store: Store) -> None:
     epoch = lead(store)
     crowd(store, 20)
     first = plan(store, epoch)
@@ -81,8 +79,7 @@ def test_what_does_not_fit_is_written_before_the_head() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_leftovers_of_a_larger_attempt_are_removed_not_adopted() -> None:
-    store = Store()
+def test_leftovers_of_a_larger_attempt_are_removed_not_adopted(store: Store) -> None:
     epoch = lead(store)
     crowd(store, 20)
     for txn in plan(store, epoch).txns:
@@ -94,9 +91,8 @@ def test_leftovers_of_a_larger_attempt_are_removed_not_adopted() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_comes_late_makes_the_head_fail() -> None:
+def test_a_chunk_that_comes_late_makes_the_head_fail(store: Store) -> None:
     """Its answer was lost, so the leader planned on; then it arrives after all."""
-    store = Store()
     epoch = lead(store)
     crowd(store, 20)
     lost = plan(store, epoch).txns
@@ -116,9 +112,8 @@ def test_a_chunk_that_comes_late_makes_the_head_fail() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_chunk_that_is_deleted_late_makes_the_head_fail() -> None:
+def test_a_chunk_that_is_deleted_late_makes_the_head_fail(store: Store) -> None:
     """The delete was planned when there were fewer members; its answer was lost."""
-    store = Store()
     epoch = lead(store)
     crowd(store, 20)
     for txn in plan(store, epoch).txns:
@@ -147,8 +142,7 @@ def test_a_chunk_that_is_deleted_late_makes_the_head_fail() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail() -> None:
-    store = Store()
+def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail(store: Store) -> None:
     epoch = lead(store)
     crowd(store, 3)
     planned = plan(store, epoch)
@@ -160,8 +154,7 @@ def test_a_late_chunk_beside_the_known_ones_makes_the_head_fail() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_another_leaders_chunks_are_never_adopted() -> None:
-    store = Store()
+def test_another_leaders_chunks_are_never_adopted(store: Store) -> None:
     deposed = lead(store, "r1")
     crowd(store, 20)
     abandoned = plan(store, deposed).txns

@@ -101,8 +101,7 @@ def run(seed: int) -> dict[int, str]:
     return owner
 
 
-def test_a_hand_over_races_a_removal_and_only_one_happens() -> None:
-    store = Store()
+def test_a_hand_over_races_a_removal_and_only_one_happens(store: Store) -> None:
     who = registration("w1", boot="a")
     store.settle(lambda job: decide_register(job, who, served_by=REPLICAS[0]))
     held = not_none(store.live.worker("w1"))

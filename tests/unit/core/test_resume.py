@@ -43,8 +43,7 @@ def finished(store: Store, code: int) -> int:
     return epoch
 
 
-def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there() -> None:
-    store = Store()
+def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there(store: Store) -> None:
     epoch = finished(store, 0)
     resume(store, "w0")
     assert "2 are needed" in carry_out(store, epoch, settled=True)
@@ -58,8 +57,7 @@ def test_a_done_job_goes_on_from_its_checkpoint_once_its_members_are_there() -> 
     assert "is done" in carry_out(store, epoch)
 
 
-def test_until_then_it_says_whom_it_waits_for() -> None:
-    store = Store()
+def test_until_then_it_says_whom_it_waits_for(store: Store) -> None:
     epoch = finished(store, 0)
     assert waits_for(store.job()) == "", "it is done"
     resume(store, "w0")
@@ -70,8 +68,7 @@ def test_until_then_it_says_whom_it_waits_for() -> None:
     assert waits_for(store.job()) == "", "it stands by"
 
 
-def test_a_failed_job_begins_with_a_clean_count() -> None:
-    store = Store()
+def test_a_failed_job_begins_with_a_clean_count(store: Store) -> None:
     epoch = finished(store, 1)
     with pytest.raises(JobFailed, match="in a row"):
         register(store, "w0")
@@ -88,8 +85,7 @@ def anew(store: Store, worker: str, **more: Any) -> None:
     store.settle(lambda job: decide_register(job, again, served_by=InstanceId("i-r1")))
 
 
-def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing() -> None:
-    store = Store()
+def test_a_job_that_is_begun_anew_restores_nothing_and_loses_nothing(store: Store) -> None:
     epoch = finished(store, 0)
     anew(store, "w0", min_workers=1, max_workers=2)
     anew(store, "w1", min_workers=9, max_workers=9)  # a later node of the same start: it only joins
@@ -130,15 +126,13 @@ def test_a_save_of_the_run_before_does_not_come_back() -> None:
     assert job.store.problems() == []
 
 
-def test_a_reconnect_never_resumes() -> None:
-    store = Store()
+def test_a_reconnect_never_resumes(store: Store) -> None:
     finished(store, 0)
     with pytest.raises(Refused, match="is done"):
         resume(store, "w0", incarnation=9)
 
 
-def test_resuming_a_running_job_only_joins_it() -> None:
-    store = Store()
+def test_resuming_a_running_job_only_joins_it(store: Store) -> None:
     lead(store)
     register(store, "w0", **SPEC)
     resume(store, "w1")

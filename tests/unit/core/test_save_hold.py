@@ -37,16 +37,19 @@ def hold(job: Job | Saving, step: int, *, rank: int = 0, host: str = "a", reason
 # -- the record
 
 
-def test_the_first_rank_of_a_generation_to_hold_its_save_is_on_record() -> None:
-    job = Saving()
+@pytest.fixture
+def job() -> Saving:
+    return Saving()
+
+
+def test_the_first_rank_of_a_generation_to_hold_its_save_is_on_record(job: Saving) -> None:
     hold(job, 20, rank=2, host="b")
     hold(job, 24, rank=0)
     record = not_none(job.store.live.held(1))
     assert (record.step, record.rank, record.worker, record.host, record.reason) == (20, 2, "b", "b", FULL)
 
 
-def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record() -> None:
-    job = Saving()
+def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record(job: Saving) -> None:
     assert "has not trained beyond step 0" in hold(job, 0)
     assert job.store.live.held(1) is None
     job.save(20)
@@ -57,8 +60,7 @@ def test_a_rank_that_has_not_trained_since_its_generation_began_is_not_on_record
     assert job.store.live.held(2) is not None
 
 
-def test_only_a_rank_of_the_current_world_is_heard() -> None:
-    job = Saving()
+def test_only_a_rank_of_the_current_world_is_heard(job: Saving) -> None:
     old = author(job)
     stranger = replace(old, rank=2)
     with pytest.raises(Refused):
@@ -70,8 +72,7 @@ def test_only_a_rank_of_the_current_world_is_heard() -> None:
         job.store.settle(lambda view: decide_hold_saves(view, author=old, step=9, reason=FULL, host="a"))
 
 
-def test_what_is_written_is_bounded() -> None:
-    job = Saving()
+def test_what_is_written_is_bounded(job: Saving) -> None:
     hold(job, 20, reason="x" * 9999, host="h" * 9999)
     record = not_none(job.store.live.held(1))
     assert (len(record.reason), len(record.host)) == (MAX_REASON_CHARS, MAX_HOST_CHARS)

@@ -28,8 +28,12 @@ from tests.unit.core.stop_job import DRAIN, GRACE_S, PAUSE, PREEMPT, Job
 # -- asking -----------------------------------------------------------------------------------
 
 
-def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_first() -> None:
-    job = Job()
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_first(job: Job) -> None:
     assert (
         "is asked to stop (preempt): maintenance"
         in decide_stop(job.store.live, StopRequest(action=PREEMPT, reason="maintenance")).reason
@@ -42,8 +46,7 @@ def test_a_notice_is_written_once_and_a_second_request_is_answered_with_the_firs
     assert job.store.revision == before
 
 
-def test_a_request_races_the_next_generation() -> None:
-    job = Job()
+def test_a_request_races_the_next_generation(job: Job) -> None:
     lagging = Observer(job.store)
     job.leaves("w0")
     job.go()
@@ -56,8 +59,7 @@ def test_a_request_races_the_next_generation() -> None:
     assert job.notice is not None
 
 
-def test_a_request_for_a_generation_that_was_asked_and_has_ended_is_done() -> None:
-    job = Job()
+def test_a_request_for_a_generation_that_was_asked_and_has_ended_is_done(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(*range(6))
     job.go()
@@ -101,8 +103,7 @@ def test_where_no_rank_runs_there_is_nobody_to_ask() -> None:
         full.stop(PREEMPT)
 
 
-def test_a_long_reason_is_cut() -> None:
-    job = Job()
+def test_a_long_reason_is_cut(job: Job) -> None:
     job.store.settle(lambda view: decide_stop(view, StopRequest(action=PREEMPT, reason="x" * 10_000)))
     assert job.notice is not None
     assert len(job.notice.reason) == 500
@@ -111,8 +112,7 @@ def test_a_long_reason_is_cut() -> None:
 # -- ranks that stop --------------------------------------------------------------------------
 
 
-def test_code_75_is_a_failure_unless_it_was_asked_for() -> None:
-    job = Job()
+def test_code_75_is_a_failure_unless_it_was_asked_for(job: Job) -> None:
     job.ends(0)
     assert set(job.store.live.failed(1)) == {0}
     asked = Job()
@@ -150,9 +150,8 @@ def test_a_survivor_of_a_drain_fails_for_no_other_reason_than_the_drained() -> N
     assert job.store.live.failed(2), "the next generation was asked nothing"
 
 
-def test_an_exit_races_the_notice() -> None:
+def test_an_exit_races_the_notice(job: Job) -> None:
     """The replica that hears of the exit does not know of the notice yet: it must look again."""
-    job = Job()
     lagging = Observer(job.store)
     job.stop(PREEMPT)
     member = not_none(job.store.live.world()).member_of(0)
@@ -167,8 +166,7 @@ def test_an_exit_races_the_notice() -> None:
 # -- preemption -------------------------------------------------------------------------------
 
 
-def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew() -> None:
-    job = Job()
+def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0, 1, 2, 3, 4)
     assert "asked to stop" in job.go(settled=True)
@@ -189,8 +187,7 @@ def test_a_preempted_world_ends_when_all_have_stopped_and_nobody_is_placed_anew(
     assert (job.head.generation, job.head.members) == (3, 2)
 
 
-def test_a_preempted_job_goes_on_when_all_are_back() -> None:
-    job = Job()
+def test_a_preempted_job_goes_on_when_all_are_back(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(*range(6))
     job.go()
@@ -219,8 +216,7 @@ def test_a_rank_that_fails_under_a_notice_is_a_failure_as_ever() -> None:
     assert job.store.live.phase() is Phase.FAILED
 
 
-def test_ranks_that_never_stop_are_waited_for_and_then_no_more() -> None:
-    job = Job()
+def test_ranks_that_never_stop_are_waited_for_and_then_no_more(job: Job) -> None:
     job.stop(PREEMPT)
     job.ends(0)
     assert plan(job.store, job.epoch).again_s == pytest.approx(GRACE_S + LATE_S)
@@ -235,8 +231,7 @@ def test_ranks_that_never_stop_are_waited_for_and_then_no_more() -> None:
     assert job.head.asked == ()
 
 
-def test_a_death_under_a_preemption_counts_those_who_came_since() -> None:
-    job = Job()
+def test_a_death_under_a_preemption_counts_those_who_came_since(job: Job) -> None:
     job.stop(PREEMPT)
     job.join("w3")
     job.join("w4")
@@ -248,8 +243,7 @@ def test_a_death_under_a_preemption_counts_those_who_came_since() -> None:
 # -- draining ---------------------------------------------------------------------------------
 
 
-def test_a_drained_member_is_left_out_while_the_others_go_on() -> None:
-    job = Job()
+def test_a_drained_member_is_left_out_while_the_others_go_on(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.ends(2)
     job.go(settled=True)
@@ -266,8 +260,7 @@ def test_a_drained_member_is_left_out_while_the_others_go_on() -> None:
     assert (job.head.generation, job.head.members, job.head.asked) == (3, 3, ())
 
 
-def test_a_drained_member_that_just_leaves_has_left() -> None:
-    job = Job()
+def test_a_drained_member_that_just_leaves_has_left(job: Job) -> None:
     job.stop(DRAIN, "w1", now=True)
     job.leaves("w1")
     assert "w1 is gone, as asked" in job.go()
@@ -290,8 +283,7 @@ def test_who_is_drained_below_min_leaves_a_forming_world() -> None:
     assert job.head.forming
 
 
-def test_who_has_finished_is_not_drained_any_more() -> None:
-    job = Job()
+def test_who_has_finished_is_not_drained_any_more(job: Job) -> None:
     job.stop(DRAIN, "w1")
     job.ends(2, 3, code=0)
     job.go(settled=True, asked_s=GRACE_S + LATE_S)
@@ -320,8 +312,7 @@ def resume(job: Job) -> Decision:
     return job.store.settle(decide_resume)
 
 
-def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed() -> None:
-    job = Job()
+def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed(job: Job) -> None:
     job.stop(PAUSE)
     with pytest.raises(Refused, match="being paused"):
         resume(job)
@@ -340,8 +331,7 @@ def test_a_job_pauses_when_all_have_stopped_and_goes_on_when_resumed() -> None:
     assert "is running" in resume(job).reason
 
 
-def test_a_pause_at_once_ends_the_generation_whoever_leads() -> None:
-    job = Job()
+def test_a_pause_at_once_ends_the_generation_whoever_leads(job: Job) -> None:
     job.stop(PAUSE, now=True)
     assert job.store.live.phase() is Phase.PAUSED
     assert not job.head.forming
@@ -349,17 +339,17 @@ def test_a_pause_at_once_ends_the_generation_whoever_leads() -> None:
     assert (job.head.generation, job.head.forming) == (2, True)
 
 
-def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew() -> None:
-    job = Job()
+def test_a_job_that_is_resumed_before_the_leader_saw_its_pause_begins_anew(job: Job) -> None:
     job.stop(PAUSE, now=True)
     resume(job)
     job.go()
     assert (job.head.generation, job.head.members) == (2, 3)
 
 
-def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause() -> None:
+def test_who_was_asked_to_leave_does_so_when_the_job_is_resumed_before_the_leader_saw_its_pause(
+    job: Job,
+) -> None:
     """Else all train on, and nobody can be asked anything, until the request is forgotten."""
-    job = Job()
     job.stop(PREEMPT)
     job.stop(PAUSE, now=True)
     resume(job)
@@ -389,8 +379,7 @@ def test_they_do_so_as_well_when_only_they_have_the_checkpoint_that_a_world_woul
     assert "no world begins" in carry_out(job.store, job.epoch, settled=True)
 
 
-def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death() -> None:
-    job = Job()
+def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death(job: Job) -> None:
     job.stop(PAUSE, now=True)
     resume(job)
     job.leaves("w1", "w2")
@@ -398,8 +387,7 @@ def test_a_world_that_a_pause_should_have_ended_does_not_outlast_a_death() -> No
     assert (job.head.generation, job.head.forming) == (2, True)
 
 
-def test_a_finished_world_of_a_job_that_is_taken_up_again_is_left_as_it_is() -> None:
-    job = Job()
+def test_a_finished_world_of_a_job_that_is_taken_up_again_is_left_as_it_is(job: Job) -> None:
     job.ends(*range(6), code=0)
     job.go()
     assert job.store.live.phase() is Phase.DONE
@@ -421,8 +409,7 @@ def test_a_job_without_ranks_is_paused_at_once() -> None:
     assert job.head.members == 2
 
 
-def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved() -> None:
-    job = Job()
+def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved(job: Job) -> None:
     job.stop(PAUSE)
     job.ends(0)
     job.leaves("w2")
@@ -431,16 +418,14 @@ def test_a_death_while_a_job_pauses_pauses_it_where_it_last_saved() -> None:
     assert job.head.forming
 
 
-def test_a_pause_that_is_late_pauses_all_the_same() -> None:
-    job = Job()
+def test_a_pause_that_is_late_pauses_all_the_same(job: Job) -> None:
     job.stop(PAUSE)
     job.go(asked_s=GRACE_S + LATE_S)
     assert job.store.live.phase() is Phase.PAUSED
 
 
 @pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED])
-def test_a_job_that_has_ended_is_not_resumed_here(phase: Phase) -> None:
-    job = Job()
+def test_a_job_that_has_ended_is_not_resumed_here(job: Job, phase: Phase) -> None:
     job.store.put(JOB.phase, JobPhase(phase=phase, reason="so"))
     with pytest.raises(Refused, match=f"is {phase.value}"):
         resume(job)
@@ -460,8 +445,7 @@ def test_a_plan_made_without_the_notice_comes_to_nothing() -> None:
     assert set(world_of(job.store)) == {"w2", "w3"}
 
 
-def test_the_deadlines_of_all_requests_are_waited_for() -> None:
-    job = Job()
+def test_the_deadlines_of_all_requests_are_waited_for(job: Job) -> None:
     assert next_deadline_s(job.store.live, {}) is None
     job.stop(PREEMPT, grace_ms=1000)
     held = not_none(job.store.live.notice(1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from strata.core.ids import AttemptId, WorkerId
 from strata.core.members import decide_rank_exit
 from strata.core.records import (
@@ -94,6 +96,11 @@ class Job:
 # -- the first world --------------------------------------------------------------------------
 
 
+@pytest.fixture
+def job() -> Job:
+    return Job(2)
+
+
 def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
     job = Job(1)
     assert "2 are needed" in job.go(settled=True)
@@ -112,8 +119,7 @@ def test_a_world_forms_at_max_at_once_and_at_min_after_settling() -> None:
     assert head(full.store).size == 3
 
 
-def test_a_job_that_does_not_exist_has_no_plan() -> None:
-    store = Store()
+def test_a_job_that_does_not_exist_has_no_plan(store: Store) -> None:
     epoch = lead(store)
     assert plan(store, epoch, settled=True).txns == ()
     assert not needs_settling(store.job(), {})
@@ -192,8 +198,7 @@ def test_many_deaths_are_named_briefly() -> None:
 # -- forming ----------------------------------------------------------------------------------
 
 
-def test_below_min_a_forming_world_is_written_at_once() -> None:
-    job = Job(2)
+def test_below_min_a_forming_world_is_written_at_once(job: Job) -> None:
     job.go(settled=True)
     leave(job.store, "w0")
     assert "1 of at least 2 members are left" in job.go()
@@ -211,8 +216,7 @@ def test_below_min_a_forming_world_is_written_at_once() -> None:
     assert (head(job.store).generation, head(job.store).members) == (3, 2)
 
 
-def test_a_forming_world_does_not_count_as_fruitless() -> None:
-    job = Job(2)
+def test_a_forming_world_does_not_count_as_fruitless(job: Job) -> None:
     job.go(settled=True)
     leave(job.store, "w0")
     job.go()
@@ -225,8 +229,7 @@ def test_a_forming_world_does_not_count_as_fruitless() -> None:
     assert (head(job.store).generation, head(job.store).fruitless) == (4, 1), "growth neither"
 
 
-def test_nothing_that_is_left_still_ends_the_generation() -> None:
-    job = Job(2)
+def test_nothing_that_is_left_still_ends_the_generation(job: Job) -> None:
     job.go(settled=True)
     leave(job.store, "w0")
     leave(job.store, "w1")
@@ -237,8 +240,7 @@ def test_nothing_that_is_left_still_ends_the_generation() -> None:
 # -- growth -----------------------------------------------------------------------------------
 
 
-def test_growth_waits_for_the_settling_and_keeps_the_ranks() -> None:
-    job = Job(2)
+def test_growth_waits_for_the_settling_and_keeps_the_ranks(job: Job) -> None:
     job.go(settled=True)
     job.join("w2")
     job.go()
@@ -251,8 +253,7 @@ def test_growth_waits_for_the_settling_and_keeps_the_ranks() -> None:
     assert not needs_settling(job.store.job(), {})
 
 
-def test_a_finishing_generation_does_not_grow() -> None:
-    job = Job(2)
+def test_a_finishing_generation_does_not_grow(job: Job) -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     job.join("w2")
@@ -263,8 +264,7 @@ def test_a_finishing_generation_does_not_grow() -> None:
 # -- the end ----------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in() -> None:
-    job = Job(2)
+def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in(job: Job) -> None:
     job.store.put(JOB.phase, JobPhase(phase=Phase.RUNNING, reason="attempt 2 begun by w0", attempt=2))
     job.go(settled=True)
     for rank in (0, 1):
@@ -274,8 +274,7 @@ def test_the_end_of_a_job_keeps_the_attempt_that_it_ended_in() -> None:
     assert (done.phase, done.attempt) == (Phase.DONE, 2)
 
 
-def test_all_ranks_done_is_done_for_good() -> None:
-    job = Job(2)
+def test_all_ranks_done_is_done_for_good(job: Job) -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     leave(job.store, "w0")
@@ -332,8 +331,7 @@ def test_a_commit_makes_a_generation_fruitful() -> None:
     assert "2 generations in a row" in job.go()
 
 
-def test_an_all_done_world_is_done_although_a_commit_is_open() -> None:
-    job = Job(2)
+def test_an_all_done_world_is_done_although_a_commit_is_open(job: Job) -> None:
     job.go(settled=True)
     checkpoint(job.store, 40, generation=1, state=CheckpointState.OPEN)
     ends(job.store, 0, 0)
@@ -358,8 +356,7 @@ def test_a_world_restores_latest_and_takes_it_over() -> None:
     assert (latest.record.generation, latest.record.record_generation) == (2, 1)
 
 
-def test_a_forming_world_restores_nothing_and_the_next_one_does() -> None:
-    job = Job(2)
+def test_a_forming_world_restores_nothing_and_the_next_one_does(job: Job) -> None:
     job.go(settled=True)
     commit(job.store, 20)
     leave(job.store, "w0")
@@ -418,8 +415,7 @@ def test_a_paused_job_makes_no_worlds() -> None:
     assert not needs_settling(job.store.job(), {})
 
 
-def test_a_phase_is_written_by_the_leader_only() -> None:
-    job = Job(2)
+def test_a_phase_is_written_by_the_leader_only(job: Job) -> None:
     job.go(settled=True)
     ends(job.store, 0, 0)
     ends(job.store, 1, 0)
