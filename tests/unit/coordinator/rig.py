@@ -12,10 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from strata.coordinator.view.mirror import Mirror
 from strata.coordinator.writes.executor import Executor
 from strata.core.keys import ClusterKeys
-from strata.core.txn import Delete, Put, Txn
+from strata.core.txn import Delete, Put, Txn, WatchBatch
 from strata.testing.memory_client import MemoryClient
 from strata.testing.memory_store import MemoryStore
-from strata.testing.network import Network
+from strata.testing.network import Call, Fate, Network, PromptNetwork
 from strata.testing.virtual_time import run
 
 KEYS = ClusterKeys("test")
@@ -58,12 +58,83 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class Scripted(PromptNetwork):
+    """Lets each call of an execute meet the next fate of a list, and each other call, or once the list is at its end, what
+    `fate` says of it; tells watches late by `watch_s`. Remembers the calls.
+    """
+
+    def __init__(
+        self,
+        fate: Callable[[Call], Fate] = lambda _call: Fate(),
+        *,
+        watch_s: float | Callable[[WatchBatch], float] = 0.0,
+        applied: Callable[[Call], object] = lambda _call: None,
+    ) -> None:
+        self.says = fate
+        self.watch_s = watch_s
+        self.hears = applied
+        self.begin()
+
+    def begin(self, *fates: Fate) -> None:
+        self.fates = list(fates)
+        self.calls: list[Call] = []
+
+    @property
+    def executed(self) -> int:
+        return sum(call.kind == "execute" for call in self.calls)
+
+    @property
+    def reads(self) -> int:
+        return sum(call.kind == "read" for call in self.calls)
+
+    def fate(self, call: Call) -> Fate:
+        self.calls.append(call)
+        return self.fates.pop(0) if self.fates and call.kind == "execute" else self.says(call)
+
+    def applied(self, call: Call) -> None:
+        self.hears(call)
+
+    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
+        return self.watch_s(batch) if callable(self.watch_s) else self.watch_s
+
+
+def slow_writes(delay_s: float) -> Scripted:
+    """Return a network on which every write takes its time."""
+    return Scripted(lambda call: Fate(delay_s=delay_s if call.kind == "execute" else 0.0))
+
+
+def writes(call: Call, key: str) -> bool:
+    """Tell whether a call writes a key that ends so."""
+    return isinstance(call.argument, Txn) and any(
+        isinstance(op, Put) and op.key.endswith(key) for op in call.argument.success
+    )
+
+
+class Moment:
+    """The first call that `matches` and takes effect: `act` happens then, before anybody hears of it; once in all."""
+
+    def __init__(self, matches: Callable[[Call], bool]) -> None:
+        self.matches = matches
+        self.came = asyncio.Event()
+
+    def network(self, act: Callable[[], object]) -> Scripted:
+        """Return a network on which `act` happens at that moment."""
+
+        def applied(call: Call) -> None:
+            if self.matches(call) and not self.came.is_set():
+                self.came.set()
+                act()
+
+        return Scripted(applied=applied)
+
+
 class Rig:
     """A store, a client of it, a mirror and an executor, running inside `rig()`."""
 
-    def __init__(self, store: MemoryStore, client: MemoryClient) -> None:
+    def __init__(self, store: MemoryStore, client: MemoryClient, network: Scripted) -> None:
         self.store = store
         self.client = client
+        self.network = network
         self.mirror = Mirror(client, KEYS, new_uid="uid-1")
         self.executor = Executor(client, self.mirror)
 
@@ -90,7 +161,8 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """Run a mirror and an executor; yield once the view is there."""
     store = store or MemoryStore()
-    made = Rig(store, store.client(name, network=network))
+    scripted = Scripted()
+    made = Rig(store, store.client(name, network=network or scripted), scripted)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(made.mirror.run()), tasks.create_task(made.executor.run())]
         await made.mirror.started()

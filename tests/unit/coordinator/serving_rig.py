@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from strata.coordinator.context import ReplicaContext
@@ -122,6 +124,12 @@ class Cluster:
         node.start(self.tasks)
         return node
 
+    async def start(self, *names: str, network: Network | None = None) -> Node:
+        """Start replicas, and return the last one once every replica serves."""
+        nodes = [self.add(name, network=network) for name in names]
+        await self.ready()
+        return nodes[-1]
+
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
 
@@ -178,6 +186,10 @@ class Cluster:
         self._made.append(made)
         return made
 
+    async def joined(self, worker: str, replica: str) -> Member:
+        """Return a member once `replica` has welcomed it."""
+        return await self.member(worker).connect(replica)
+
     def _dial(self, worker: str, replica: str) -> AbstractAsyncContextManager[MemoryLink]:
         return self.board.dial(f"client-{worker}", replica)
 
@@ -205,6 +217,13 @@ class Cluster:
     def delete(self, key: str) -> None:
         self.store.execute(Txn(success=(Delete(key=key),)))
 
+    def kill(self, name: str) -> None:
+        self[name].kill()
+
+    def cut_off(self, name: str) -> None:
+        """Let a replica reach no etcd."""
+        self[name].client.partition()
+
     def partition(self, one: str, other: str) -> None:
         """Cut the links between two replicas, both ways."""
         self.board.cut(one, peer_door(other))
@@ -221,23 +240,26 @@ class Cluster:
             not_none(node.task).cancel()
 
 
-def in_world(
-    *where: str, **options: Any
-) -> Callable[
-    [Callable[Concatenate[Cluster, list[Member], _P], Coroutine[Any, Any, None]]], Callable[_P, None]
-]:
-    """Make an `async def` test one that is given a `cluster` and a world of members at these, by rank."""
+def in_cluster(
+    make: Callable[..., Any], *args: Any, replicas: int = 3, **options: Any
+) -> Callable[[Callable[Concatenate[Cluster, Any, _P], Coroutine[Any, Any, None]]], Callable[_P, None]]:
+    """Make an `async def` test one that is given a `cluster`, and what `make` makes of it."""
 
     def decorate(
-        test: Callable[Concatenate[Cluster, list[Member], _P], Coroutine[Any, Any, None]],
+        test: Callable[Concatenate[Cluster, Any, _P], Coroutine[Any, Any, None]],
     ) -> Callable[_P, None]:
-        @in_rig(cluster, **options)
+        @in_rig(cluster, replicas, **options)
         async def within(c: Cluster, /, *given: _P.args, **named: _P.kwargs) -> None:
-            await test(c, await c.world(*where), *given, **named)
+            made = make(c, *args)
+            await test(c, await made if inspect.isawaitable(made) else made, *given, **named)
 
         return shown_as(test, within, given=2)
 
     return decorate
+
+
+in_world = partial(in_cluster, Cluster.world)
+"""Give a test a world as well: its members, by rank, which are at these replicas."""
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from strata.testing.virtual_time import in_virtual_time
 from strata.v1.admin_pb2 import GetResourceRequest, GetStatusRequest
 from strata.v1.common_pb2 import Token
 from tests.unit.coordinator.rig import in_rig, rig
-from tests.unit.coordinator.serving_rig import Cluster, Node, cluster
+from tests.unit.coordinator.serving_rig import Cluster, Node, cluster, in_cluster
 
 
 def asked(node: Node, *, heard: Sequence[str] = (), read: ReadResource | None = None) -> Calls:
@@ -52,11 +52,11 @@ async def test_the_status_names_replicas_leader_and_who_answers(f: Cluster) -> N
     assert replicas[node.name].address == f"{node.name}:50051"
 
 
-@in_rig(cluster, idle=True)
+@in_cluster(Cluster.leader, idle=True)
 async def test_who_is_limited_to_jobs_is_told_the_status_too_whatever_it_has_seen_elsewhere(
     f: Cluster,
+    node: Node,
 ) -> None:
-    node = await f.leader()
     limited = Identity(cluster="default", role=Role.VIEWER, id="v", jobs=frozenset({"x"}))
     ahead = Token(uid=node.context.mirror.uid, revision=10**9)
     answer = await asked(node).answer("get_status", GetStatusRequest(token=ahead), ANYBODY, limited)

@@ -151,8 +151,7 @@ async def filled() -> AsyncIterator[Cluster]:
         puts = large()
         for start in range(0, len(puts), 16):
             c.store.execute(Txn(success=tuple(puts[start : start + 16])))
-        c.add("r1")
-        await c.ready()
+        await c.start("r1")
         stacks = [
             members_pb2.RankProgress(
                 rank=rank, step=1, phase="p" * 64, stack="s" * 4096, trace_file="f" * 512

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from strata.core.job import JobView
 from strata.core.records import BarrierOutcome
-from strata.core.txn import Txn
-from strata.testing.network import Call, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
@@ -19,8 +18,8 @@ from strata.v1.barriers_pb2 import (
 )
 from strata.v1.session_pb2 import Leave
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_world
+from tests.unit.coordinator.rig import Moment, in_rig, now, writes
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
 
@@ -106,33 +105,15 @@ async def test_a_replica_dies_at_some_point_of_a_barrier(
     assert [len(m.all("world")) for m in members] == [1, 1, 1], "no member died of it"
 
 
-class KillAfter(PromptNetwork):
-    """Kills its replica the moment that a write has taken effect, before it hears so; once in all."""
-
-    def __init__(self, part: str, done: asyncio.Event) -> None:
-        self.part = part
-        self.node: Node | None = None
-        self.done = done
-
-    def applied(self, call: Call) -> None:
-        argument = call.argument
-        writes = isinstance(argument, Txn) and any(self.part in op.key for op in argument.success)
-        if writes and self.node is not None and not self.done.is_set():
-            self.done.set()
-            self.node.kill()
-
-
 @in_rig(cluster, replicas=0)
 async def test_the_writer_dies_with_its_commit_and_the_others_learn_the_outcome(c: Cluster) -> None:
-    killed = asyncio.Event()
+    written = Moment(lambda call: writes(call, "/outcome"))
     for name in THREE:
-        doom = KillAfter("/outcome", killed)
-        doom.node = c.add(name, network=doom)
-    await c.ready()
+        await c.start(name, network=written.network(partial(Cluster.kill, c, name)))
     members = await c.world(*THREE)
     for rank, member in enumerate(members):
         member.arrive([rank])
-    await killed.wait()
+    await written.came.wait()
     for rank, member in enumerate(members):
         if not c[THREE[rank]].alive:
             await member.over.wait()
@@ -177,8 +158,7 @@ async def test_a_replica_that_comes_late_is_told_all_that_is_open(c: Cluster, me
     members[0].arrive([0])
     members[1].arrive([1])
     await asyncio.sleep(3)
-    c.add("r3")
-    await c.ready()
+    await c.start("r3")
     assert [len(r.arrived) for r in c["r3"].service.barriers.open("job")] == [2]
     await members[2].connect("r3")
     members[2].arrive([2])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from structlog.testing import capture_logs
 
-from strata.core.txn import Txn, WatchBatch
+from strata.core.txn import Txn
 from strata.errors import QuotaExceeded
-from strata.testing.network import Call, Fate, PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
+from strata.testing.network import Fate
 from strata.v1.barriers_pb2 import (
     BARRIER_RESULT_BROKEN,
     BARRIER_RESULT_RELEASED,
@@ -20,7 +18,7 @@ from strata.v1.barriers_pb2 import (
 )
 from strata.v1.session_pb2 import Arrivals, RankExit
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.rig import Scripted, in_rig, now
 from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
@@ -55,22 +53,11 @@ def placed(member: Member) -> Any:
     return next((w for w in reversed(member.all("world")) if w.HasField("place") and w.world.size == 2), None)
 
 
-class Late(PromptNetwork):
-    """A replica whose watch lags behind."""
-
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
-
-    def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-        return self.delay_s
-
-
 @in_rig(cluster, 2, members=2)
 async def test_arrivals_of_a_generation_that_a_replica_has_not_seen_yet_are_not_lost_on_it(
     c: Cluster,
 ) -> None:
-    c.add("r9", network=Late(0.2))
-    await c.ready()
+    await c.start("r9", network=Scripted(watch_s=0.2))
     members = await c.world("r1", "r2")
     members[0].arrive([0])
     await c["r9"].see(lambda view: view.get(KEYS.job("job").head) is not None)
@@ -100,51 +87,30 @@ async def test_a_barrier_begun_after_a_death_breaks_though_nobody_leads(
     assert now() - began < 0.2
 
 
-class Attempts(PromptNetwork):
-    """Counts what is tried, by what it writes."""
-
-    def __init__(self) -> None:
-        self.txns: list[Txn] = []
-
-    def fate(self, call: Call) -> Fate:
-        if isinstance(call.argument, Txn):
-            self.txns.append(call.argument)
-        return Fate(delay_s=0.002)
-
-    def writing(self, part: str) -> int:
-        return sum(any(part in op.key for op in txn.success) for txn in self.txns)
+def written(network: Scripted, part: str) -> int:
+    """Return how often it was tried to write a key with this in its name."""
+    txns = [call.argument for call in network.calls if isinstance(call.argument, Txn)]
+    return sum(any(part in op.key for op in txn.success) for txn in txns)
 
 
-async def counted(work: Callable[[Cluster], Any]) -> Attempts:
-    attempts = Attempts()
-    async with cluster(0) as c:
-        for name in THREE:
-            c.add(name, network=attempts)
-        await c.ready()
-        await work(c)
-    return attempts
+@in_rig(cluster, 0)
+async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn(c: Cluster) -> None:
+    network = Scripted(lambda _call: Fate(delay_s=0.002))
+    await c.start(*THREE, network=network)
+    members = await c.world(*THREE)
+    for round_ in range(1, 31):
+        await meet(members, round_=round_)
+    assert written(network, "/outcome") == 30
 
 
-@in_virtual_time()
-async def test_one_replica_writes_an_outcome_and_the_others_wait_for_their_turn() -> None:
-    async def rounds(c: Cluster) -> None:
-        members = await c.world(*THREE)
-        for round_ in range(1, 31):
-            await meet(members, round_=round_)
-
-    attempts = await counted(rounds)
-    assert attempts.writing("/outcome") == 30
-
-
-@in_virtual_time()
-async def test_one_replica_keeps_the_visible_counter() -> None:
-    async def open_for_a_while(c: Cluster) -> None:
-        members = await c.world(*THREE)
-        members[0].arrive([0])
-        await asyncio.sleep(3)
-
-    attempts = await counted(open_for_a_while)
-    assert attempts.writing("/arrived") == 1
+@in_rig(cluster, 0)
+async def test_one_replica_keeps_the_visible_counter(c: Cluster) -> None:
+    network = Scripted(lambda _call: Fate(delay_s=0.002))
+    await c.start(*THREE, network=network)
+    members = await c.world(*THREE)
+    members[0].arrive([0])
+    await asyncio.sleep(3)
+    assert written(network, "/arrived") == 1
 
 
 @in_world("r1", "r1", "r2")

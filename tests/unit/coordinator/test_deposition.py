@@ -13,7 +13,7 @@ from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.serving import peer_door
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, Node, cluster, in_world
+from tests.unit.coordinator.serving_rig import KEYS, Cluster, Member, Node, cluster, in_cluster, in_world
 
 THREE = ("r1", "r2", "r3")
 
@@ -42,9 +42,8 @@ async def leader(c: Cluster, *, after: int = 0) -> Node:
             await asyncio.sleep(0.001)
 
 
-@in_rig(cluster)
-async def test_after_a_kill_the_next_leader_acts_at_once(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader)
+async def test_after_a_kill_the_next_leader_acts_at_once(c: Cluster, old: Node) -> None:
     before, began = epoch(c), now()
     old.kill()
     await leader(c, after=before)
@@ -60,8 +59,7 @@ async def test_a_leader_killed_again_and_again_is_followed_each_time(c: Cluster)
         old.kill()
         await leader(c, after=before)
         assert now() - began < 0.1
-        c.add(old.name)
-        await c.ready()
+        await c.start(old.name)
 
 
 class Losing(PromptNetwork):
@@ -80,11 +78,10 @@ class Losing(PromptNetwork):
 
 
 @pytest.mark.parametrize("kinds", [("grant",), ("execute",), ("grant", "execute")], ids="+".join)
-@in_rig(cluster, 1)
+@in_cluster(leader, replicas=1)
 async def test_an_etcd_that_does_not_answer_at_that_moment_ends_no_follower(
-    c: Cluster, kinds: tuple[str, ...]
+    c: Cluster, old: Node, kinds: tuple[str, ...]
 ) -> None:
-    old = await leader(c)
     network = Losing(*kinds)
     for name in ("r2", "r3"):
         c.add(name, network=network)
@@ -99,9 +96,8 @@ async def test_an_etcd_that_does_not_answer_at_that_moment_ends_no_follower(
     assert len(c.alive) == 2
 
 
-@in_rig(cluster)
-async def test_a_leader_that_resigns_is_not_deposed(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader)
+async def test_a_leader_that_resigns_is_not_deposed(c: Cluster, old: Node) -> None:
     before, began = epoch(c), now()
     old.replica.stop()
     await leader(c, after=before)
@@ -111,9 +107,8 @@ async def test_a_leader_that_resigns_is_not_deposed(c: Cluster) -> None:
     del c.nodes[old.name]
 
 
-@in_rig(cluster)
-async def test_a_silent_leader_keeps_its_lease(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader)
+async def test_a_silent_leader_keeps_its_lease(c: Cluster, old: Node) -> None:
     before = epoch(c)
     for other in THREE:
         if other != old.name:
@@ -123,9 +118,8 @@ async def test_a_silent_leader_keeps_its_lease(c: Cluster) -> None:
     assert epoch(c) == before
 
 
-@in_rig(cluster)
-async def test_a_partitioned_leader_keeps_its_lease(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader)
+async def test_a_partitioned_leader_keeps_its_lease(c: Cluster, old: Node) -> None:
     before = epoch(c)
     for other in THREE:
         if other != old.name:
@@ -134,9 +128,10 @@ async def test_a_partitioned_leader_keeps_its_lease(c: Cluster) -> None:
     assert epoch(c) == before
 
 
-@in_rig(cluster)
-async def test_resets_by_something_between_depose_nobody_while_the_port_answers(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader)
+async def test_resets_by_something_between_depose_nobody_while_the_port_answers(
+    c: Cluster, old: Node
+) -> None:
     before = epoch(c)
     for other in THREE:
         for link in c.board.links(other, peer_door(old.name)):
@@ -191,9 +186,8 @@ async def test_refusals_where_nobody_died_cost_an_office_and_nothing_else_and_th
     assert other
 
 
-@in_rig(cluster)
-async def test_without_a_link_in_this_epoch_the_lease_is_waited_for(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader)
+async def test_without_a_link_in_this_epoch_the_lease_is_waited_for(c: Cluster, old: Node) -> None:
     before = epoch(c)
     for other in THREE:
         if other != old.name:
@@ -216,12 +210,12 @@ class SlowlyLosing(Losing):
         return Fate(lost="request", delay_s=0.3) if fate.lost else fate
 
 
-@in_rig(cluster, 1)
-async def test_a_leader_that_shakes_hands_before_a_retry_is_not_deposed_after_all(c: Cluster) -> None:
-    old = await leader(c)
+@in_cluster(leader, replicas=1)
+async def test_a_leader_that_shakes_hands_before_a_retry_is_not_deposed_after_all(
+    c: Cluster, old: Node
+) -> None:
     network = SlowlyLosing("execute")
-    c.add("r2", network=network)
-    await c.ready()
+    await c.start("r2", network=network)
     before = epoch(c)
     network.losing = True
     c.board.reject("r2", peer_door(old.name))

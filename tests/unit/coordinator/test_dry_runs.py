@@ -10,8 +10,7 @@ from strata.core.store import NoSpace
 from strata.core.txn import Put, Txn
 from strata.errors import Unavailable
 from strata.testing.memory_client import MemoryClient
-from tests.unit.coordinator.rig import in_rig
-from tests.unit.coordinator.serving_rig import Cluster, Member, cluster, in_world
+from tests.unit.coordinator.serving_rig import Cluster, Member, in_cluster, in_world
 
 THREE = ("r1", "r2", "r3")
 
@@ -84,9 +83,8 @@ async def test_replicas_without_a_key_cost_no_member_its_life_while_nothing_can_
     assert all(c.worker(member.worker) is not None for member in members)
 
 
-@in_rig(cluster)
-async def test_a_refused_write_is_looked_into_at_once(c: Cluster) -> None:
-    full = Full(c)
+@in_cluster(Full)
+async def test_a_refused_write_is_looked_into_at_once(c: Cluster, full: Full) -> None:
     full.on = True
     node = c["r1"]
     with pytest.raises(Unavailable):

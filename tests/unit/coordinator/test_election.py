@@ -19,7 +19,7 @@ from strata.errors import NotLeader, Refused
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, now, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, Scripted, now, put, rig
 
 
 class Candidate:
@@ -91,8 +91,7 @@ def leader_key(store: MemoryStore, keys: ClusterKeys = KEYS) -> tuple[str, int] 
 
 
 @in_virtual_time()
-async def test_one_of_three_leads() -> None:
-    store = MemoryStore()
+async def test_one_of_three_leads(store: MemoryStore) -> None:
     async with AsyncExitStack() as stack:
         three = [await stack.enter_async_context(candidate(store, f"r{i}")) for i in (1, 2, 3)]
         await asyncio.sleep(30)
@@ -103,8 +102,7 @@ async def test_one_of_three_leads() -> None:
 
 
 @in_virtual_time()
-async def test_a_resigned_leader_is_followed_at_once() -> None:
-    store = MemoryStore()
+async def test_a_resigned_leader_is_followed_at_once(store: MemoryStore) -> None:
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         async with candidate(store, "r2") as second:
@@ -119,8 +117,7 @@ async def test_a_resigned_leader_is_followed_at_once() -> None:
 
 
 @in_virtual_time()
-async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins() -> None:
-    store = MemoryStore()
+async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins(store: MemoryStore) -> None:
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         async with candidate(store, "r2") as second:
@@ -139,8 +136,9 @@ async def test_a_leader_cut_off_stops_by_itself_before_the_next_one_begins() -> 
 
 
 @in_virtual_time()
-async def test_a_leader_back_within_its_lease_gives_the_stale_office_up_and_runs_again() -> None:
-    store = MemoryStore()
+async def test_a_leader_back_within_its_lease_gives_the_stale_office_up_and_runs_again(
+    store: MemoryStore,
+) -> None:
     async with candidate(store) as only:
         epoch = await only.election.elected()
         await asyncio.sleep(10)
@@ -152,8 +150,7 @@ async def test_a_leader_back_within_its_lease_gives_the_stale_office_up_and_runs
 
 
 @in_virtual_time()
-async def test_time_that_only_the_clock_saw_ends_the_office() -> None:
-    store = MemoryStore()
+async def test_time_that_only_the_clock_saw_ends_the_office(store: MemoryStore) -> None:
     async with candidate(store) as only:
         epoch = await only.election.elected()
         assert only.leads()
@@ -165,8 +162,7 @@ async def test_time_that_only_the_clock_saw_ends_the_office() -> None:
 
 
 @in_virtual_time()
-async def test_a_stuck_world_controller_lets_the_lease_run_out() -> None:
-    store = MemoryStore()
+async def test_a_stuck_world_controller_lets_the_lease_run_out(store: MemoryStore) -> None:
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         async with candidate(store, "r2") as second:
@@ -192,8 +188,7 @@ async def test_waiting_for_etcd_counts_as_turning() -> None:
 
 
 @in_virtual_time()
-async def test_a_deleted_leader_key_ends_the_office_at_once() -> None:
-    store = MemoryStore()
+async def test_a_deleted_leader_key_ends_the_office_at_once(store: MemoryStore) -> None:
     async with candidate(store) as only:
         epoch = await only.election.elected()
         store.execute(Txn(success=(Delete(key=KEYS.leader),)))
@@ -202,8 +197,7 @@ async def test_a_deleted_leader_key_ends_the_office_at_once() -> None:
 
 
 @in_virtual_time()
-async def test_a_revoked_lease_ends_the_office() -> None:
-    store = MemoryStore()
+async def test_a_revoked_lease_ends_the_office(store: MemoryStore) -> None:
     async with candidate(store) as only:
         epoch = await only.election.elected()
         for lease in list(store.state.leased):
@@ -248,8 +242,9 @@ class Once(PromptNetwork):
 
 @pytest.mark.parametrize("fate", [Fate(lost="answer"), Fate(lost="request"), Fate(delay_s=3.0)])
 @in_virtual_time()
-async def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(fate: Fate) -> None:
-    store = MemoryStore()
+async def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(
+    store: MemoryStore, fate: Fate
+) -> None:
     async with candidate(store, network=Once(fate)) as only:
         epoch = await only.election.elected()
         await asyncio.sleep(20)
@@ -258,8 +253,7 @@ async def test_a_campaign_with_an_unknown_outcome_still_gives_a_leader(fate: Fat
 
 
 @in_virtual_time()
-async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back() -> None:
-    store = MemoryStore()
+async def test_a_campaign_that_arrives_when_its_lease_is_given_up_is_taken_back(store: MemoryStore) -> None:
     async with candidate(store, "r1", network=Once(Fate(delay_s=5.5))) as late:
         # Somebody else led in between, so r1 won only when its request arrived at last.
         store.execute(
@@ -297,8 +291,7 @@ class AfterWinning(PromptNetwork):
 
 
 @in_virtual_time()
-async def test_no_office_before_the_view_is_as_new_as_the_confirmation() -> None:
-    store = MemoryStore()
+async def test_no_office_before_the_view_is_as_new_as_the_confirmation(store: MemoryStore) -> None:
     key = KEYS.root + "jobs/x"
     network = AfterWinning(
         lambda: put(store, key),
@@ -315,8 +308,7 @@ async def test_no_office_before_the_view_is_as_new_as_the_confirmation() -> None
 
 
 @in_virtual_time()
-async def test_no_office_by_a_key_that_is_gone_already() -> None:
-    store = MemoryStore()
+async def test_no_office_by_a_key_that_is_gone_already(store: MemoryStore) -> None:
     gone = Txn(success=(Delete(key=KEYS.leader),))
     network = AfterWinning(
         lambda: store.execute(gone),
@@ -332,21 +324,14 @@ async def test_no_office_by_a_key_that_is_gone_already() -> None:
 
 
 @in_virtual_time()
-async def test_a_deposed_leaders_writes_fail_and_end_its_office() -> None:
-    store = MemoryStore()
+async def test_a_deposed_leaders_writes_fail_and_end_its_office(store: MemoryStore) -> None:
     async with candidate(store, "r1") as first:
         epoch = await first.election.elected()
         fence = first.fence(epoch)
         key = KEYS.root + "jobs/x"
         assert (await fence.execute(Txn(success=(Put(key=key, value=b"1"),)))).succeeded
 
-        class Deaf(PromptNetwork):
-            """Its watch tells nothing any more: it cannot know that it was deposed."""
-
-            def watch_delay_s(self, client: str, batch: object) -> float:
-                return 1000.0
-
-        first.rig.client.network = Deaf()
+        first.rig.client.network = Scripted(watch_s=1000.0)
         store.execute(Txn(success=(Delete(key=KEYS.leader),)))
         assert first.leads(), "it does not know yet"
         with pytest.raises(NotLeader):
@@ -370,8 +355,7 @@ async def test_a_compare_that_fails_for_another_reason_ends_nothing() -> None:
 
 
 @in_virtual_time()
-async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again() -> None:
-    store = MemoryStore()
+async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again(store: MemoryStore) -> None:
     async with candidate(store) as only:
         epoch = await only.election.elected()
         key = KEYS.root + "jobs/x"
@@ -395,8 +379,7 @@ async def test_a_fenced_write_with_an_unknown_outcome_is_sent_again() -> None:
 
 
 @in_virtual_time()
-async def test_a_fence_sends_nothing_when_the_lease_says_so() -> None:
-    store = MemoryStore()
+async def test_a_fence_sends_nothing_when_the_lease_says_so(store: MemoryStore) -> None:
     async with candidate(store) as only:
         epoch = await only.election.elected()
         only.rig.client.partition()
@@ -444,8 +427,9 @@ async def test_what_etcd_refuses_is_retried_until_it_is_mended() -> None:
 
 @pytest.mark.parametrize("delay_s", [0.3, 3.0])
 @in_virtual_time()
-async def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behind(delay_s: float) -> None:
-    store = MemoryStore()
+async def test_a_campaign_on_its_way_when_a_replica_stops_leaves_no_leader_behind(
+    store: MemoryStore, delay_s: float
+) -> None:
     async with candidate(store, "r1", network=Once(Fate(delay_s=delay_s))) as stopping:
         await asyncio.sleep(0.1)
         await stopping.retire()

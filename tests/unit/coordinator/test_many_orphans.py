@@ -58,10 +58,8 @@ class Slow(PromptNetwork):
 
 async def trained(c: Cluster, dead: int, network: Slow) -> list[Member]:
     """Return the members of a world at `r1`, which leads, and `r2`."""
-    c.add("r1", network=network)
-    await c.ready()
-    c.add("r2", network=Slow())
-    await c.ready()
+    await c.start("r1", network=network)
+    await c.start("r2", network=Slow())
     spec = worlds_pb2.JobSpec(min_workers=1, max_workers=c.members, settle_s=3.0)
     members = [
         await c.member(f"w{i:04}").connect("r1" if i < SURVIVORS else "r2", spec=spec)

@@ -16,7 +16,7 @@ from strata.testing import virtual_time
 from strata.testing.memory_store import MemoryStore
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
-from tests.unit.coordinator.rig import KEYS, Rig, in_rig, now, put, rig
+from tests.unit.coordinator.rig import KEYS, Rig, Scripted, in_rig, now, put, rig
 
 
 def same(view: View, store: MemoryStore) -> bool:
@@ -26,8 +26,7 @@ def same(view: View, store: MemoryStore) -> bool:
 
 
 @in_virtual_time()
-async def test_it_lists_and_then_follows() -> None:
-    store = MemoryStore()
+async def test_it_lists_and_then_follows(store: MemoryStore) -> None:
     put(store, KEYS.root + "a", b"1")
     async with rig(store) as r:
         assert r.get("a") == b"1"
@@ -58,8 +57,7 @@ async def test_what_is_not_newer_is_dropped(r: Rig) -> None:
 
 
 @in_virtual_time()
-async def test_the_uid_is_created_once() -> None:
-    store = MemoryStore()
+async def test_the_uid_is_created_once(store: MemoryStore) -> None:
     async with rig(store) as first, rig(store, name="r2") as second:
         assert first.mirror.uid == second.mirror.uid == "uid-1"
         uid = store.read(Range(key=KEYS.uid)).kvs[0]
@@ -140,11 +138,7 @@ async def test_after_a_compaction_it_lists_and_tells_deletes(r: Rig) -> None:
 
 @in_virtual_time()
 async def test_fresh_brings_the_view_to_the_newest_revision() -> None:
-    class Slow(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 0.05
-
-    async with rig(network=Slow()) as r:
+    async with rig(network=Scripted(watch_s=0.05)) as r:
         revision = r.put("a")
         assert r.mirror.view.revision < revision
         assert await r.mirror.fresh() == revision
@@ -165,11 +159,7 @@ async def test_fresh_does_not_wait_for_other_peoples_revisions_to_be_told(r: Rig
 
 @in_virtual_time()
 async def test_an_untold_write_or_delete_is_no_foreign_revision() -> None:
-    class Untold(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 1.0
-
-    async with rig(network=Untold()) as r:
+    async with rig(network=Scripted(watch_s=1.0)) as r:
         for change in (r.put, r.delete):
             before, revision = now(), change("a")
             foreign = put(r.store, "/elsewhere/key")
@@ -272,11 +262,7 @@ async def test_an_audit_of_a_true_view_finds_nothing(r: Rig) -> None:
 async def test_a_watch_that_fell_silent_is_no_difference() -> None:
     """Of a frozen etcd member only the watch is heard no more; calls go to another one at once."""
 
-    class SilentWatch(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: WatchBatch) -> float:
-            return 17.0  # it is given up after 15, and opened elsewhere
-
-    async with rig(network=SilentWatch()) as r:
+    async with rig(network=Scripted(watch_s=17.0)) as r:  # it is given up after 15, and opened elsewhere
         r.put("a")
         assert await r.mirror.audit() == 0
         assert r.get("a") == b"{}"

@@ -8,8 +8,8 @@ from strata.core.job import JobView
 from strata.core.records import StopAction
 from strata.core.stopping import GONE_S, LATE_S, StopRequest, decide_stop
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, cluster
+from tests.unit.coordinator.rig import now
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, in_cluster
 
 GRACE_S = 5.0
 
@@ -24,11 +24,11 @@ async def preempted(replicas: Cluster, node: Node) -> float:
     return now()
 
 
-@in_rig(cluster, idle=True)
+@in_cluster(Cluster.follower, idle=True)
 async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_train_again(
     replicas: Cluster,
+    node: Node,
 ) -> None:
-    node = await replicas.follower()
     clock = asyncio.get_running_loop().time
     asked = await preempted(replicas, node)
     forming = await replicas.generation(node, 2)
@@ -42,9 +42,8 @@ async def test_ranks_that_never_stop_are_stopped_and_members_that_never_leave_tr
     assert (again.record.members, again.record.asked) == (2, ())
 
 
-@in_rig(cluster, idle=True)
-async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Cluster) -> None:
-    node = await replicas.follower()
+@in_cluster(Cluster.follower, idle=True)
+async def test_a_new_leader_counts_anew_and_so_only_later(replicas: Cluster, node: Node) -> None:
     clock = asyncio.get_running_loop().time
     asked = await preempted(replicas, node)
     await asyncio.sleep(20)

@@ -39,8 +39,7 @@ async def test_a_replica_started_again_is_another_instance(c: Cluster) -> None:
     before = set(c["r1"].service.peers.ready())
     c["r2"].kill()
     await ready(c, "r1", {"r3"})
-    c.add("r2")
-    await c.ready()
+    await c.start("r2")
     assert len(set(c["r1"].service.peers.ready()) & before) == 1
 
 
@@ -115,8 +114,7 @@ async def test_what_ranks_say_is_known_everywhere_after_a_second(c: Cluster, mem
     )
     await asyncio.sleep(1.5)
     c["r3"].kill()
-    c.add("r3")
-    await c.ready()
+    await c.start("r3")
     await asyncio.sleep(1.5)
     for name in ("r1", "r2", "r3"):
         answer = await c[name].service.calls.answer("list_members", ListMembersRequest(job="job"), None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from strata.coordinator.reports.progress import (
     MAX_STACK_CHARS,
     MAX_STACKS,
@@ -27,9 +29,13 @@ def one(board: ProgressBoard, rank: int = 0) -> RankProgress:
     return found
 
 
+@pytest.fixture
+def board() -> ProgressBoard:
+    return ProgressBoard()
+
+
 @in_virtual_time()
-async def test_a_stall_lasts_until_the_rank_says_something_else() -> None:
-    board = ProgressBoard()
+async def test_a_stall_lasts_until_the_rank_says_something_else(board: ProgressBoard) -> None:
     board.note("j", 1, [said(0, 7)], own=True)
     await asyncio.sleep(30)
     board.note("j", 1, [said(0, 7, age_ms=30_050, stalled_ms=30_050, stack="File train.py")], own=True)
@@ -44,8 +50,9 @@ async def test_a_stall_lasts_until_the_rank_says_something_else() -> None:
 
 
 @in_virtual_time()
-async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_cost_for_longer() -> None:
-    board = ProgressBoard()
+async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_cost_for_longer(
+    board: ProgressBoard,
+) -> None:
     times = StepTimes(compute_us=7, median_compute_us=8, steady_steps=9)
     board.note("j", 1, [said(0, 7, step_times=times, usual_ms=500)], own=True)
     await asyncio.sleep(3)
@@ -64,8 +71,7 @@ async def test_what_a_late_rank_does_is_known_until_it_moves_and_what_its_steps_
 
 
 @in_virtual_time()
-async def test_a_hold_lasts_until_a_newer_word_without_one() -> None:
-    board = ProgressBoard()
+async def test_a_hold_lasts_until_a_newer_word_without_one(board: ProgressBoard) -> None:
     hold = SaveHold(step=20, held_ms=5000, reason="disk full", host="a")
     board.note("j", 1, [said(0, 20)], own=True)
     await asyncio.sleep(1)
@@ -89,8 +95,7 @@ async def test_a_hold_lasts_until_a_newer_word_without_one() -> None:
 
 
 @in_virtual_time()
-async def test_what_is_kept_is_bounded() -> None:
-    board = ProgressBoard()
+async def test_what_is_kept_is_bounded(board: ProgressBoard) -> None:
     for rank in range(MAX_STACKS + 10):
         board.note("j", 1, [said(rank, 100 - rank % 2, stalled_ms=1, stack="x" * 99_999)], own=True)
     kept = [r for r in board.ranks("j", 1, range(1000)) if r.stack]
@@ -104,8 +109,7 @@ async def test_what_is_kept_is_bounded() -> None:
 
 
 @in_virtual_time()
-async def test_news_are_told_in_messages_of_bounded_size() -> None:
-    board = ProgressBoard()
+async def test_news_are_told_in_messages_of_bounded_size(board: ProgressBoard) -> None:
     board.note("j", 1, [said(r, 1, stalled_ms=1, stack="x" * 4000) for r in range(64)], own=True)
     board.note("j", 1, [said(r, 1, "p" * 64, trace_file="/" * 500) for r in range(100, 3000)], own=True)
     devices = [DeviceStatus(index=i, name="H200", fault="f" * 200) for i in range(8)]
@@ -122,8 +126,7 @@ async def test_news_are_told_in_messages_of_bounded_size() -> None:
 
 
 @in_virtual_time()
-async def test_members_that_came_and_went_while_somebody_looks_are_forgotten() -> None:
-    board = ProgressBoard()
+async def test_members_that_came_and_went_while_somebody_looks_are_forgotten(board: ProgressBoard) -> None:
     stays = MemberHeard(worker_id="stays", incarnation=1, age_ms=3_600_000)
     for number in range(600):
         passes = MemberHeard(worker_id=f"w{number}", incarnation=2 + number)
@@ -138,8 +141,7 @@ async def test_members_that_came_and_went_while_somebody_looks_are_forgotten() -
 
 
 @in_virtual_time()
-async def test_devices_belong_to_an_incarnation_and_go_with_the_member() -> None:
-    board = ProgressBoard()
+async def test_devices_belong_to_an_incarnation_and_go_with_the_member(board: ProgressBoard) -> None:
     board.note_devices(
         "j", MemberDevices(worker_id="w", incarnation=5, devices=[DeviceStatus(index=1)]), own=True
     )

@@ -43,8 +43,7 @@ def own_key(c: Cluster, name: str) -> KeyValue | None:
 async def test_one_renewal_without_an_answer_loses_no_registration() -> None:
     network = SlowKeepAlive()
     async with cluster(1) as c:
-        c.add("r2", network=network)
-        await c.ready()
+        await c.start("r2", network=network)
         before = not_none(own_key(c, "r2"))
         await asyncio.sleep(3.5)
         network.slow = 1
@@ -58,8 +57,7 @@ async def test_a_registration_that_was_lost_is_renewed_though_the_watch_is_late(
     """A frozen etcd member delays both: then the leader must not take this replica's members for orphans."""
     network = SlowKeepAlive()
     async with cluster(1, members=1) as c:
-        c.add("r2", network=network)
-        await c.ready()
+        await c.start("r2", network=network)
         member = await c.member("w0").connect("r2")
         lost = not_none(own_key(c, "r2"))
         network.watch_s = 12.0
@@ -80,8 +78,7 @@ async def test_who_knows_more_than_a_late_view_is_soon_free_to_go_elsewhere() ->
     """A member whose replica died has five seconds from when that one's name is taken again (PROTOCOLS 5.4)."""
     network = SlowKeepAlive()
     async with cluster(1) as c:
-        c.add("r2", network=network)
-        await c.ready()
+        await c.start("r2", network=network)
         network.watch_s = 12.0
         c.put(KEYS.job("other").phase, b"{}")
         await c["r1"].context.mirror.fresh()

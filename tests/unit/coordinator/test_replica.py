@@ -17,7 +17,7 @@ from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster
+from tests.unit.coordinator.serving_rig import JOB, KEYS, Cluster, Node, cluster, in_cluster
 
 
 async def ready(nodes: list[Node]) -> None:
@@ -25,9 +25,8 @@ async def ready(nodes: list[Node]) -> None:
         await asyncio.sleep(0.01)
 
 
-@in_rig(cluster, idle=True)
-async def test_members_become_a_world(f: Cluster) -> None:
-    node = await f.follower()
+@in_cluster(Cluster.follower, idle=True)
+async def test_members_become_a_world(f: Cluster, node: Node) -> None:
     await f.register(node, "a", min_workers=2, max_workers=2)
     await f.register(await f.leader(), "b")
     job = await f.generation(node, 1)
@@ -47,9 +46,8 @@ async def test_a_world_waits_for_more_members_only_while_they_settle(f: Cluster)
     assert len(not_none(job.world()).members) == 2
 
 
-@in_rig(cluster, idle=True)
-async def test_a_death_makes_a_generation_at_once(f: Cluster) -> None:
-    node = await f.follower()
+@in_cluster(Cluster.follower, idle=True)
+async def test_a_death_makes_a_generation_at_once(f: Cluster, node: Node) -> None:
     for worker in "abc":
         await f.register(node, worker, min_workers=1, max_workers=3)
     await f.generation(node, 1)
@@ -229,9 +227,8 @@ async def test_records_written_by_hand_depose_nobody_and_stop_no_other_job(f: Cl
     f.store.execute(Txn(success=(Delete(key=broken.root, range_end=broken.root[:-1] + "0"),)))
 
 
-@in_rig(cluster, idle=True)
-async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster) -> None:
-    leader = await f.leader()
+@in_cluster(Cluster.leader, idle=True)
+async def test_a_leader_key_written_by_hand_is_waited_out(f: Cluster, leader: Node) -> None:
     f.delete(KEYS.leader)
     f.put(KEYS.leader, b"by hand")
     await asyncio.sleep(10)
@@ -284,8 +281,7 @@ async def test_a_leader_that_froze_and_wakes_writes_nothing(f: Cluster) -> None:
 
 
 @in_virtual_time()
-async def test_somebody_elses_leader_key_is_respected() -> None:
-    store = MemoryStore()
+async def test_somebody_elses_leader_key_is_respected(store: MemoryStore) -> None:
     other = Leader(instance=InstanceId("x"), replica=ReplicaId("x"), address="x:1")
     store.execute(Txn(success=(Put(key=KEYS.leader, value=encode(other)),)))
     async with cluster(store=store, idle=True) as f:
@@ -296,9 +292,8 @@ async def test_somebody_elses_leader_key_is_respected() -> None:
 # -- housekeeping, compaction -----------------------------------------------------------------
 
 
-@in_rig(cluster, idle=True)
-async def test_the_keys_of_an_ended_generation_go_after_a_minute(f: Cluster) -> None:
-    node = await f.leader()
+@in_cluster(Cluster.leader, idle=True)
+async def test_the_keys_of_an_ended_generation_go_after_a_minute(f: Cluster, node: Node) -> None:
     for worker in "ab":
         await f.register(node, worker, min_workers=1, max_workers=2)
     await f.generation(node, 1)
@@ -329,9 +324,8 @@ async def test_members_of_a_dead_replica_go_five_seconds_later(f: Cluster) -> No
     assert names == ["moves", "stays"]
 
 
-@in_rig(cluster, idle=True)
-async def test_history_older_than_five_minutes_goes(f: Cluster) -> None:
-    node = await f.leader()
+@in_cluster(Cluster.leader, idle=True)
+async def test_history_older_than_five_minutes_goes(f: Cluster, node: Node) -> None:
     await f.register(node, "a")
     old = f.store.state.head
     await asyncio.sleep(200)
@@ -343,9 +337,8 @@ async def test_history_older_than_five_minutes_goes(f: Cluster) -> None:
     await asyncio.sleep(600)
 
 
-@in_rig(cluster, idle=True)
-async def test_at_rest_almost_nothing_is_written(f: Cluster) -> None:
-    node = await f.leader()
+@in_cluster(Cluster.leader, idle=True)
+async def test_at_rest_almost_nothing_is_written(f: Cluster, node: Node) -> None:
     for number in range(10):
         await f.register(node, f"w{number}", min_workers=10, max_workers=10)
     await f.generation(node, 1)

@@ -8,20 +8,12 @@ from contextlib import suppress
 from strata.core.records import WorldHead, decode
 from strata.core.txn import Range
 from strata.errors import Unavailable
-from strata.testing.network import Call, Fate, PromptNetwork
 from strata.v1.barriers_pb2 import BARRIER_RESULT_RELEASED
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
+from tests.unit.coordinator.rig import in_rig, now, slow_writes
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_world
 
 THREE = ("r1", "r2", "r3")
-
-
-class SlowNetwork(PromptNetwork):
-    """Every write takes its time."""
-
-    def fate(self, call: Call) -> Fate:
-        return Fate(delay_s=0.3 if call.kind == "execute" else 0.0)
 
 
 MEMBERS = 6
@@ -86,8 +78,7 @@ async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation(
         await node.task
         await asyncio.sleep(2)
         assert load.rounds > rounds + 5
-        c.add(name)
-        await c.ready()
+        await c.start(name)
     await asyncio.sleep(7)
     running.cancel()
     assert load.longest_s < 0.5
@@ -99,8 +90,7 @@ async def test_a_rolling_restart_fails_no_barrier_and_ends_no_generation(
 
 @in_rig(cluster, 2, members=1)
 async def test_who_registers_while_a_replica_stops_is_sent_on_at_once(c: Cluster) -> None:
-    c.add("r3", network=SlowNetwork())
-    await c.ready()
+    await c.start("r3", network=slow_writes(0.3))
     began = now()
     member = c.member("w0")
     member.dial("r3")

@@ -33,7 +33,7 @@ from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, cluster
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Node, cluster, in_cluster
 
 STEP = 20
 
@@ -174,9 +174,8 @@ def encode_seal(save: Save) -> bytes:
     )
 
 
-@in_rig(cluster, idle=True)
-async def test_an_open_save_is_given_up_before_the_next_world(f: Cluster) -> None:
-    node = await f.follower()
+@in_cluster(Cluster.follower, idle=True)
+async def test_an_open_save_is_given_up_before_the_next_world(f: Cluster, node: Node) -> None:
     await world_of_two(f, node)
     save = Save(node)
     await save.begin(node)
@@ -192,9 +191,8 @@ async def test_an_open_save_is_given_up_before_the_next_world(f: Cluster) -> Non
     assert head.record.restore is None
 
 
-@in_rig(cluster, idle=True)
-async def test_the_next_world_begins_from_what_was_committed(f: Cluster) -> None:
-    node = await f.follower()
+@in_cluster(Cluster.follower, idle=True)
+async def test_the_next_world_begins_from_what_was_committed(f: Cluster, node: Node) -> None:
     await world_of_two(f, node)
     await Save(node).all(node)
     await committed(node, 1)
@@ -250,9 +248,8 @@ def owners(view: View) -> tuple[str, ...] | None:
     return record.workers if record is not None else None
 
 
-@in_rig(cluster, idle=True)
-async def test_shards_follow_the_members_of_the_world(f: Cluster) -> None:
-    node = await f.follower()
+@in_cluster(Cluster.follower, idle=True)
+async def test_shards_follow_the_members_of_the_world(f: Cluster, node: Node) -> None:
     await world_of_two(f, node)
     await node.context.executor.settle(
         lambda view: decide_register_dataset(JobView(view, JOB), "digits", DatasetSpec(shards=100))

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from strata.core.job import JobView
 from strata.core.records import CheckpointState
-from strata.core.txn import Put, Txn
 from strata.core.view import View
-from strata.testing.network import Call, PromptNetwork
 from strata.v1 import checkpoints_pb2 as pb
 from strata.v1 import session_pb2
 from strata.v1.common_pb2 import Author
-from tests.unit.coordinator.rig import in_rig
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster
+from tests.unit.coordinator.rig import Moment, in_rig, writes
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster
 
 STEP = 5
-
-
-class DiesOfTheSeal(PromptNetwork):
-    """Kills its replica at the moment when a seal is written through it."""
-
-    def __init__(self) -> None:
-        self.node: Node | None = None
-        self.died = asyncio.Event()
-
-    def applied(self, call: Call) -> None:
-        txn = call.argument
-        seals = isinstance(txn, Txn) and any(
-            isinstance(op, Put) and op.key.endswith("/seal") for op in txn.success
-        )
-        if seals and self.node is not None and not self.died.is_set():
-            self.died.set()
-            self.node.kill()
 
 
 def committed(view: View) -> bool:
@@ -49,9 +31,8 @@ async def author(member: Member) -> Author:
 
 @in_rig(cluster, 2, members=2)
 async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it(c: Cluster) -> None:
-    network = DiesOfTheSeal()
-    network.node = c.add("r9", network=network)
-    await c.ready()
+    sealed = Moment(lambda call: writes(call, "/seal"))
+    await c.start("r9", network=sealed.network(partial(Cluster.kill, c, "r9")))
     members = await c.world("r1", "r9")
     sealing = next(m for m in members if m.worker == "w1")
     attempt = ""
@@ -74,6 +55,6 @@ async def test_a_save_is_committed_though_the_replica_of_the_last_ack_died_of_it
         author=await author(sealing), step=STEP, attempt=attempt, manifest_digest="d", size_bytes=2
     )
     sealing.send(call=session_pb2.Call(id=1, seal_checkpoint=seal))
-    await network.died.wait()
+    await sealed.came.wait()
     async with asyncio.timeout(1.0):
         await c["r1"].context.mirror.wait_until(committed)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from strata.core.txn import Delete, Put, Txn
+from strata.core.txn import Delete, Txn
 from strata.errors import ClusterReplaced, Conflict, StaleIncarnation, Unavailable
 from strata.testing.network import Call, Fate, PromptNetwork
 from strata.testing.virtual_time import in_virtual_time
@@ -14,8 +14,8 @@ from strata.v1 import session_pb2, worlds_pb2
 from strata.v1.session_pb2 import Leave
 from strata.wire import status
 from tests.not_none import not_none
-from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_world
+from tests.unit.coordinator.rig import Scripted, in_rig, now, slow_writes, writes
+from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, Node, cluster, in_cluster, in_world
 
 GRACE_S = 1.0
 DETECT_S = 5.0
@@ -43,9 +43,8 @@ async def refused(member: Member, replica: str, **registration: object) -> Excep
 # -- opening ----------------------------------------------------------------------------------------
 
 
-@in_rig(cluster, members=2)
-async def test_a_member_is_welcomed_and_told_its_world(c: Cluster) -> None:
-    first = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=2)
+async def test_a_member_is_welcomed_and_told_its_world(c: Cluster, first: Member) -> None:
     assert first.all("world") == [], "there is none yet"
     second = await c.member("w1", slots=2).connect("r2")
     update = await first.world()
@@ -57,9 +56,8 @@ async def test_a_member_is_welcomed_and_told_its_world(c: Cluster) -> None:
     assert b"instance-r1" in welcome
 
 
-@in_rig(cluster, members=1)
-async def test_a_standby_hears_of_a_world_without_a_place(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_standby_hears_of_a_world_without_a_place(c: Cluster, member: Member) -> None:
     await member.world()
     standby = await c.member("w1").connect("r2")
     update = await standby.world()
@@ -83,9 +81,8 @@ async def test_a_rank_is_sent_to_its_supervisor_and_a_token_of_another_cluster_a
             await link.recv()
 
 
-@in_rig(cluster)
-async def test_ticks_tell_which_replicas_are_ready(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1")
+async def test_ticks_tell_which_replicas_are_ready(c: Cluster, member: Member) -> None:
     tick = await member.next("tick", after=1)
     assert tick.ready
     assert sorted(tick.ready_addresses) == ["r2", "r3"]
@@ -96,9 +93,8 @@ async def test_ticks_tell_which_replicas_are_ready(c: Cluster) -> None:
 # -- moving -----------------------------------------------------------------------------------------
 
 
-@in_rig(cluster, members=1)
-async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session(c: Cluster, member: Member) -> None:
     await member.world()
     old = c.member("w0")
     old.incarnation = member.incarnation
@@ -113,9 +109,10 @@ async def test_a_hand_over_keeps_the_incarnation_and_ends_the_old_session(c: Clu
     assert c.worker("w0") == entry, "the loss of the old stream killed nobody"
 
 
-@in_rig(cluster, members=1)
-async def test_a_newer_session_of_the_same_boot_at_the_same_replica_replaces_the_older(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_newer_session_of_the_same_boot_at_the_same_replica_replaces_the_older(
+    c: Cluster, member: Member
+) -> None:
     again = await c.member("w0").connect("r1")
     await member.over.wait()
     await asyncio.sleep(10)
@@ -123,9 +120,8 @@ async def test_a_newer_session_of_the_same_boot_at_the_same_replica_replaces_the
     assert again.incarnation == member.incarnation
 
 
-@in_rig(cluster, members=1)
-async def test_a_reconnect_within_the_grace_keeps_everything(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_reconnect_within_the_grace_keeps_everything(c: Cluster, member: Member) -> None:
     for replica in ("r1", "r2", "r2", "r3"):
         member.drop()
         await asyncio.sleep(0.9 * GRACE_S)
@@ -162,9 +158,8 @@ async def test_a_member_that_came_back_elsewhere_at_the_last_moment_lives() -> N
                 assert member.incarnation == before
 
 
-@in_rig(cluster, members=1)
-async def test_a_dead_member_may_register_anew(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_dead_member_may_register_anew(c: Cluster, member: Member) -> None:
     member.drop()
     await gone(c, member)
     before = member.incarnation
@@ -172,35 +167,29 @@ async def test_a_dead_member_may_register_anew(c: Cluster) -> None:
     assert member.incarnation > before
 
 
-@in_rig(cluster, members=1)
-async def test_a_leave_is_on_record_when_the_stream_ends(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_leave_is_on_record_when_the_stream_ends(c: Cluster, member: Member) -> None:
     member.send(leave=Leave(reason="done"))
     await member.over.wait()
     assert member.error is None
     assert c.worker("w0") is None
 
 
-@in_virtual_time()
-async def test_a_client_that_vanishes_in_the_middle_of_registering_leaves_no_key() -> None:
-    class Slow(PromptNetwork):
-        def fate(self, call: Call) -> Fate:
-            return Fate(delay_s=0.3) if call.kind == "execute" else Fate()
-
-    async with cluster(2, members=1) as c:
-        c.add("r9", network=Slow())
-        await c.ready()
-        member = c.member("w0")
-        member.dial("r9")
-        await asyncio.sleep(0.1)
-        member.drop()
-        await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is not None)
-        await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is None)
+@in_rig(cluster, 2, members=1)
+async def test_a_client_that_vanishes_in_the_middle_of_registering_leaves_no_key(c: Cluster) -> None:
+    await c.start("r9", network=slow_writes(0.3))
+    member = c.member("w0")
+    member.dial("r9")
+    await asyncio.sleep(0.1)
+    member.drop()
+    await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is not None)
+    await c["r1"].see(lambda view: view.get(JOB.worker("w0")) is None)
 
 
-@in_rig(cluster, 1, members=2)
-async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does(c: Cluster) -> None:
-    back = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", replicas=1, members=2)
+async def test_while_etcd_is_away_nobody_dies_and_then_who_is_really_gone_does(
+    c: Cluster, back: Member
+) -> None:
     dead = await c.member("w1").connect("r1")
     c["r1"].client.partition()
     back.drop()
@@ -235,8 +224,7 @@ class LateRemoval(PromptNetwork):
 @in_rig(cluster, 0, members=1)
 async def test_a_removal_under_way_does_not_reach_a_member_that_is_back(c: Cluster) -> None:
     network = LateRemoval()
-    c.add("r1", network=network)
-    await c.ready()
+    await c.start("r1", network=network)
     member = await c.member("w0").connect("r1")
     member.drop()
     while not network.late:  # noqa: ASYNC110  # the time is virtual
@@ -273,45 +261,34 @@ async def test_a_member_that_dies_with_its_replica_is_found(c: Cluster, members:
     assert await gone(c, members[2]) - died < 13
 
 
-@in_virtual_time()
-async def test_who_is_at_the_leader_s_door_is_no_orphan() -> None:
+@in_rig(cluster, 0, members=1)
+async def test_who_is_at_the_leader_s_door_is_no_orphan(c: Cluster) -> None:
     """Its replica is gone; the write that says it is served by the leader takes its time."""
 
-    class Slow(PromptNetwork):
-        slow = False
-
-        def fate(self, call: Call) -> Fate:
-            operations = call.argument.success if isinstance(call.argument, Txn) else ()
-            takes = JOB.worker("w0") in [op.key for op in operations if isinstance(op, Put)]
-            return Fate(delay_s=60.0) if self.slow and takes else Fate()
-
-    async with cluster(0, members=1) as c:
-        network = Slow()
-        c.add("r1", network=network)
-        await c.ready()
-        c.add("r2")
-        await c.ready()
-        member = await c.member("w0").connect("r2")
-        before = member.incarnation
-        network.slow = True
-        c["r2"].kill()
-        began, welcomed = now(), False
-        while not welcomed:
-            network.slow = now() - began < 3 * ORPHAN_S
-            member.dial("r1")  # as a client does, again and again
-            await member.until(lambda: member.over.is_set() or member.all("welcome"))
-            welcomed = bool(member.all("welcome"))
-            await asyncio.sleep(0.3)
-        assert now() - began > 3 * ORPHAN_S
-        assert member.incarnation == before
+    network = Scripted()
+    await c.start("r1", network=network)
+    await c.start("r2")
+    member = await c.member("w0").connect("r2")
+    before = member.incarnation
+    network.says = lambda call: Fate(delay_s=60.0 if writes(call, JOB.worker("w0")) else 0.0)
+    c["r2"].kill()
+    began, welcomed = now(), False
+    while not welcomed:
+        if now() - began >= 3 * ORPHAN_S:
+            network.says = lambda _call: Fate()
+        member.dial("r1")  # as a client does, again and again
+        await member.until(lambda: member.over.is_set() or member.all("welcome"))
+        welcomed = bool(member.all("welcome"))
+        await asyncio.sleep(0.3)
+    assert now() - began > 3 * ORPHAN_S
+    assert member.incarnation == before
 
 
 # -- names ------------------------------------------------------------------------------------------
 
 
-@in_rig(cluster, members=1)
-async def test_a_newcomer_under_a_live_name_is_held_and_then_refused(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_newcomer_under_a_live_name_is_held_and_then_refused(c: Cluster, member: Member) -> None:
     for replica in ("r1", "r2"):
         began = now()
         other = c.member("w0", boot="another")
@@ -321,11 +298,10 @@ async def test_a_newcomer_under_a_live_name_is_held_and_then_refused(c: Cluster)
 
 
 @pytest.mark.parametrize("replica", ["r1", "r2"])
-@in_rig(cluster, members=1)
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
 async def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile(
-    c: Cluster, replica: str
+    c: Cluster, member: Member, replica: str
 ) -> None:
-    member = await c.member("w0").connect("r1")
     await member.world()
     newcomer = c.member("w0", boot="another")
     newcomer.dial(replica)
@@ -343,9 +319,10 @@ async def test_a_newcomer_takes_the_place_of_one_whose_transport_fails_meanwhile
     assert not newcomer.over.is_set()
 
 
-@in_rig(cluster, members=1)
-async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed(c: Cluster) -> None:
-    member = await c.member("w0").connect("r3")
+@in_cluster(Cluster.joined, "w0", "r3", members=1)
+async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed(
+    c: Cluster, member: Member
+) -> None:
     member.drop()
     c["r3"].kill()
     newcomer = c.member("w0", boot="another")
@@ -353,9 +330,8 @@ async def test_a_newcomer_is_held_until_the_orphan_of_a_dead_replica_is_removed(
     assert newcomer.incarnation > member.incarnation
 
 
-@in_rig(cluster, members=1)
-async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster) -> None:
-    member = await c.member("w0").connect("r1")
+@in_cluster(Cluster.joined, "w0", "r1", members=1)
+async def test_a_session_whose_place_was_taken_tells_its_user(c: Cluster, member: Member) -> None:
     c.delete(JOB.worker("w0"))  # the leader took it for an orphan, say
     await member.over.wait()
     assert isinstance(member.error, Unavailable)

@@ -7,11 +7,9 @@ import asyncio
 import pytest
 
 from strata.errors import ClusterReplaced, Unavailable
-from strata.testing.network import PromptNetwork
-from strata.testing.virtual_time import in_virtual_time
 from strata.v1 import worlds_pb2
 from strata.v1.session_pb2 import RankExit
-from tests.unit.coordinator.rig import in_rig
+from tests.unit.coordinator.rig import Scripted, in_rig
 from tests.unit.coordinator.serving_rig import JOB, Cluster, Member, cluster, in_world
 
 
@@ -125,29 +123,23 @@ async def test_a_session_may_leave_its_job_out_and_not_name_another(c: Cluster) 
     assert (await member.call()).error.code == "INVALID_ARGUMENT"
 
 
-@in_virtual_time()
-async def test_a_request_is_not_answered_from_before_what_its_caller_has_seen() -> None:
-    class Late(PromptNetwork):
-        def watch_delay_s(self, client: str, batch: object) -> float:
-            return 0.5
-
-    async with cluster(2, members=1) as c:
-        c.add("r9", network=Late())
-        await c.ready()
-        (member,) = await c.world("r1")
-        revision = c["r1"].view.revision
-        request = worlds_pb2.GetWorldRequest(job="job")
-        request.token.uid, request.token.revision = "uid-1", revision
-        assert c["r9"].view.revision < revision
-        answer = await c["r9"].service.calls.answer("get_world", request, None)
-        assert answer.world.generation == (await member.world()).world.generation
-        assert answer.token.revision >= revision
-        request.token.revision = revision + 1000
-        with pytest.raises(Unavailable, match="revision"):
-            await c["r9"].service.calls.answer("get_world", request, None)
-        request.token.uid = "another"
-        with pytest.raises(ClusterReplaced):
-            await c["r9"].service.calls.answer("get_world", request, None)
+@in_rig(cluster, 2, members=1)
+async def test_a_request_is_not_answered_from_before_what_its_caller_has_seen(c: Cluster) -> None:
+    await c.start("r9", network=Scripted(watch_s=0.5))
+    (member,) = await c.world("r1")
+    revision = c["r1"].view.revision
+    request = worlds_pb2.GetWorldRequest(job="job")
+    request.token.uid, request.token.revision = "uid-1", revision
+    assert c["r9"].view.revision < revision
+    answer = await c["r9"].service.calls.answer("get_world", request, None)
+    assert answer.world.generation == (await member.world()).world.generation
+    assert answer.token.revision >= revision
+    request.token.revision = revision + 1000
+    with pytest.raises(Unavailable, match="revision"):
+        await c["r9"].service.calls.answer("get_world", request, None)
+    request.token.uid = "another"
+    with pytest.raises(ClusterReplaced):
+        await c["r9"].service.calls.answer("get_world", request, None)
 
 
 @in_rig(cluster, members=1)

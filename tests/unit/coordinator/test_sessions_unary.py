@@ -28,7 +28,7 @@ from strata.testing.serving import peer_door
 from strata.v1 import barriers_pb2, checkpoints_pb2, datasets_pb2, members_pb2, recovery_pb2, worlds_pb2
 from tests.not_none import not_none
 from tests.unit.coordinator.rig import in_rig, now
-from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 from tests.unit.coordinator.unary_client import Client
 
 DETECT_S = 5.0
@@ -53,9 +53,8 @@ async def until_gone(c: Cluster, worker: str) -> float:
     return now()
 
 
-@in_rig(cluster, members=1)
-async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death(c: Cluster, client: Client) -> None:
     response = await client.register("r1")
     assert response.detect_s == DETECT_S
     for _ in range(10):
@@ -70,9 +69,10 @@ async def test_heartbeats_keep_a_member_alive_and_silence_is_its_death(c: Cluste
     assert client.incarnation > before
 
 
-@in_rig(cluster, members=1)
-async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serves(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serves(
+    c: Cluster, client: Client
+) -> None:
     await client.register("r1")
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
     before = c["r1"].view.revision
@@ -89,9 +89,8 @@ async def test_a_heartbeat_at_another_replica_is_passed_on_to_the_one_that_serve
         await client.heartbeat("r3")
 
 
-@in_rig(cluster, members=1)
-async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster, client: Client) -> None:
     await client.register("r1")
 
     def served_by() -> str:
@@ -121,9 +120,10 @@ async def test_a_heartbeat_that_cannot_be_passed_on_is_a_hand_over(c: Cluster) -
     assert served_by() == "instance-r1-1"
 
 
-@in_rig(cluster, members=1)
-async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_the_same(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_hand_over_whose_caller_gave_up_waiting_is_a_sign_of_life_all_the_same(
+    c: Cluster, client: Client
+) -> None:
     await client.register("r1")
     c["r1"].kill()
     await asyncio.sleep(2)
@@ -160,9 +160,10 @@ async def test_members_handed_over_in_a_mass_have_not_broken(c: Cluster) -> None
     c.heal("r1", "r2")
 
 
-@in_rig(cluster, members=1)
-async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it(
+    c: Cluster, client: Client
+) -> None:
     await client.register("r1")
     c["r1"].service.keeper.lose(not_none(c["r1"].service.keeper.find("job", "w0", client.boot)))
     await client.heartbeat("r2")
@@ -170,9 +171,10 @@ async def test_a_replica_that_knows_nothing_of_the_member_does_not_answer_for_it
     assert (entry.create_revision, entry.record.served_by) == (client.incarnation, "instance-r2-2")
 
 
-@in_rig(cluster, members=1)
-async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
+    c: Cluster, client: Client
+) -> None:
     await client.register("r1")
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
     ranks = [
@@ -206,9 +208,8 @@ async def test_progress_comes_with_a_heartbeat_and_an_end_of_a_rank_is_reported(
     assert (heard.phase, heard.phase_reason) == (worlds_pb2.JOB_PHASE_DONE, "all 1 ranks are done")
 
 
-@in_rig(cluster, members=1)
-async def test_a_name_taken_is_refused_and_a_place_taken_is_stale(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_name_taken_is_refused_and_a_place_taken_is_stale(c: Cluster, client: Client) -> None:
     await client.register("r1")
 
     beating = c.tasks.create_task(beat(client, "r1"))
@@ -223,9 +224,8 @@ async def test_a_name_taken_is_refused_and_a_place_taken_is_stale(c: Cluster) ->
         await client.register("r1")
 
 
-@in_rig(cluster, members=2)
-async def test_a_session_and_a_call_meet_at_a_barrier(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=2)
+async def test_a_session_and_a_call_meet_at_a_barrier(c: Cluster, client: Client) -> None:
     await client.register("r1")
     member = await c.member("w1").connect("r2")
     place = (await member.world()).place
@@ -253,9 +253,8 @@ async def test_a_session_and_a_call_meet_at_a_barrier(c: Cluster) -> None:
     await client.heartbeat("r1")
 
 
-@in_rig(cluster, members=2)
-async def test_a_barrier_longer_than_a_call_and_than_its_replica(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=2)
+async def test_a_barrier_longer_than_a_call_and_than_its_replica(c: Cluster, client: Client) -> None:
     await client.register("r1")
     member = await c.member("w1").connect("r2")
     theirs = (await member.world()).place.first_rank
@@ -302,9 +301,8 @@ async def test_how_else_a_round_can_end_is_an_error(c: Cluster) -> None:
     assert type(await refused(clients[0].wait("r3", rank["w0"], 3))) is StaleGeneration
 
 
-@in_rig(cluster, members=1)
-async def test_a_leave_removes_the_member_and_may_be_repeated(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_leave_removes_the_member_and_may_be_repeated(c: Cluster, client: Client) -> None:
     await client.register("r1")
     request = members_pb2.LeaveRequest(job="job", worker_id="w0", incarnation=client.incarnation)
     for replica in ("r2", "r1", "r3"):
@@ -312,9 +310,8 @@ async def test_a_leave_removes_the_member_and_may_be_repeated(c: Cluster) -> Non
     assert c.worker("w0") is None
 
 
-@in_rig(cluster, members=2)
-async def test_datasets_and_recovery(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=2)
+async def test_datasets_and_recovery(c: Cluster, client: Client) -> None:
     dataset = datasets_pb2.Dataset(name="imagenet", shards=10, uri="s3://x/{shard}")
     register = datasets_pb2.RegisterDatasetRequest(job="job", dataset=dataset)
     await client.register("r1")
@@ -346,9 +343,8 @@ async def test_datasets_and_recovery(c: Cluster) -> None:
     assert [d.name for d in listed.datasets] == ["imagenet"]
 
 
-@in_rig(cluster, 1, members=1)
-async def test_jobs_are_listed_and_an_unknown_one_is_not_found(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", replicas=1, members=1)
+async def test_jobs_are_listed_and_an_unknown_one_is_not_found(c: Cluster, client: Client) -> None:
     await client.register("r1")
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
     (job,) = (await client.call("r1", "list_jobs", worlds_pb2.ListJobsRequest())).jobs
@@ -372,11 +368,11 @@ def bare(worker: str) -> members_pb2.HeartbeatRequest:
     return members_pb2.HeartbeatRequest(job="job", worker_id=worker)
 
 
-@in_rig(cluster, members=1)
+@in_cluster(Client, "w0", members=1)
 async def test_a_first_bare_heartbeat_registers_and_the_next_ones_keep_alive_at_any_replica(
     c: Cluster,
+    client: Client,
 ) -> None:
-    client = Client(c, "w0")
     first = await client.call("r1", "heartbeat", bare("w0"))
     assert first.phase == worlds_pb2.JOB_PHASE_RUNNING
     await c["r1"].see(lambda view: view.get(JOB.head) is not None)
@@ -390,11 +386,11 @@ async def test_a_first_bare_heartbeat_registers_and_the_next_ones_keep_alive_at_
     assert len(incarnations - {0}) == len(incarnations) == 1
 
 
-@in_rig(cluster, members=1)
+@in_cluster(Client, "w0", members=1)
 async def test_bare_heartbeats_of_several_workers_make_one_world_that_outlives_each_of_them(
     c: Cluster,
+    client: Client,
 ) -> None:
-    client = Client(c, "w0")
     beats = [
         asyncio.create_task(_bare_beat(client, "w0", "r1")),
         asyncio.create_task(_bare_beat(client, "w1", "r2")),
@@ -422,9 +418,8 @@ async def _bare_beat(client: Client, worker: str, replica: str) -> None:
         await asyncio.sleep(1)
 
 
-@in_rig(cluster, members=1)
-async def test_after_its_silence_a_bare_heartbeat_registers_a_newcomer(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_after_its_silence_a_bare_heartbeat_registers_a_newcomer(c: Cluster, client: Client) -> None:
     await client.call("r1", "heartbeat", bare("w0"))
     await c["r2"].see(lambda view: view.get(JOB.worker("w0")) is not None)
     before = c.worker("w0")
@@ -437,9 +432,8 @@ async def test_after_its_silence_a_bare_heartbeat_registers_a_newcomer(c: Cluste
     assert after.create_revision > before.create_revision
 
 
-@in_rig(cluster, members=1)
-async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives(c: Cluster) -> None:
-    client = Client(c, "w0")
+@in_cluster(Client, "w0", members=1)
+async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives(c: Cluster, client: Client) -> None:
     await client.register("r1")
     beats = asyncio.create_task(beat(client, "r1"))
     assert isinstance(await refused(client.call("r2", "heartbeat", bare("w0"))), Conflict)
@@ -448,11 +442,11 @@ async def test_a_bare_heartbeat_takes_no_name_from_a_process_that_lives(c: Clust
     assert isinstance(await refused(client.call("r1", "heartbeat", with_boot)), NotFound)
 
 
-@in_rig(cluster, members=1)
+@in_cluster(Client, "w0", members=1)
 async def test_the_age_of_a_heartbeat_by_calls_is_known_at_every_replica_while_somebody_looks(
     c: Cluster,
+    client: Client,
 ) -> None:
-    client = Client(c, "w0")
     await client.register("r1")
     beats = c.tasks.create_task(beat(client, "r1", "r2"))
     looker: Any = c["r3"].service.live

@@ -14,7 +14,7 @@ from strata.errors import ClusterReplaced, Unavailable
 from strata.v1.common_pb2 import Token
 from strata.v1.watch_pb2 import WatchRequest, WatchResponse
 from tests.unit.coordinator.rig import in_rig
-from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster
+from tests.unit.coordinator.serving_rig import JOB, Cluster, cluster, in_cluster
 
 
 class Watcher:
@@ -81,9 +81,8 @@ async def test_a_watch_begins_with_the_state_and_goes_on_with_every_change(c: Cl
     assert len(watcher.revisions) == 52
 
 
-@in_rig(cluster, 2)
-async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=2)
+async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster, watcher: Watcher) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
         put(c, "x/1")
@@ -99,23 +98,24 @@ async def test_a_watch_is_resumed_at_another_replica_without_a_gap(c: Cluster) -
     assert len(watcher.revisions) == 4
 
 
-@in_rig(cluster, 1)
-async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_token_older_than_the_history_is_answered_with_the_whole_state(
+    c: Cluster, watcher: Watcher
+) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
     put(c, "x/1")
-    c.add("r2")
-    await c.ready()
+    await c.start("r2")
     watcher.replica = "r2"  # its history begins after that change
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
     assert (watcher.resyncs, sorted(watcher.keys)) == (2, ["x/1"])
 
 
-@in_rig(cluster, 1)
-async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_knowing(
+    c: Cluster, watcher: Watcher
+) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
         for number in range(QUEUE_EVENTS + 1):
@@ -130,9 +130,10 @@ async def test_a_reader_that_is_too_slow_is_resynced_and_misses_nothing_without_
     assert len(watcher.keys) == QUEUE_EVENTS + 2
 
 
-@in_rig(cluster, 1)
-async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_watch_that_overflows_while_it_waits_says_nothing_before_the_resync(
+    c: Cluster, watcher: Watcher
+) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
         waiting = asyncio.ensure_future(anext(responses))
@@ -165,9 +166,8 @@ async def test_a_large_state_comes_in_parts_and_only_the_last_has_a_token(c: Clu
     assert len(watcher.keys) == 40
 
 
-@in_rig(cluster, 1)
-async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster, watcher: Watcher) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
         put(c, "x/1")
@@ -182,9 +182,8 @@ async def test_a_list_of_the_mirror_is_a_resync_of_its_watchers(c: Cluster) -> N
     assert watcher.keys == {"x/1": b"{}", "x/2": b"seen", "x/3": b"{}"}
 
 
-@in_rig(cluster, 1)
-async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster, watcher: Watcher) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
         put(c, "x/1")
@@ -200,9 +199,8 @@ async def test_what_came_and_went_unseen_is_a_resync_too(c: Cluster) -> None:
     assert watcher.keys == {"x/1": b"{}"}
 
 
-@in_rig(cluster, 1)
-async def test_a_quiet_watch_says_how_far_it_is(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_quiet_watch_says_how_far_it_is(c: Cluster, watcher: Watcher) -> None:
     async with watcher.stream() as responses:
         watcher.take(await anext(responses))
         other = put(c, "y/1")
@@ -210,9 +208,10 @@ async def test_a_quiet_watch_says_how_far_it_is(c: Cluster) -> None:
         assert watcher.token.revision >= other
 
 
-@in_rig(cluster, 1)
-async def test_a_watch_of_another_cluster_or_at_a_stopping_replica_ends_with_the_reason(c: Cluster) -> None:
-    watcher = Watcher(c, "r1")
+@in_cluster(Watcher, "r1", replicas=1)
+async def test_a_watch_of_another_cluster_or_at_a_stopping_replica_ends_with_the_reason(
+    c: Cluster, watcher: Watcher
+) -> None:
     watcher.token.uid = "another"
     async with watcher.stream() as responses:
         with pytest.raises(ClusterReplaced):
